@@ -1,0 +1,92 @@
+"""What a device may spend in one round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+from fl_elastic.errors import BudgetError
+
+__all__ = ["Budget"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a device may spend; ``None`` means unlimited.
+
+    Parameters
+    ----------
+    speedup : float, optional
+        Full step time divided by the allowed step time, at least 1. ElasticTrainer's rho is its
+        inverse.
+    deadline : float, optional
+        Seconds for all local steps of one round.
+    memory : float, optional
+        Bytes for saved activations, gradients and optimiser state of one step.
+    uplink : float, optional
+        Bytes that the partial update of one round may take as fp32.
+
+    Raises
+    ------
+    BudgetError
+        If a value is not a positive finite number, or the speedup is below 1.
+
+    Examples
+    --------
+    >>> Budget(speedup=2.0).allowed_step_seconds(0.1)
+    0.05
+    >>> Budget(deadline=3.0).allowed_step_seconds(0.1, steps=60)
+    0.05
+    >>> Budget().allowed_step_seconds(0.1)
+    inf
+    >>> Budget(speedup=0.5)
+    Traceback (most recent call last):
+    fl_elastic.errors.BudgetError: speedup 0.5 is below 1: a budget cannot ask for more than full training
+    """
+
+    speedup: float | None = None
+    deadline: float | None = None
+    memory: float | None = None
+    uplink: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("speedup", "deadline", "memory", "uplink"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not _is_positive(value):
+                raise BudgetError(
+                    f"{name} {value!r} is not a positive number; leave it out for no limit"
+                )
+        if self.speedup is not None and self.speedup < 1:
+            raise BudgetError(
+                f"speedup {self.speedup} is below 1: a budget cannot ask for more than full training"
+            )
+
+    def allowed_step_seconds(self, full_step_seconds: float, steps: int = 1) -> float:
+        """Return the seconds one local step may take, infinity when time is not limited.
+
+        Parameters
+        ----------
+        full_step_seconds : float
+            Seconds of one step that trains every tensor group.
+        steps : int
+            Local steps of the round, over which a deadline is spread.
+        """
+        allowed = math.inf
+        if self.speedup is not None:
+            allowed = full_step_seconds / self.speedup
+        if self.deadline is not None:
+            allowed = min(allowed, self.deadline / max(steps, 1))
+        return allowed
+
+
+def _is_positive(value: object) -> bool:
+    """Whether ``value`` is a positive finite number, of Python or of numpy."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:
+        return False

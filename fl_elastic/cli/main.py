@@ -1,0 +1,45 @@
+"""Entry point: commands, and errors as one clear line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from fl_elastic.cli.bench import bench
+from fl_elastic.cli.plan import plan
+from fl_elastic.cli.simulate import simulate
+from fl_elastic.errors import ElasticError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fl-elastic",
+    help="Elastic federated training: each device trains what it can afford.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(plan)
+app.command()(simulate)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line; exit with 1 and one line on an error that fl_elastic foresees."""
+    # Telemetry of the libraries underneath is off unless the user asked for it.
+    for switch in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        os.environ.setdefault(switch, "0")
+    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        app()
+    except ElasticError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; finished parts are kept", highlight=False)
+        sys.exit(130)

@@ -1,0 +1,142 @@
+"""``fl-elastic plan``: what would be trained under a budget, and what it would cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fl_elastic.errors import ModelError
+
+if TYPE_CHECKING:
+    from fl_elastic.planning import Plan, PlanRequest
+    from fl_elastic.training.measured import MeasuredPlan
+
+__all__ = ["plan"]
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A torchvision name, or module:callable.")],
+    input_: Annotated[
+        str, typer.Option("--input", help="Shape of one example, such as 3,128,128.")
+    ] = "3,224,224",
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
+    speedup: Annotated[
+        float | None, typer.Option(help="Full step time over allowed step time, at least 1.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Bytes for activations, gradients and optimiser state.")
+    ] = None,
+    uplink: Annotated[
+        float | None, typer.Option(help="Bytes of one partial update as fp32.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Who chooses: elastic, full, head, ...")] = "elastic",
+    importance: Annotated[str, typer.Option(help="Score that the policy uses.")] = "elastic",
+    classes: Annotated[int, typer.Option(min=2, help="Classes of a torchvision model.")] = 10,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="File to keep the cost profile in; read if it is there.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random batch.")] = 0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the plan beside full steps and correct it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Profile a model here, score its tensor groups on random data, and choose what to train."""
+    import torch
+
+    from fl_elastic.budget import Budget
+    from fl_elastic.cli.planned import planned
+    from fl_elastic.simulation import resolve_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    budget = Budget(speedup=speedup, memory=memory, uplink=uplink)
+    shape = _shape(input_)
+    torch.manual_seed(seed)
+    network = resolve_model(model, classes)
+    request, measured, chosen = planned(
+        network, shape, batch_size, classes, budget, policy, importance,
+        profile=profile, seed=seed, measure=measure,
+    )  # fmt: skip
+    result = describe(request, chosen, measured)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _print(model, result, chosen)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ModelError(f"input {text!r} is not a shape such as 3,128,128")
+    return shape
+
+
+def describe(request: PlanRequest, chosen: Plan, measured: MeasuredPlan | None) -> dict[str, Any]:
+    """Return the plan as plain JSON values; seconds are this machine's."""
+    profile = request.profile
+    full = measured.full_step_seconds if measured else profile.full_step_seconds
+    step = measured.step_seconds if measured else chosen.predicted_step_seconds
+    return {
+        "policy": chosen.policy,
+        "full_step_seconds": full,
+        "predicted_step_seconds": chosen.predicted_step_seconds,
+        "measured_step_seconds": measured.step_seconds if measured else None,
+        "requested_speedup": request.budget.speedup or 1.0,
+        "achieved_speedup": full / step,
+        "floor_speedup": profile.full_step_seconds / profile.floor_step_seconds,
+        "step_fraction": chosen.step_fraction,
+        "step_bytes": chosen.predicted_step_bytes,
+        "uplink_bytes": 4 * sum(
+            group.numel for group, on in zip(chosen.groups, chosen.mask, strict=True) if on
+        ),
+        "groups": [
+            {
+                "name": group.name,
+                "parameters": list(group.parameters),
+                "update_seconds": float(profile.update_seconds[index]),
+                "path_seconds": float(profile.path_seconds[index]),
+                "importance": float(request.importance[index]),
+                "selected": bool(chosen.mask[index]),
+                "mode": str(chosen.modes[index]),
+            }
+            for index, group in enumerate(chosen.groups)
+        ],
+    }  # fmt: skip
+
+
+def _print(model: str, result: dict[str, Any], chosen: Plan) -> None:
+    table = Table(title=f"{model}: plan of policy {result['policy']}, loss side first")
+    for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
+                            ("path ms", "right"), ("importance", "right")):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for group in result["groups"]:
+        table.add_row(
+            group["name"], group["mode"], f"{1e3 * group['update_seconds']:.2f}",
+            f"{1e3 * group['path_seconds']:.2f}", f"{group['importance']:.3g}",
+            style=None if group["selected"] else "dim",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(
+        f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned "
+        f"{1e3 * result['predicted_step_seconds']:.1f} ms; speed-up asked {result['requested_speedup']:.2f}, "
+        f"got {result['achieved_speedup']:.2f}"
+        + ("" if result["measured_step_seconds"] is None else " (measured)"),
+        highlight=False,
+    )
+    if result["step_fraction"] < 1:
+        console.print(
+            f"below the floor: one step cannot be faster than {result['floor_speedup']:.2f} times; "
+            f"{result['step_fraction']:.0%} of the steps will be taken",
+            highlight=False,
+        )

@@ -1,0 +1,55 @@
+"""``fl-elastic simulate``: run a scenario and show what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fl_elastic.cli.progress import SimulationProgress
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (TOML).")],
+    output: Annotated[Path, typer.Option(help="Folder for summary.json and report.html.")] = Path(
+        "out"
+    ),
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a value: training.rounds=5 (repeatable)."),
+    ] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Folder of datasets; FL_ELASTIC_DATA_ROOT does the same.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Take finished methods and seeds of an earlier run as they are."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Simulate a federation of unequal devices and compare methods."""
+    from fl_elastic.flower.simulate import simulate as run
+    from fl_elastic.flower.simulate import write_results
+    from fl_elastic.flower.simulated_server import Simulation
+    from fl_elastic.report import results_table
+    from fl_elastic.simulation import Scenario
+
+    loaded = Scenario.load(scenario, override or ())
+    output = output.resolve()
+    simulation = Simulation(loaded, output, data_root, resume)
+    console = Console(stderr=True)
+    with SimulationProgress(loaded, console) as progress:
+        summary = run(simulation, progress)
+    summary_path, page = write_results(summary, output)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    Console().print(results_table(summary))
+    typer.echo(f"summary  {summary_path}\nreport   {page}")

@@ -1,0 +1,138 @@
+"""The devices that a simulated fleet is made of, and where their figures come from."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.registry import closest
+
+__all__ = ["Device", "catalogue", "device"]
+
+OVERRIDABLE = (
+    "slowdown",
+    "memory_bytes",
+    "uplink_bytes_per_second",
+    "downlink_bytes_per_second",
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device: how slow it is, how much it holds, how fast it is connected.
+
+    Parameters
+    ----------
+    name : str
+        Short name used in scenarios ("pi_zero_2_w").
+    label : str
+        Name for tables and plots.
+    slowdown : float
+        Training step time relative to the host that measured (1.0); bigger is slower. The
+        catalogue's reference is one core of a modern x86 server: a rough, relative figure.
+    memory_bytes : int
+        Memory of the whole device.
+    uplink_bytes_per_second, downlink_bytes_per_second : float
+        Bandwidth of the device's own link, to and from the server.
+    source : str
+        Where each figure comes from, and which are estimates.
+
+    Raises
+    ------
+    ScenarioError
+        If a figure is not a positive finite number.
+
+    Examples
+    --------
+    >>> Device("board", "A board", 2.0, 2**30, 1e6, 1e6, "made up").slowdown
+    2.0
+    """
+
+    name: str
+    label: str
+    slowdown: float
+    memory_bytes: int
+    uplink_bytes_per_second: float
+    downlink_bytes_per_second: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Reject figures that would stop or reverse the clock."""
+        for figure in OVERRIDABLE:
+            value = getattr(self, figure)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value <= 0:
+                raise ScenarioError(
+                    f"device {self.name!r}: {figure} {value!r} is not a positive number"
+                )
+
+
+@cache
+def _shipped() -> tuple[Device, ...]:
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    known = {field.name for field in fields(Device)}
+    entries = tomllib.loads(text)
+    return tuple(
+        Device(name=name, **{key: value for key, value in entry.items() if key in known})
+        for name, entry in entries.items()
+    )
+
+
+def catalogue() -> dict[str, Device]:
+    """Return the known devices by name, in the order of the catalogue.
+
+    Examples
+    --------
+    >>> list(catalogue())
+    ['pi_zero_2_w', 'pi_3b_plus', 'pi_4b', 'pi_5', 'jetson_nano', 'laptop']
+    """
+    return {entry.name: entry for entry in _shipped()}
+
+
+def device(name: str, **overrides: float | None) -> Device:
+    """Return the known device ``name``, with some of its figures replaced.
+
+    Parameters
+    ----------
+    name : str
+        A name of the catalogue.
+    **overrides : float or None
+        ``slowdown``, ``memory_bytes``, ``uplink_bytes_per_second`` or
+        ``downlink_bytes_per_second``; ``None`` keeps the catalogue's figure. What was replaced is
+        noted in ``source``.
+
+    Raises
+    ------
+    ScenarioError
+        If the device or a figure is unknown, or a figure is not a positive number.
+
+    Examples
+    --------
+    >>> device("pi_5", slowdown=3.0).slowdown
+    3.0
+    >>> device("pi_6")
+    Traceback (most recent call last):
+    fl_elastic.errors.ScenarioError: unknown device 'pi_6' (did you mean 'pi_5'?): known are \
+pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
+    """
+    known = catalogue()
+    if name not in known:
+        raise ScenarioError(
+            f"unknown device {name!r}{closest(str(name), list(known))}: "
+            f"known are {', '.join(known)}"
+        )
+    for figure in overrides:
+        if figure not in OVERRIDABLE:
+            raise ScenarioError(
+                f"device {name!r} has no figure {figure!r}{closest(figure, list(OVERRIDABLE))}: "
+                f"it can override {', '.join(OVERRIDABLE)}"
+            )
+    changed = {figure: value for figure, value in overrides.items() if value is not None}
+    if not changed:
+        return known[name]
+    source = f"{known[name].source} Overridden: {', '.join(sorted(changed))}."
+    return replace(known[name], source=source, **changed)  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""The one family of exceptions of fl_elastic.
+
+Every message says what was wrong, the value that was seen, and what to do about it. Each class also
+inherits the builtin that a caller would expect, so ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "CheckpointError",
+    "DatasetError",
+    "ElasticError",
+    "ModelError",
+    "ProfileError",
+    "RegistryError",
+    "ScenarioError",
+    "TrainingError",
+    "UpdateError",
+]
+
+
+class ElasticError(Exception):
+    """Root of every error that fl_elastic raises on purpose."""
+
+
+class BudgetError(ElasticError, ValueError):
+    """A budget is contradictory or not a positive number."""
+
+
+class ModelError(ElasticError, ValueError):
+    """A model cannot be named, built, or traced into tensor groups."""
+
+
+class ProfileError(ElasticError, ValueError):
+    """A cost profile cannot be read, or belongs to another model or device."""
+
+
+class RegistryError(ElasticError, ValueError):
+    """A plug-in name is unknown, taken, or not well formed."""
+
+
+class TrainingError(ElasticError, RuntimeError):
+    """Local training cannot go on: no data, or a loss that is not finite."""
+
+
+class UpdateError(ElasticError, ValueError):
+    """A partial update does not fit the manifest, or its bytes are damaged."""
+
+
+class CheckpointError(ElasticError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class ScenarioError(ElasticError, ValueError):
+    """A scenario file has a key or a value that means nothing."""
+
+
+class DatasetError(ElasticError, RuntimeError):
+    """A dataset is missing or damaged."""

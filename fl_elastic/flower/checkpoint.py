@@ -1,0 +1,265 @@
+"""Keep a run on disk, round by round, and go on where it ended.
+
+Flower marks a run as failed when its server process dies and never resumes it, so the strategy keeps its own state.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from fl_elastic.errors import CheckpointError
+from fl_elastic.storage import write_atomically
+
+__all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
+
+_LOG = logging.getLogger("fl_elastic")
+_VERSION = 1
+_NAME = re.compile(r"round-(\d{6})\.npz")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and the strategies' state after a round."""
+
+    server_round: int
+    arrays: dict[str, NDArray[Any]]
+    state: dict[str, NDArray[Any]]
+
+
+class Checkpointed(Strategy):
+    """Writes a checkpoint after every round, and resumes from the newest one when started again.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Any strategy, usually a `PartialUpdates`. Arrays in its attributes, and in those of the strategies it
+        wraps (momentum, Adam's moments), are kept as well.
+    directory : path-like
+        Where checkpoints are written; made if missing.
+    resume : bool
+        Whether `start` goes on from the newest checkpoint; off, it starts afresh.
+    keep : int
+        Checkpoints kept; more than one, so that a damaged file does not end the run.
+
+    Examples
+    --------
+    >>> strategy = Checkpointed(PartialUpdates(FedAdam()), "checkpoints")
+    """
+
+    def __init__(
+        self, strategy: Strategy, directory: str | Path, *, resume: bool = True, keep: int = 2
+    ) -> None:
+        self.strategy = strategy
+        self.directory = Path(directory)
+        self.resume = resume
+        self.keep = max(keep, 1)
+        self._first_round = 0
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds that are still to do; rounds count from the start of the whole run."""
+        found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
+        if found is not None:
+            _LOG.info("resuming after round %s from %s", found.server_round, self.directory)
+            initial_arrays = _as_record(found.arrays)
+            _restore(self.strategy, found.state)
+            self._first_round = found.server_round
+        first = self._first_round
+        result = super().start(
+            grid=grid,
+            initial_arrays=initial_arrays,
+            num_rounds=max(num_rounds - first, 0),
+            timeout=timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+            evaluate_fn=None if evaluate_fn is None else lambda r, a: evaluate_fn(r + first, a),
+        )
+        if not result.arrays:
+            result.arrays = initial_arrays
+        return _renumbered(result, first)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Delegate, counting rounds from the start of the whole run."""
+        return self.strategy.configure_train(
+            server_round=server_round + self._first_round, arrays=arrays, config=config, grid=grid
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate, then write the checkpoint of the round."""
+        overall = server_round + self._first_round
+        arrays, metrics = self.strategy.aggregate_train(server_round=overall, replies=replies)
+        if arrays is not None:
+            self._save(overall, arrays)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Delegate, counting rounds from the start of the whole run."""
+        return self.strategy.configure_evaluate(
+            server_round=server_round + self._first_round, arrays=arrays, config=config, grid=grid
+        )
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Delegate, counting rounds from the start of the whole run."""
+        return self.strategy.aggregate_evaluate(
+            server_round=server_round + self._first_round, replies=replies
+        )
+
+    def summary(self) -> None:
+        """Log where checkpoints go, and the strategy's summary."""
+        _LOG.info("checkpoints in %s", self.directory)
+        self.strategy.summary()
+
+    def _save(self, server_round: int, arrays: ArrayRecord) -> None:
+        entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
+        entries |= {f"state/{name}": value for name, value in _collect(self.strategy).items()}
+        about = {"version": _VERSION, "round": server_round, "names": list(arrays)}
+        buffer = io.BytesIO()
+        entries["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        np.savez(buffer, allow_pickle=False, **entries)
+        path = self.directory / f"round-{server_round:06d}.npz"
+        try:
+            write_atomically(path, buffer.getvalue())
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}") from None
+        for old in _files(self.directory)[self.keep :]:
+            old.unlink(missing_ok=True)
+
+
+def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint | None:
+    """Return the newest readable checkpoint, or None if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint holds another model than ``expected``, or none of the files can be read.
+    """
+    damaged = []
+    for path in _files(Path(directory)):
+        try:
+            found = _read(path)
+        except (OSError, ValueError, KeyError) as error:
+            damaged.append(f"{path.name}: {error}")
+            continue
+        shapes = {name: tuple(array.shape) for name, array in found.arrays.items()}
+        if shapes != {name: tuple(array.numpy().shape) for name, array in expected.items()}:
+            raise CheckpointError(
+                f"checkpoint {path} holds another model; use another directory or delete it"
+            )
+        return found
+    if damaged:
+        raise CheckpointError(f"no checkpoint in {directory} can be read: {'; '.join(damaged)}")
+    return None
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return checkpoint files, newest first."""
+    found = [path for path in directory.glob("round-*.npz") if _NAME.fullmatch(path.name)]
+    return sorted(found, reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            entries = dict(stored)
+    # A truncated zip archive raises its own family of errors.
+    except Exception as error:
+        raise ValueError(f"not a readable archive ({error})") from None
+    about = json.loads(entries["about"].tobytes())
+    if about["version"] != _VERSION:
+        raise ValueError(f"format version {about['version']}, expected {_VERSION}")
+    return Checkpoint(
+        server_round=int(about["round"]),
+        arrays={name: entries[f"array/{name}"] for name in about["names"]},
+        state={k.removeprefix("state/"): v for k, v in entries.items() if k.startswith("state/")},
+    )
+
+
+def _as_record(arrays: dict[str, NDArray[Any]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _collect(strategy: Strategy, path: str = "") -> dict[str, NDArray[Any]]:
+    """Return the arrays that the strategy and those it wraps carry from round to round."""
+    state: dict[str, NDArray[Any]] = {}
+    for name, value in vars(strategy).items():
+        where = f"{path}{name}"
+        if name.startswith("_"):
+            continue
+        if isinstance(value, Strategy):
+            state |= _collect(value, f"{where}.")
+        elif isinstance(value, ArrayRecord):
+            state |= {f"{where}!record!{key}": array.numpy() for key, array in value.items()}
+        elif isinstance(value, dict) and value and _all_arrays(value.values()):
+            state |= {f"{where}!dict!{key}": array for key, array in value.items()}
+        elif isinstance(value, list) and value and _all_arrays(value):
+            state |= {f"{where}!list!{index:06d}": array for index, array in enumerate(value)}
+        elif name == "clipping_norm":
+            # Adaptive clipping learns it.
+            state[f"{where}!number!"] = np.array(value)
+    return state
+
+
+def _all_arrays(values: Iterable[object]) -> bool:
+    return all(isinstance(value, np.ndarray) for value in values)
+
+
+def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
+    """Put what `_collect` found back into the strategies."""
+    grouped: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    for entry, array in state.items():
+        where, kind, key = entry.split("!", 2)
+        grouped.setdefault((where, kind), {})[key] = array
+    for (where, kind), entries in grouped.items():
+        *parents, name = where.split(".")
+        owner: Any = strategy
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, name, _restored(kind, entries))
+
+
+def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
+    if kind == "record":
+        return _as_record(entries)
+    if kind == "dict":
+        return entries
+    in_order = [entries[key] for key in sorted(entries)]
+    return in_order if kind == "list" else float(in_order[0])
+
+
+def _renumbered(result: Result, first: int) -> Result:
+    if first:
+        for field in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+            metrics = getattr(result, field)
+            setattr(result, field, {number + first: record for number, record in metrics.items()})
+        central = result.evaluate_metrics_serverapp
+        result.evaluate_metrics_serverapp = {r + first: record for r, record in central.items()}
+    return result

@@ -1,0 +1,97 @@
+"""What an inner strategy of Flower needs to see of partial updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import MetricRecord, RecordDict
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedMedian,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+    Strategy,
+)
+
+from fl_elastic.errors import RegistryError
+
+__all__ = ["check_inner", "metrics_aggregator", "sees_each_client", "weight_key"]
+
+_SERVER_DP = (
+    DifferentialPrivacyServerSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+)
+_CLIENT_DP = (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+)
+# Not linear in the replies: a merged update has no meaning for them, and a completed one fabricates agreement.
+_NOT_LINEAR = (
+    FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
+)  # fmt: skip
+
+
+def check_inner(inner: Strategy, rule: str | None) -> str:
+    """Return the aggregation rule to use with ``inner``.
+
+    Raises
+    ------
+    RegistryError
+        If partial updates cannot be merged under this strategy, or not by this rule.
+    """
+    names = [type(strategy).__name__ for strategy in _chain(inner)]
+    for strategy in _chain(inner):
+        if isinstance(strategy, _NOT_LINEAR):
+            raise RegistryError(
+                f"{' around '.join(names)} is not a linear mean, so partial updates cannot be merged under it; "
+                "use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx"
+            )
+        if isinstance(strategy, _CLIENT_DP):
+            raise RegistryError(
+                f"{type(strategy).__name__} needs dense replies clipped by a client mod; "
+                "use the server-side wrapper with packed updates"
+            )
+    if sees_each_client(inner):
+        if rule not in (None, "all"):
+            raise RegistryError(
+                f"rule {rule!r} lets one client's data into others' completed updates, which voids the privacy "
+                "guarantee; under differential privacy use rule 'all'"
+            )
+        return "all"
+    return rule or "contributors"
+
+
+def _chain(inner: Strategy) -> list[Strategy]:
+    """Return the strategy and those it wraps, outermost first."""
+    chain = [inner]
+    while isinstance(wrapped := getattr(chain[-1], "strategy", None), Strategy):
+        chain.append(wrapped)
+    return chain
+
+
+def sees_each_client(inner: Strategy) -> bool:
+    """Whether the strategy clips or weighs clients one by one, as differential privacy does.
+
+    Any other linear strategy gets the finished mean as one reply with the summed weight.
+    """
+    return any(isinstance(strategy, _SERVER_DP) for strategy in _chain(inner))
+
+
+def weight_key(inner: Strategy) -> str:
+    """Return the metric by which the innermost strategy weighs replies."""
+    return str(getattr(_chain(inner)[-1], "weighted_by_key", "num-examples"))
+
+
+def metrics_aggregator(inner: Strategy) -> Callable[[list[RecordDict], str], MetricRecord] | None:
+    """Return the function that merges training metrics, if the innermost strategy has one."""
+    innermost = _chain(inner)[-1]
+    return innermost.train_metrics_aggr_fn if isinstance(innermost, FedAvg) else None

@@ -1,0 +1,171 @@
+"""The records in which packed models and updates travel through Flower.
+
+One set of record keys serves both kinds of client: those that Flower's adapter for ``NumPyClient`` reads and writes
+(``fitins.*``, ``fitres.*``, ``evaluateins.*``, ``evaluateres.*``). The Message-API app reads them itself, so
+a fleet may mix both. The list of arrays holds one array: the packed buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
+
+__all__ = [
+    "ERROR",
+    "PACKED",
+    "EvaluateReply",
+    "TrainReply",
+    "evaluate_reply",
+    "instruction",
+    "read_evaluate_reply",
+    "read_instruction",
+    "read_train_reply",
+    "train_reply",
+]
+
+PACKED = "fl_elastic.packed"
+"""Config key that tells a client that the model comes as one packed buffer."""
+
+ERROR = "fl_elastic.error"
+"""Metric key under which a client says why it could not train."""
+
+_NUMPY = "numpy.ndarray"
+_Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """What a client answered to a training instruction, not yet decoded."""
+
+    packed: bytes
+    num_examples: int
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """What a client answered to an evaluation instruction."""
+
+    loss: float
+    num_examples: int
+    metrics: dict[str, Any]
+
+
+def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
+    """Return the content of a ``train`` or ``evaluate`` message to a client.
+
+    Scalars of ``config`` are passed on; ``NumPyClient`` admits no lists. ``server-round`` is given under both its
+    new and its legacy spelling.
+    """
+    prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
+    scalars: dict[str, Any] = {k: v for k, v in config.items() if not isinstance(v, list)}
+    if "server-round" in scalars:
+        scalars["server_round"] = scalars["server-round"]
+    scalars[PACKED] = True
+    arrays = ArrayRecord({"0": _as_array(np.frombuffer(packed, dtype=np.uint8))})
+    return RecordDict({f"{prefix}.parameters": arrays, f"{prefix}.config": ConfigRecord(scalars)})
+
+
+def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """Return the arrays and config of a message, as a ``NumPyClient`` would get them."""
+    prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
+    arrays = content.array_records[f"{prefix}.parameters"]
+    config = dict(content.config_records[f"{prefix}.config"])
+    return [bytes_to_ndarray(array.data) for array in arrays.values()], config
+
+
+def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics) -> RecordDict:
+    """Return the content of a reply to a training instruction."""
+    packed = {str(index): _as_array(array) for index, array in enumerate(arrays)}
+    return RecordDict(
+        {
+            "fitres.parameters": ArrayRecord(packed),
+            "fitres.num_examples": MetricRecord({"num_examples": num_examples}),
+            "fitres.metrics": ConfigRecord(dict(metrics)),
+            "fitres.status": ConfigRecord({"code": 0, "message": "Success"}),
+        }
+    )
+
+
+def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordDict:
+    """Return the content of a reply to an evaluation instruction."""
+    return RecordDict(
+        {
+            "evaluateres.loss": MetricRecord({"loss": loss}),
+            "evaluateres.num_examples": MetricRecord({"num_examples": num_examples}),
+            "evaluateres.metrics": ConfigRecord(dict(metrics)),
+            "evaluateres.status": ConfigRecord({"code": 0, "message": "Success"}),
+        }
+    )
+
+
+def read_train_reply(content: RecordDict) -> TrainReply:
+    """Return the reply in ``content``; raises UpdateError if it is not one or reports a failure."""
+    try:
+        status = content.config_records["fitres.status"]
+        metrics = dict(content.config_records["fitres.metrics"])
+        arrays = content.array_records["fitres.parameters"]
+        num_examples = content.metric_records["fitres.num_examples"]["num_examples"]
+    except KeyError as error:
+        raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
+    if ERROR in metrics:
+        raise UpdateError(f"client could not train: {str(metrics[ERROR])[:500]}")
+    if status.get("code") != 0:
+        raise UpdateError(f"client reports failure: {str(status.get('message'))[:500]}")
+    if list(arrays) != ["0"]:
+        raise UpdateError(f"reply holds {len(arrays)} arrays, expected one packed buffer")
+    if not isinstance(num_examples, int):
+        raise UpdateError(f"num_examples must be an integer, got {num_examples!r}")
+    return TrainReply(_read_buffer(arrays["0"]), num_examples, _numbers(metrics))
+
+
+def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply:
+    """Return the reply in ``content``; raises UpdateError if it cannot be averaged."""
+    try:
+        metrics = dict(content.config_records["evaluateres.metrics"])
+        loss = content.metric_records["evaluateres.loss"]["loss"]
+        num_examples = content.metric_records["evaluateres.num_examples"]["num_examples"]
+    except KeyError as error:
+        raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
+    if ERROR in metrics:
+        raise UpdateError(f"client could not evaluate: {str(metrics[ERROR])[:500]}")
+    if not isinstance(num_examples, int) or not 0 < num_examples <= max_examples:
+        raise UpdateError(f"num_examples is {num_examples!r}, expected 1 to {max_examples}")
+    if not isinstance(loss, (int, float)) or not math.isfinite(loss):
+        raise UpdateError(f"loss must be finite, got {loss!r}")
+    return EvaluateReply(float(loss), num_examples, _numbers(metrics))
+
+
+def _as_array(array: NDArray[Any]) -> Array:
+    return Array(dtype="", shape=(), stype=_NUMPY, data=ndarray_to_bytes(array))
+
+
+def _read_buffer(array: Array) -> bytes:
+    try:
+        values = bytes_to_ndarray(array.data)
+    # The bytes come from outside; numpy raises a different error for each way they can be wrong.
+    except Exception as error:
+        raise UpdateError(f"packed buffer cannot be read: {error}") from None
+    if values.dtype != np.uint8 or values.ndim != 1:
+        raise UpdateError(
+            f"expected one packed buffer of bytes, got {values.dtype} of shape {values.shape}"
+        )
+    return values.tobytes()
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what can be averaged: finite numbers."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }

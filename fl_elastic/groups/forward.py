@@ -1,0 +1,116 @@
+"""Call any model on any batch: tensors, tuples or dicts in; the loss function reads the outputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import ElasticError, ModelError, TrainingError
+
+__all__ = [
+    "Batch",
+    "LossFn",
+    "batch_shape",
+    "call_model",
+    "compute_loss",
+    "map_tensors",
+    "split_batch",
+    "to_device",
+]
+
+Batch: TypeAlias = tuple[Any, Any]
+LossFn: TypeAlias = Callable[[Any, Any], Tensor]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply ``function`` to every tensor inside nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(function, item) for item in value)
+    return value
+
+
+def to_device(value: Any, device: torch.device | str) -> Any:
+    """Move every tensor inside ``value`` to ``device``."""
+    return map_tensors(lambda tensor: tensor.to(device), value)
+
+
+def batch_shape(batch: Batch) -> tuple[int, ...]:
+    """Return the shape of the first input tensor: what a cost profile is keyed by."""
+    found: list[tuple[int, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tuple(tensor.shape))
+        return tensor
+
+    map_tensors(note, batch[0])
+    return found[0] if found else ()
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call ``model`` on ``inputs``.
+
+    A dict is passed as keywords when its keys are names of ``forward``'s parameters, and a tuple or list
+    as positional arguments when ``forward`` takes that many; otherwise it is passed whole.
+    """
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        named = {str(key): item for key, item in inputs.items()}
+    elif isinstance(inputs, (tuple, list)):
+        positional = tuple(inputs)
+    else:
+        return model(inputs)
+    try:
+        inspect.signature(model.forward).bind(*positional, **named)
+    except TypeError:
+        return model(inputs)
+    return model(*positional, **named)
+
+
+def split_batch(batch: Batch) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch; raises TrainingError unless it is a pair."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        seen = f"{type(batch).__name__}" + (
+            f" of {len(batch)}" if hasattr(batch, "__len__") else ""
+        )
+        raise TrainingError(f"a batch must be a pair (inputs, targets), got {seen}")
+    return batch[0], batch[1]
+
+
+def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
+    """Return the scalar loss of ``model`` on one ``(inputs, targets)`` batch.
+
+    Raises
+    ------
+    TrainingError
+        If the batch is not a pair, or does not fit the model or the loss.
+    ModelError
+        If ``loss_fn`` does not return one number.
+    """
+    inputs, targets = split_batch(batch)
+    try:
+        loss = loss_fn(call_model(model, inputs), targets)
+    except (ElasticError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = (
+            f"inputs of shape {batch_shape(batch)} and targets of shape {batch_shape(batch[::-1])}"
+        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(
+            f"model and loss cannot take a batch with {shapes}: {reason}"
+        ) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ModelError(f"loss_fn must return one number as a tensor, got {seen}")
+    return loss.reshape(())

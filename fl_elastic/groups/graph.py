@@ -1,0 +1,100 @@
+"""The backward graph of one training step, as plain values without tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["BackwardGraph", "BackwardNode", "GroupKind", "TensorGroup"]
+
+
+class GroupKind(StrEnum):
+    """What kind of operation owns a tensor group."""
+
+    CONV = "conv"
+    LINEAR = "linear"
+    NORM = "norm"
+    EMBEDDING = "embedding"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """The parameters owned by one autograd node: the unit of selection.
+
+    Attributes
+    ----------
+    name : str
+        Name of the owning module, such as ``layer4.0.conv1``.
+    parameters : tuple of str
+        Parameter names as in ``model.named_parameters()``.
+    shapes : tuple of tuple of int
+        Shape of each parameter.
+    kind : GroupKind
+        The operation that owns them.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    kind: GroupKind
+
+    @property
+    def numel(self) -> int:
+        """Number of scalar weights in the group."""
+        total = 0
+        for shape in self.shapes:
+            size = 1
+            for length in shape:
+                size *= length
+            total += size
+        return total
+
+    def vectors(self) -> tuple[str, ...]:
+        """Return the parameters with at most one dimension: biases, and the affine pair of a norm."""
+        pairs = zip(self.parameters, self.shapes, strict=True)
+        return tuple(name for name, shape in pairs if len(shape) <= 1)
+
+
+@dataclass(frozen=True)
+class BackwardNode:
+    """One operation of the backward pass.
+
+    Attributes
+    ----------
+    name : str
+        Autograd's name of it, such as ``ConvolutionBackward0``.
+    group : int or None
+        Index of the tensor group whose parameters it owns.
+    inputs : tuple of int
+        Nodes that receive its error gradient: always deeper, that is, with a larger index.
+    """
+
+    name: str
+    group: int | None
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BackwardGraph:
+    """Tensor groups and nodes of one step, both in backward order (index 0 is next to the loss).
+
+    A tensor group that several nodes share (tied weights) stands at its deepest node, because only there
+    is its gradient complete.
+    """
+
+    groups: tuple[TensorGroup, ...]
+    nodes: tuple[BackwardNode, ...]
+
+    @property
+    def head(self) -> int:
+        """Index of the group whose node is nearest to the loss."""
+        return next(node.group for node in self.nodes if node.group is not None)
+
+    def group_nodes(self) -> tuple[tuple[int, ...], ...]:
+        """Return, per group, the indices of the nodes that own it."""
+        owners: list[list[int]] = [[] for _ in self.groups]
+        for index, node in enumerate(self.nodes):
+            if node.group is not None:
+                owners[node.group].append(index)
+        return tuple(tuple(indices) for indices in owners)

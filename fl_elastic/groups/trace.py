@@ -1,0 +1,268 @@
+"""Walk the autograd graph of one step and find its tensor groups, with no code per architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups.untouched import untouched
+
+__all__ = ["Trace", "loss_from_inputs", "tensor_groups", "trace_step"]
+
+_KINDS = (
+    (GroupKind.CONV, ("Convolution", "Conv", "SlowConv", "MkldnnConv")),
+    (GroupKind.LINEAR, ("Addmm", "Mm", "Linear", "Bmm", "Addbmm", "Baddbmm", "MvBackward", "Dot")),
+    (GroupKind.NORM, ("NativeBatchNorm", "CudnnBatchNorm", "BatchNorm", "NativeLayerNorm",
+                      "NativeGroupNorm", "FusedRmsNorm", "LayerNorm", "GroupNorm")),
+    (GroupKind.EMBEDDING, ("Embedding",)),
+)  # fmt: skip
+# Nodes that start the activation path when the input is made of integers and has no gradient itself.
+_LOOKUPS = ("Embedding", "IndexBackward", "IndexSelect", "Gather")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A live backward graph: the plain graph together with autograd's node objects.
+
+    Attributes
+    ----------
+    graph : BackwardGraph
+        Groups and nodes as plain values.
+    loss : Tensor
+        The loss that the graph hangs on.
+    nodes : tuple
+        Autograd node of each ``graph.nodes`` entry.
+    weight_nodes : tuple of (node, int)
+        Nodes between a group's parameters and its owner (transposes, parametrisations), with the group.
+    """
+
+    graph: BackwardGraph
+    loss: Tensor
+    nodes: tuple[Any, ...]
+    weight_nodes: tuple[tuple[Any, int], ...]
+
+
+def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[TensorGroup]:
+    """Return the tensor groups of ``model`` in backward order.
+
+    Only parameters that require a gradient and take part in this step belong to a group. The model, its
+    buffers and the random state are left as they were.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any module; residual connections, branches, tied and unused weights are found from the graph.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    batch : tuple
+        ``(inputs, targets)``; inputs may be a tensor, a tuple or a dict.
+
+    Raises
+    ------
+    ModelError
+        If no trainable parameter takes part in the loss.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> batch = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    >>> [group.name for group in tensor_groups(model, nn.functional.cross_entropy, batch)]
+    ['2', '0']
+    """
+    with untouched(model):
+        return list(trace_step(model, loss_fn, batch).graph.groups)
+
+
+def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
+    """Run one forward pass and return its live backward graph; buffers and RNG do advance."""
+    loss, sources = loss_from_inputs(model, loss_fn, batch)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = _nodes_by_age(loss)
+    leaves = {node: name for node in order if (name := _leaf_parameter(node, names)) is not None}
+    if not leaves:
+        raise ModelError(
+            "no trainable parameter takes part in the loss; check requires_grad and that the loss "
+            "is computed from the model's outputs"
+        )
+    on_path = _activation_path(order, sources, leaves)
+    owned = {node: _owned(node, on_path, leaves) for node in on_path}
+    live = [node for node in reversed(order) if node in on_path]
+    group_of, members = _group_owners([(node, owned[node][0]) for node in live if owned[node][0]])
+    groups = _name_groups(model, members)
+    position = {node: index for index, node in enumerate(live)}
+    nodes = tuple(
+        BackwardNode(
+            name=node.name(),
+            group=group_of.get(node),
+            inputs=tuple(position[n] for n, _ in node.next_functions if n in position),
+        )
+        for node in live
+    )
+    weight_nodes = tuple(
+        (inner, group_of[node]) for node in live for inner in owned[node][1] if node in group_of
+    )
+    return Trace(BackwardGraph(groups, nodes), loss, tuple(live), weight_nodes)
+
+
+def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, set[Any]]:
+    """Return the loss with every floating input differentiable, and the nodes that stand for the inputs."""
+    given, targets = split_batch(batch)
+    inputs, sources = _differentiable_inputs(given)
+    with torch.enable_grad():
+        return compute_loss(model, loss_fn, (inputs, targets)), sources
+
+
+def _differentiable_inputs(inputs: Any) -> tuple[Any, set[Any]]:
+    """Give every floating input a gradient; return the inputs and the nodes that stand for them.
+
+    The copies are no leaves, so a model may modify its input in place.
+    """
+    sources: set[Any] = set()
+
+    def attach(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        copy = tensor.detach().requires_grad_(True).clone()
+        sources.add(copy.grad_fn)
+        return copy
+
+    return map_tensors(attach, inputs), sources
+
+
+def _age(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def _nodes_by_age(loss: Tensor) -> list[Any]:
+    """Return all nodes below the loss, oldest first, so that inputs precede their users.
+
+    The autograd engine runs ready nodes by descending sequence number, and a node is always younger
+    than its inputs, so the reverse of this list is the order of execution.
+    """
+    if loss.grad_fn is None:
+        return []
+    seen = {loss.grad_fn}
+    stack = [loss.grad_fn]
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.append(node)
+    # AccumulateGrad nodes carry the largest number although they are leaves.
+    return sorted(seen, key=lambda node: -1 if _is_leaf(node) else _age(node))
+
+
+def _is_leaf(node: Any) -> bool:
+    return hasattr(node, "variable")
+
+
+def _leaf_parameter(node: Any, names: dict[int, str]) -> str | None:
+    return names.get(id(node.variable)) if _is_leaf(node) else None
+
+
+def _activation_path(order: list[Any], sources: set[Any], leaves: dict[Any, str]) -> set[Any]:
+    """Return the nodes through which the error gradient passes from the loss towards the input.
+
+    Everything else between a parameter and this path (transposes, parametrisations, learned tokens)
+    belongs to the parameter's side.
+    """
+    reaches = set(sources)
+    path: set[Any] = set()
+    for node in order:
+        if node in sources or _is_leaf(node):
+            continue
+        starts = node.name().startswith(_LOOKUPS) and any(
+            n in leaves for n, _ in node.next_functions
+        )
+        if starts or any(n in reaches for n, _ in node.next_functions):
+            reaches.add(node)
+            path.add(node)
+    if path:
+        return path
+    # No input to follow, as in a model of its parameters alone: keep every node that joins tensors.
+    joining = {n for n in order if not _is_leaf(n) and len(n.next_functions) > 1}
+    return joining or {order[-1]}
+
+
+def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[str], list[Any]]:
+    """Return parameters that hang on ``node`` without an activation node between, and the nodes passed."""
+    parameters: list[str] = []
+    passed: list[Any] = []
+    stack = [n for n, _ in node.next_functions if n is not None and n not in on_path]
+    seen = set(stack)
+    while stack:
+        inner = stack.pop()
+        if inner in leaves:
+            parameters.append(leaves[inner])
+            continue
+        if not _is_leaf(inner):
+            passed.append(inner)
+        for deeper, _ in inner.next_functions:
+            if deeper is not None and deeper not in on_path and deeper not in seen:
+                seen.add(deeper)
+                stack.append(deeper)
+    return parameters, passed
+
+
+def _group_owners(
+    owners: list[tuple[Any, list[str]]],
+) -> tuple[dict[Any, int], list[tuple[list[str], GroupKind]]]:
+    """Merge owners that share a parameter; place each merged group at its deepest owner."""
+    cluster_of: dict[str, int] = {}
+    clusters: dict[int, tuple[list[Any], list[str]]] = {}
+    for index, (node, parameters) in enumerate(owners):
+        shared = sorted({cluster_of[name] for name in parameters if name in cluster_of})
+        nodes, names = [], []
+        for old in shared:
+            old_nodes, old_names = clusters.pop(old)
+            nodes += old_nodes
+            names += old_names
+        names += [name for name in parameters if name not in names]
+        clusters[index] = ([*nodes, node], names)
+        cluster_of.update(dict.fromkeys(names, index))
+    group_of: dict[Any, int] = {}
+    members: list[tuple[list[str], GroupKind]] = []
+    for group, (_, (nodes, names)) in enumerate(sorted(clusters.items())):
+        group_of.update(dict.fromkeys(nodes, group))
+        members.append((names, _kind(nodes[-1].name())))
+    return group_of, members
+
+
+def _kind(node_name: str) -> GroupKind:
+    return next((kind for kind, starts in _KINDS if node_name.startswith(starts)), GroupKind.OTHER)
+
+
+def _name_groups(
+    model: nn.Module, members: Iterable[tuple[list[str], GroupKind]]
+) -> tuple[TensorGroup, ...]:
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    rank = {name: index for index, name in enumerate(shapes)}
+    taken: dict[str, int] = {}
+    groups = []
+    for parameters, kind in members:
+        ordered = tuple(sorted(parameters, key=rank.__getitem__))
+        name = _common_module(ordered)
+        taken[name] = taken.get(name, 0) + 1
+        unique = name if taken[name] == 1 else f"{name}#{taken[name]}"
+        groups.append(TensorGroup(unique, ordered, tuple(shapes[p] for p in ordered), kind))
+    return tuple(groups)
+
+
+def _common_module(parameters: tuple[str, ...]) -> str:
+    """Return the module that holds all parameters, or the first parameter's own name."""
+    if len(parameters) == 1 and parameters[0].rpartition(".")[2] not in ("weight", "bias"):
+        return parameters[0]
+    paths = [name.split(".")[:-1] for name in parameters]
+    common: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common) or parameters[0]

@@ -1,0 +1,72 @@
+"""The interface of importance scores, and their registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.groups import Batch, LossFn, TensorGroup
+from fl_elastic.registry import Registry
+
+__all__ = ["Importance", "Probe", "Scores", "importances", "make_importance", "register_importance"]
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a score may look at; it must leave all of it as it was.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The model at its current weights.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``.
+    groups : sequence of TensorGroup
+        In backward order.
+    batches : sequence of batch
+        Independent batches, as many as the score's ``batches_needed``.
+    shadow_optimizer : callable
+        ``shadow_optimizer(parameters)`` returns a copy of the real optimiser, with its state, that
+        drives other tensors of the same shapes.
+    generator : numpy.random.Generator
+        The only source of randomness.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    groups: Sequence[TensorGroup]
+    batches: Sequence[Batch]
+    shadow_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    generator: np.random.Generator
+
+
+class Importance(ABC):
+    """Scores tensor groups: the expected loss decrease, or a stand-in for it, if a group is trained."""
+
+    batches_needed: int = 0
+
+    @abstractmethod
+    def score(self, probe: Probe) -> Scores:
+        """Return one finite number per group, larger meaning more worth; shape (N,)."""
+
+
+_REGISTRY: Registry[type[Importance]] = Registry("importance")
+register_importance = _REGISTRY.register
+
+
+def importances() -> list[str]:
+    """Return the names of the registered importance scores."""
+    return _REGISTRY.names()
+
+
+def make_importance(name: str) -> Importance:
+    """Return the importance score registered as ``name``."""
+    return _REGISTRY.get(name)()

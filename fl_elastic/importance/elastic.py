@@ -1,0 +1,95 @@
+"""The ElasticTrainer score, corrected to use two independent batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
+from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
+
+__all__ = ["ElasticImportance", "probe_gradients"]
+
+
+@register_importance("elastic")
+class ElasticImportance(Importance):
+    r"""First-order loss decrease of the step that the real optimiser would take.
+
+    :math:`I_k = -\langle g_k(B;\,w+\Delta w),\ \Delta w_k(A)\rangle`, where :math:`\Delta w` is the optimiser's
+    update from batch A and g the gradient after it on batch B. ElasticTrainer (Huang et al., MobiSys 2023,
+    section 4) takes both from one batch, which adds that batch's noise to every score in proportion to the
+    group's size; an independent B removes it.
+    """
+
+    batches_needed = 2
+
+    def score(self, probe: Probe) -> Scores:
+        """Return the score of each group, shape (N,); raises TrainingError if the loss is not finite."""
+        names = [name for group in probe.groups for name in group.parameters]
+        before = {name: probe.model.get_parameter(name).detach() for name in names}
+        after = {name: nn.Parameter(value.clone()) for name, value in before.items()}
+        first, second = probe.batches[0], probe.batches[-1]
+        with untouched(probe.model):
+            gradients = probe_gradients(probe, first, after)
+            # The optimiser's state is laid out over every trainable parameter, in the model's order.
+            shadows = [
+                after[name] if name in after else nn.Parameter(parameter.detach().clone())
+                for name, parameter in probe.model.named_parameters()
+                if parameter.requires_grad or name in after
+            ]
+            optimizer = probe.shadow_optimizer(shadows)
+            for name, gradient in gradients.items():
+                after[name].grad = gradient
+            optimizer.step()
+            gradients = probe_gradients(probe, second, after)
+        decrease = {
+            name: -float(torch.sum(gradients[name] * (after[name].detach() - before[name])))
+            for name in names
+        }
+        return np.array([sum(decrease[name] for name in g.parameters) for g in probe.groups])
+
+
+def probe_gradients(
+    probe: Probe, batch: Batch, weights: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Return the gradient of the loss on ``batch`` at ``weights``, without touching the model.
+
+    Buffers are copied for the call, and dropout repeats the same pattern in every call.
+
+    Raises
+    ------
+    TrainingError
+        If the loss or a gradient is not finite.
+    """
+    values: dict[str, Tensor] = {f"model.{name}": weight for name, weight in weights.items()}
+    values |= {f"model.{name}": buffer.clone() for name, buffer in probe.model.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        loss = functional_call(_Loss(probe.model, probe.loss_fn), values, (batch,))
+    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(weight) if gradient is None else gradient
+        for (name, weight), gradient in zip(weights.items(), found, strict=True)
+    }
+    if not torch.isfinite(loss) or not all(
+        bool(torch.isfinite(g).all()) for g in gradients.values()
+    ):
+        raise TrainingError(
+            f"the loss on a probe batch is {loss.item()} or its gradient is not finite: "
+            "check the batch for NaN and the learning rate"
+        )
+    return gradients
+
+
+class _Loss(nn.Module):
+    """The loss as a module around the model, so that `functional_call` can exchange its weights."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, batch: Batch) -> Tensor:
+        return compute_loss(self.model, self.loss_fn, batch)

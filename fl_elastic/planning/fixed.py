@@ -1,0 +1,64 @@
+"""Policies that follow a fixed rule: everything, the head, the last groups, the biases."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fl_elastic.planning.plan import Mode, Plan
+from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+
+__all__ = ["BiasPolicy", "FullPolicy", "HeadPolicy", "LastKPolicy"]
+
+
+@register_policy("full")
+class FullPolicy(Policy):
+    """Train every group; a time budget is met with fewer steps."""
+
+    selects = False
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains everything."""
+        return request.plan_of_mask("full", np.ones(len(request.profile), dtype=bool))
+
+
+@register_policy("head")
+class HeadPolicy(Policy):
+    """Train the group nearest to the loss, as in classic transfer learning."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains the head."""
+        return request.plan_of_mask("head", request.head_mask())
+
+
+@register_policy("last_k")
+class LastKPolicy(Policy):
+    """Train as many groups next to the loss as the budget allows, at least the head."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the longest suffix that fits."""
+        mask = request.head_mask()
+        for deepest in range(len(mask)):
+            longer = mask.copy()
+            longer[: deepest + 1] = True
+            if not request.fits(longer):
+                break
+            mask = longer
+        return request.plan_of_mask("last_k", mask)
+
+
+@register_policy("bias")
+class BiasPolicy(Policy):
+    """Train the head, and the biases and norm parameters of every other group (TinyTL's "BN+Bias").
+
+    Predicted as if each group's whole gradient were computed: on CPU a convolution's bias gradient costs
+    as much as its weight gradient. A time budget is met with fewer steps.
+    """
+
+    selects = False
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains biases everywhere."""
+        groups = request.profile.graph.groups
+        modes = [Mode.BIAS if group.vectors() else Mode.FROZEN for group in groups]
+        modes[request.profile.graph.head] = Mode.FULL
+        return request.plan("bias", modes)

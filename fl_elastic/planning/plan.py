@@ -1,0 +1,90 @@
+"""What is trained, how, and what it is predicted to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from fl_elastic.groups import TensorGroup
+from fl_elastic.profiling import Mask
+
+__all__ = ["Mode", "Plan"]
+
+
+class Mode(StrEnum):
+    """How a tensor group is trained."""
+
+    FROZEN = "frozen"
+    BIAS = "bias"
+    FULL = "full"
+
+    def trains(self, group: TensorGroup) -> tuple[str, ...]:
+        """Return the names of the parameters of ``group`` that this mode trains."""
+        if self is Mode.FULL:
+            return group.parameters
+        return group.vectors() if self is Mode.BIAS else ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of tensor groups to train; tuples are in backward order.
+
+    Attributes
+    ----------
+    policy : str
+        Who chose it.
+    groups : tuple of TensorGroup
+        All groups of the model.
+    modes : tuple of Mode
+        How each group is trained.
+    full_step_seconds, predicted_step_seconds, floor_step_seconds : float
+        A step that trains everything, this plan's step, and the cheapest step there is.
+    allowed_step_seconds : float
+        What the budget allows per step; infinite without a time budget.
+    predicted_step_bytes : float
+        Saved activations, gradients and optimiser state of one step.
+    """
+
+    policy: str
+    groups: tuple[TensorGroup, ...]
+    modes: tuple[Mode, ...]
+    full_step_seconds: float
+    predicted_step_seconds: float
+    floor_step_seconds: float
+    allowed_step_seconds: float
+    predicted_step_bytes: float
+
+    @property
+    def mask(self) -> Mask:
+        """Groups that are trained in any mode, shape (N,)."""
+        return np.array([mode is not Mode.FROZEN for mode in self.modes])
+
+    @property
+    def depth(self) -> int:
+        """Index of the deepest trained group; everything below it is the frozen prefix."""
+        return max(i for i, mode in enumerate(self.modes) if mode is not Mode.FROZEN)
+
+    @property
+    def trained_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that the plan trains."""
+        names: list[str] = []
+        for group, mode in zip(self.groups, self.modes, strict=True):
+            names += mode.trains(group)
+        return tuple(names)
+
+    @property
+    def predicted_speedup(self) -> float:
+        """Full step time over this plan's."""
+        return self.full_step_seconds / self.predicted_step_seconds
+
+    @property
+    def feasible(self) -> bool:
+        """Whether one step of the plan fits the allowed step time."""
+        return self.predicted_step_seconds <= self.allowed_step_seconds * (1 + 1e-9)
+
+    @property
+    def step_fraction(self) -> float:
+        """Share of the requested steps that fits the budget: an infeasible plan takes fewer steps."""
+        return min(1.0, self.allowed_step_seconds / self.predicted_step_seconds)

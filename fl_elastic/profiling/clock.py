@@ -1,0 +1,50 @@
+"""Which clock tells the cost of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from fl_elastic.errors import ProfileError
+
+__all__ = ["Clock", "clock_for"]
+
+Clock: TypeAlias = Callable[[], float]
+
+
+def _cuda_clock() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
+    """Return a function giving seconds, fit for timing training steps on ``device``.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        Where the model trains; on CUDA the clock waits for queued kernels.
+    kind : {"auto", "wall", "cpu"}
+        ``wall`` is elapsed time with the production threads. ``cpu`` is the time this thread spent
+        computing, the only reliable clock where many clients share a host, and only valid with one torch
+        thread (the backward pass then runs in the calling thread). ``auto`` takes ``cpu`` exactly then.
+
+    Raises
+    ------
+    ProfileError
+        If ``cpu`` is asked for with several threads, or the kind is unknown.
+    """
+    if kind not in ("auto", "wall", "cpu"):
+        raise ProfileError(f"clock {kind!r} is unknown: use 'auto', 'wall' or 'cpu'")
+    if torch.device(device).type == "cuda":
+        return _cuda_clock
+    one_thread = torch.get_num_threads() == 1
+    if kind == "cpu" and not one_thread:
+        raise ProfileError(
+            f"clock 'cpu' needs one torch thread, this process has {torch.get_num_threads()}: "
+            "call torch.set_num_threads(1) or use 'wall'"
+        )
+    return time.thread_time if one_thread and kind != "wall" else time.perf_counter

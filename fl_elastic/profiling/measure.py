@@ -1,0 +1,174 @@
+"""Measure a cost profile in about fifteen steps.
+
+Method (after section 5 of the ElasticTrainer paper, Huang et al., MobiSys 2023, rebuilt on autograd's node hooks):
+one pass with all parameters trainable times each backward node whole; one pass with only the input trainable times
+what it takes to pass the error gradient on; the difference is the cost of the node's own gradient. Real steps at a
+few depths then calibrate the sum, give the forward pass as a function of depth, and the optimiser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn, Trace, batch_shape, compute_loss, trace_step, untouched
+from fl_elastic.groups.trace import loss_from_inputs
+from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
+from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.profile import CostProfile, ProfileKey, Seconds
+
+__all__ = ["OptimizerFn", "model_device", "profile_key", "profile_model"]
+
+_NODE_REPEATS = 4
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device of the model's first parameter, the CPU for a model without any."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def profile_key(model: nn.Module, batch: Batch) -> ProfileKey:
+    """Return what a profile of ``model`` at this batch shape on this device is valid for."""
+    parts = [type(model).__name__]
+    parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
+    device = model_device(model)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return ProfileKey(
+        model=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16],
+        batch_shape=batch_shape(batch),
+        threads=torch.get_num_threads(),
+        device=f"{device.type}: {name}",
+        torch_version=torch.__version__,
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def profile_model(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    *,
+    optimizer_fn: OptimizerFn | None = None,
+    clock: str = "auto",
+) -> CostProfile:
+    """Measure what every tensor group of ``model`` costs to train here.
+
+    Costs about 15 training steps. Weights, buffers, gradients and RNG are left as they were.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In the training mode it will train in, on its device.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    batch : tuple
+        ``(inputs, targets)`` of the shape that training will use.
+    optimizer_fn : callable, optional
+        ``optimizer_fn(parameters)``; without it the optimiser's step is taken as free.
+    clock : {"auto", "wall", "cpu"}
+        See `fl_elastic.profiling.clock_for`.
+
+    Raises
+    ------
+    TrainingError
+        If the loss on the batch is not finite.
+    """
+    timer = clock_for(model_device(model), clock)
+    with untouched(model):
+        _warm_up(model, loss_fn, batch)
+        trace = trace_step(model, loss_fn, batch)
+        full = _time_full(model, loss_fn, batch, trace, timer)
+        path = _time_path(model, loss_fn, batch, trace, timer)
+        update_seconds, path_seconds = _split(trace, full, path)
+        saved = saved_bytes_by_node(lambda: trace_step(model, loss_fn, batch), model)
+        raw = CostProfile(
+            key=profile_key(model, batch),
+            graph=trace.graph,
+            node_update_seconds=update_seconds,
+            node_path_seconds=path_seconds,
+            optimizer_seconds=np.zeros(len(trace.graph.groups)),
+            forward_seconds=np.zeros(len(trace.graph.groups)),
+            fixed_seconds=0.0,
+            node_saved_bytes=saved,
+            optimizer_bytes_per_weight=0.0,
+        )
+        return calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
+
+
+def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
+    """Take one step, so that the first use of each kernel is not timed; refuse a loss that is not finite."""
+    loss = compute_loss(model, loss_fn, batch)
+    if not torch.isfinite(loss):
+        raise TrainingError(
+            f"the loss on the profiling batch is {loss.item()}: check its inputs and targets"
+        )
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+
+
+def _time_full(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+) -> Seconds:
+    """Time each node with all parameters trainable and the input not, as in training."""
+    repeats = []
+    for _ in range(_NODE_REPEATS):
+        repeats.append(time_nodes(trace, compute_loss(model, loss_fn, batch), timer))
+        model.zero_grad(set_to_none=True)
+    return _lowest(repeats)
+
+
+def _time_path(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+) -> Seconds:
+    """Time each node with nothing trainable but the input (or the deepest group, if it has no gradient)."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
+        for name in trace.graph.groups[-1].parameters:
+            model.get_parameter(name).requires_grad_(True)
+    repeats = []
+    for _ in range(_NODE_REPEATS):
+        loss, _ = loss_from_inputs(model, loss_fn, batch)
+        repeats.append(time_nodes(trace, loss, timer))
+        model.zero_grad(set_to_none=True)
+    for parameter in trainable:
+        parameter.requires_grad_(True)
+    return _lowest(repeats)
+
+
+def _lowest(repeats: list[Seconds]) -> Seconds:
+    """Return the smallest time of each node, NaN where it never ran."""
+    stacked = np.stack(repeats)
+    lowest = np.where(np.isnan(stacked), np.inf, stacked).min(axis=0)
+    return np.where(np.isinf(lowest), np.nan, lowest)
+
+
+def _split(trace: Trace, full: Seconds, path: Seconds) -> tuple[Seconds, Seconds]:
+    """Split each node's time into its own gradient and the way of the error gradient."""
+    full = np.nan_to_num(full)
+    owner = np.array([node.group is not None for node in trace.graph.nodes])
+    ends = np.array([not node.inputs for node in trace.graph.nodes])
+    # A node met by only one of the passes is rare; half is the share of either gradient in a layer.
+    path = np.where(np.isnan(path), full / 2, np.minimum(path, full))
+    path = np.where(owner, path, full)
+    path = np.where(ends & owner, 0.0, path)
+    return full - path, path

@@ -1,0 +1,94 @@
+"""Time every node of a backward pass with hooks on autograd's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.groups import Trace
+from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.profile import Seconds
+
+__all__ = ["saved_bytes_by_node", "time_nodes"]
+
+
+def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
+    """Run ``loss.backward()`` and return the seconds spent in each node of ``trace``, shape (M,).
+
+    ``loss`` may hang on another graph of the same step, with other ``requires_grad`` flags: both graphs are
+    walked together from the loss, so nodes that do not exist in it get NaN. Time of the nodes between a
+    group's parameters and its owner is added to the owner.
+    """
+    index_of = {node: index for index, node in enumerate(trace.nodes)}
+    owners = trace.graph.group_nodes()
+    index_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
+    seconds = np.full(len(trace.nodes), np.nan)
+    handles = []
+    for node, counterpart in _matching_nodes(trace.loss.grad_fn, loss.grad_fn):
+        index = index_of.get(node)
+        if index is not None:
+            handles += _attach(counterpart, index, seconds, clock)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for handle in handles:
+        handle.remove()
+    return seconds
+
+
+def _attach(node: Any, index: int, seconds: Seconds, clock: Clock) -> list[Any]:
+    started = [0.0]
+
+    def before(_: Any) -> None:
+        started[0] = clock()
+
+    def after(_: Any, __: Any) -> None:
+        spent = clock() - started[0]
+        seconds[index] = spent if np.isnan(seconds[index]) else seconds[index] + spent
+
+    return [node.register_prehook(before), node.register_hook(after)]
+
+
+def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
+    """Pair the nodes of two graphs of the same computation, walking both from the loss."""
+    pairs = {}
+    stack = [(root, other_root)]
+    while stack:
+        node, other = stack.pop()
+        if node is None or other is None or node in pairs or node.name() != other.name():
+            continue
+        pairs[node] = other
+        edges = zip(node.next_functions, other.next_functions, strict=False)
+        stack += [(below, other_below) for (below, _), (other_below, _) in edges]
+    return list(pairs.items())
+
+
+def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> Seconds:
+    """Return the bytes of activations that each node keeps for backward, shape (M,).
+
+    A storage kept by several nodes counts for the one that runs first; parameters and buffers do not count.
+    """
+    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    kept: dict[int, list[tuple[int, int]]] = {}
+    # Torch has no public way to ask for it.
+    next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            # The node that saves this tensor was numbered just before.
+            kept.setdefault(next_number() - 1, []).append((storage.data_ptr(), storage.nbytes()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trace = run_forward()
+    counted: set[int] = set()
+    total = np.zeros(len(trace.nodes))
+    for index, node in enumerate(trace.nodes):
+        for pointer, size in kept.get(node._sequence_nr(), []):
+            if pointer not in counted:
+                counted.add(pointer)
+                total[index] += size
+    return total

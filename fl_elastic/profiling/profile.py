@@ -1,0 +1,176 @@
+"""The measured costs of one model on one device: the one definition of what a plan costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import ProfileError
+from fl_elastic.groups import BackwardGraph
+
+__all__ = ["CostProfile", "Mask", "ProfileKey", "Seconds"]
+
+Seconds: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What a cost profile is valid for; compared on load."""
+
+    model: str
+    batch_shape: tuple[int, ...]
+    threads: int
+    device: str
+    torch_version: str
+
+    def differences(self, other: ProfileKey) -> list[str]:
+        """Return one phrase per field in which two keys differ."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name} {mine[name]!r} against {theirs[name]!r}" for name in mine
+                if mine[name] != theirs[name]]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class CostProfile:
+    """Measured seconds and bytes of one training step; arrays are in backward order.
+
+    Attributes
+    ----------
+    key : ProfileKey
+        What it was measured on.
+    graph : BackwardGraph
+        Groups (length N) and nodes (length M) of the step.
+    node_update_seconds, node_path_seconds : array, shape (M,)
+        Extra seconds of each node for its own gradient, and for passing the error gradient on.
+    optimizer_seconds : array, shape (N,)
+        Optimiser step of each group.
+    forward_seconds : array, shape (N,)
+        Forward pass and loss when the deepest trained group is this one.
+    fixed_seconds : float
+        What every step costs besides: start of the backward pass, clearing gradients.
+    node_saved_bytes : array, shape (M,)
+        Activation bytes that are kept because this node runs backward, counted once per storage.
+    optimizer_bytes_per_weight : float
+        Optimiser state per trained scalar weight.
+    """
+
+    key: ProfileKey
+    graph: BackwardGraph
+    node_update_seconds: Seconds
+    node_path_seconds: Seconds
+    optimizer_seconds: Seconds
+    forward_seconds: Seconds
+    fixed_seconds: float
+    node_saved_bytes: Seconds
+    optimizer_bytes_per_weight: float
+
+    def __post_init__(self) -> None:
+        groups, nodes = len(self.graph.groups), len(self.graph.nodes)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                expected = nodes if field.name.startswith("node_") else groups
+                if value.shape != (expected,):
+                    raise ProfileError(
+                        f"{field.name} has shape {value.shape}, expected ({expected},)"
+                    )
+            if isinstance(value, (np.ndarray, float, int)):
+                if not np.isfinite(value).all() or np.less(value, 0).any():
+                    raise ProfileError(f"{field.name} holds a negative or non-finite cost")
+
+    def __len__(self) -> int:
+        return len(self.graph.groups)
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of the groups in backward order."""
+        return tuple(group.name for group in self.graph.groups)
+
+    @cached_property
+    def parameter_bytes(self) -> Seconds:
+        """Bytes of each group's weights as fp32, shape (N,)."""
+        return np.array([4.0 * group.numel for group in self.graph.groups])
+
+    @cached_property
+    def update_seconds(self) -> Seconds:
+        """Seconds each group adds when it is trained: its own gradient and optimiser step, shape (N,)."""
+        own = np.zeros(len(self))
+        for node, seconds in zip(self.graph.nodes, self.node_update_seconds, strict=True):
+            if node.group is not None:
+                own[node.group] += seconds
+        return own + self.optimizer_seconds
+
+    @cached_property
+    def path_seconds(self) -> Seconds:
+        """Seconds to get from the previous group to this one, shape (N,).
+
+        The error gradient's way in the order of execution, plus what the forward pass takes longer when
+        the graph reaches this deep. Branches are charged as if they lay on one chain; `step_seconds`
+        charges them exactly.
+        """
+        reach: Seconds = np.zeros(len(self))
+        group = 0
+        deepest = [nodes[-1] for nodes in self.graph.group_nodes()]
+        for index, seconds in enumerate(self.node_path_seconds):
+            while group < len(self) and index >= deepest[group]:
+                group += 1
+            if group == len(self):
+                break
+            reach[group] += seconds
+        reach += np.diff(self.forward_seconds, prepend=self.forward_seconds[0]).clip(min=0)
+        return reach
+
+    @cached_property
+    def full_step_seconds(self) -> float:
+        """Seconds of a step that trains every group."""
+        return self.step_seconds(np.ones(len(self), dtype=bool))
+
+    @cached_property
+    def floor_step_seconds(self) -> float:
+        """Seconds of the cheapest step that still trains the head."""
+        head = np.zeros(len(self), dtype=bool)
+        head[self.graph.head] = True
+        return self.step_seconds(head)
+
+    def step_seconds(self, mask: Mask) -> float:
+        """Return the seconds of one step that trains the groups in ``mask``.
+
+        Follows the real graph: a node runs backward only if a trained group lies at or below it, and
+        passes the error gradient on only if one lies below it.
+        """
+        if not mask.any():
+            return float(self.forward_seconds[0])
+        running, passing = self._running_nodes(mask)
+        trained = np.array([n.group is not None and mask[n.group] for n in self.graph.nodes])
+        depth = int(np.flatnonzero(mask)[-1])
+        return float(
+            self.forward_seconds[depth]
+            + self.node_path_seconds[passing].sum()
+            + self.node_update_seconds[running & trained].sum()
+            + self.optimizer_seconds[mask].sum()
+            + self.fixed_seconds
+        )
+
+    def step_bytes(self, mask: Mask) -> float:
+        """Return the bytes one step keeps: saved activations, gradients and optimiser state."""
+        running, _ = self._running_nodes(mask)
+        weights = self.parameter_bytes[mask].sum() / 4.0
+        return float(
+            self.node_saved_bytes[running].sum() + weights * (4.0 + self.optimizer_bytes_per_weight)
+        )
+
+    def _running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
+        """Return which nodes run backward at all, and which pass the error gradient on."""
+        nodes = self.graph.nodes
+        running = np.zeros(len(nodes), dtype=bool)
+        passing = np.zeros(len(nodes), dtype=bool)
+        for index in range(len(nodes) - 1, -1, -1):
+            node = nodes[index]
+            passing[index] = any(running[below] for below in node.inputs)
+            running[index] = passing[index] or (node.group is not None and bool(mask[node.group]))
+        return running, passing

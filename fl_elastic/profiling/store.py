@@ -1,0 +1,140 @@
+"""Cost profiles as versioned files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_elastic.errors import ProfileError
+from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.profiling.profile import CostProfile, ProfileKey
+from fl_elastic.storage import write_atomically
+
+__all__ = ["load_or_measure", "load_profile", "save_profile"]
+
+FORMAT = "fl_elastic.cost_profile"
+VERSION = 1
+
+_ARRAYS = (
+    "node_update_seconds",
+    "node_path_seconds",
+    "optimizer_seconds",
+    "forward_seconds",
+    "node_saved_bytes",
+)
+_NUMBERS = ("fixed_seconds", "optimizer_bytes_per_weight")
+
+
+def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
+    """Write ``profile`` to ``path`` as JSON, atomically."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "key": asdict(profile.key),
+        "groups": [asdict(group) for group in profile.graph.groups],
+        "nodes": [asdict(node) for node in profile.graph.nodes],
+    }
+    document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
+    document |= {name: getattr(profile, name) for name in _NUMBERS}
+    return write_atomically(path, json.dumps(document).encode())
+
+
+def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) -> CostProfile:
+    """Read a profile written by `save_profile`.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    key : ProfileKey, optional
+        What the profile must be valid for.
+
+    Raises
+    ------
+    ProfileError
+        If the file is missing, damaged, of another version, or does not fit ``key``.
+    """
+    remedy = "delete it to measure anew"
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise ProfileError(f"cannot read cost profile {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ProfileError(f"cost profile {path} is not valid JSON; {remedy}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ProfileError(f"{path} is not a cost profile; {remedy}")
+    if document.get("version") != VERSION:
+        seen = document.get("version")
+        raise ProfileError(
+            f"cost profile {path} has version {seen!r}, expected {VERSION}; {remedy}"
+        )
+    try:
+        profile = _from_document(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ProfileError(f"cost profile {path} is damaged ({error}); {remedy}") from None
+    if key is not None and (differences := key.differences(profile.key)):
+        raise ProfileError(f"cost profile {path} was measured for another case: "
+                           f"{'; '.join(differences)}; {remedy}")  # fmt: skip
+    return profile
+
+
+def _index(value: object) -> int | None:
+    """Return a group index as it was stored; `True` and 1.0 are none, although they equal 1."""
+    if value is not None and type(value) is not int:
+        raise ProfileError(f"group index {value!r} is not a whole number")
+    return value
+
+
+def _from_document(document: dict[str, Any]) -> CostProfile:
+    groups = tuple(
+        TensorGroup(
+            name=str(group["name"]),
+            parameters=tuple(group["parameters"]),
+            shapes=tuple(tuple(int(n) for n in shape) for shape in group["shapes"]),
+            kind=GroupKind(group["kind"]),
+        )
+        for group in document["groups"]
+    )
+    nodes = tuple(
+        BackwardNode(
+            str(node["name"]), _index(node["group"]), tuple(int(n) for n in node["inputs"])
+        )
+        for node in document["nodes"]
+    )
+    _check_graph(groups, nodes)
+    key = document["key"] | {"batch_shape": tuple(document["key"]["batch_shape"])}
+    values: dict[str, Any] = {n: np.array(document[n], dtype=np.float64) for n in _ARRAYS}
+    values |= {name: float(document[name]) for name in _NUMBERS}
+    return CostProfile(key=ProfileKey(**key), graph=BackwardGraph(groups, nodes), **values)
+
+
+def _check_graph(groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...]) -> None:
+    """Raise ProfileError unless every index stays inside and every group has an owner."""
+    for index, node in enumerate(nodes):
+        owner_known = node.group is None or 0 <= node.group < len(groups)
+        if not owner_known or not all(index < below < len(nodes) for below in node.inputs):
+            raise ProfileError(f"node {index} points outside the graph")
+    owned = {node.group for node in nodes if node.group is not None}
+    if not groups or len(owned) != len(groups):
+        raise ProfileError(f"{len(owned)} of {len(groups)} groups are owned by a node")
+
+
+def load_or_measure(
+    path: str | os.PathLike[str], key: ProfileKey, measure: Callable[[], CostProfile]
+) -> CostProfile:
+    """Return the profile stored at ``path`` if it fits ``key``; else measure, store and return it."""
+    if Path(path).exists():
+        try:
+            return load_profile(path, key)
+        except ProfileError:
+            # A stale or damaged cache costs only the fifteen steps of measuring it again.
+            pass
+    profile = measure()
+    save_profile(profile, path)
+    return profile

@@ -1,0 +1,93 @@
+"""A registry of named plug-ins that validates names and explains unknown ones."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from fl_elastic.errors import RegistryError
+
+__all__ = ["Registry", "closest"]
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]")
+
+
+def closest(name: str, known: list[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the nearest known name, or nothing.
+
+    >>> closest("elastik", ["elastic", "full"])
+    " (did you mean 'elastic'?)"
+    """
+    match = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+class Registry(Generic[T]):
+    """Names mapped to plug-ins of one kind, filled by decorating them.
+
+    Parameters
+    ----------
+    kind : str
+        What is registered, in the words of an error message ("policy").
+
+    Examples
+    --------
+    >>> codecs: Registry[type] = Registry("codec")
+    >>> @codecs.register("plain")
+    ... class Plain: ...
+    >>> codecs.names()
+    ['plain']
+    >>> codecs.get("plane")
+    Traceback (most recent call last):
+    fl_elastic.errors.RegistryError: unknown codec 'plane' (did you mean 'plain'?): known are plain
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds a plug-in under ``name``.
+
+        Raises
+        ------
+        RegistryError
+            If the name is not lower-case snake case or is already taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise RegistryError(
+                f"{self.kind} name {name!r} is not lower-case words joined by underscores"
+            )
+        if name in self._entries:
+            raise RegistryError(f"{self.kind} name {name!r} is already registered; choose another")
+
+        def add(entry: T) -> T:
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> T:
+        """Return the plug-in registered under ``name``; RegistryError lists the known names."""
+        try:
+            return self._entries[name]
+        except KeyError:
+            known = self.names()
+            raise RegistryError(
+                f"unknown {self.kind} {name!r}{closest(str(name), known)}: "
+                f"known are {', '.join(known)}"
+            ) from None
+
+    def names(self) -> list[str]:
+        """Return the registered names in alphabetical order."""
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries

@@ -1,0 +1,181 @@
+"""Numbers as a reader wants them: bytes, seconds, ratios and shares as short text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = [
+    "MISSING",
+    "TIMES",
+    "Unit",
+    "abbreviated",
+    "accuracy_text",
+    "byte_unit",
+    "bytes_text",
+    "factor_text",
+    "percent_text",
+    "ratio_text",
+    "seconds_text",
+    "time_unit",
+]
+
+MISSING = "\N{EN DASH}"
+"""Stands where a value is unknown."""
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+"""Stands behind a ratio."""
+
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_DIGITS = "0123456789"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit for an axis: its name, and how many seconds or bytes it holds."""
+
+    name: str
+    size: float
+
+
+_BYTE_UNITS = tuple(
+    Unit(name, 1000.0**power) for power, name in enumerate(("B", "kB", "MB", "GB", "TB"))
+)
+_TIME_UNITS = (Unit("s", 1), Unit("min", _MINUTE), Unit("h", _HOUR), Unit("d", _DAY))
+
+
+def _significant(value: float, digits: int = 3) -> str:
+    """Write ``value`` with so many significant digits and never with an exponent."""
+    if value == 0:
+        return "0"
+    # Rounded first: 9.999 is 10.0 and not 10.00.
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{value:.{min(max(decimals, 0), 6)}f}"
+
+
+def byte_unit(largest: float) -> Unit:
+    """Return the decimal unit in which ``largest`` bytes has one to three digits before the point.
+
+    >>> byte_unit(2_500_000).name
+    'MB'
+    """
+    # 999.5 and not 1000, so that no value is rounded up to "1000 kB".
+    fitting = [unit for unit in _BYTE_UNITS if largest >= 0.9995 * unit.size]
+    return fitting[-1] if fitting else _BYTE_UNITS[0]
+
+
+def time_unit(largest: float) -> Unit:
+    """Return the unit for a time axis which ends at ``largest`` seconds.
+
+    >>> [time_unit(seconds).name for seconds in (90, 900, 20_000, 400_000)]
+    ['s', 'min', 'h', 'd']
+    """
+    # An axis from 0 to 1.5 min is harder to read than one from 0 to 90 s.
+    fitting = [unit for unit in _TIME_UNITS if largest >= 3 * unit.size]
+    return fitting[-1] if fitting else _TIME_UNITS[0]
+
+
+def bytes_text(count: float | None) -> str:
+    """Write a number of bytes in decimal units with three digits.
+
+    >>> bytes_text(123), bytes_text(1_234_567), bytes_text(None) == MISSING
+    ('123 B', '1.23 MB', True)
+    """
+    if count is None:
+        return MISSING
+    unit = byte_unit(count)
+    number = f"{count:.0f}" if unit.size == 1 else _significant(count / unit.size)
+    return f"{number} {unit.name}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Write a duration in its two largest units, or in seconds with three digits below a minute.
+
+    >>> seconds_text(0.25), seconds_text(12.34), seconds_text(812), seconds_text(7500)
+    ('0.250 s', '12.3 s', '13 min 32 s', '2 h 05 min')
+    """
+    if seconds is None:
+        return MISSING
+    if seconds < _MINUTE - 0.05:
+        return f"{_significant(seconds)} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    minutes = round(seconds / _MINUTE)
+    if minutes < 2 * _DAY // _MINUTE:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / _HOUR)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def ratio_text(ratio: float | None) -> str:
+    r"""Write how many times, with three digits and a multiplication sign.
+
+    >>> ratio_text(2.058) == "2.06\N{MULTIPLICATION SIGN}", ratio_text(None) == MISSING
+    (True, True)
+    """
+    return MISSING if ratio is None else f"{_significant(ratio)}{TIMES}"
+
+
+def factor_text(factor: float | None) -> str:
+    r"""Write a factor from a setting as short as it can be: no zeros behind the point.
+
+    >>> factor_text(12.0) == "12\N{MULTIPLICATION SIGN}", factor_text(2.5)[:-1]
+    (True, '2.5')
+    """
+    if factor is None:
+        return MISSING
+    number = _significant(factor)
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{TIMES}"
+
+
+def percent_text(share: float | None) -> str:
+    """Write a share of one as percent, with a decimal where it is below ten percent.
+
+    >>> percent_text(0.384), percent_text(0.0123), percent_text(1)
+    ('38 %', '1.2 %', '100 %')
+    """
+    if share is None:
+        return MISSING
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent == 0 or abs(percent) >= 9.95 else f"{percent:.1f} %"
+
+
+def accuracy_text(mean: float | None, deviation: float | None = None) -> str:
+    """Write an accuracy as percent, with its standard deviation in points where there is one.
+
+    >>> accuracy_text(0.9512, 0.0104), accuracy_text(0.5)
+    ('95.1 % ± 1.0', '50.0 %')
+    """
+    if mean is None:
+        return MISSING
+    spread = "" if deviation is None else f" ± {100 * deviation:.1f}"
+    return f"{100 * mean:.1f} %{spread}"
+
+
+def abbreviated(name: str, width: int = 14) -> str:
+    """Shorten a long dotted name: outer parts to a letter and their number, then the middle.
+
+    >>> abbreviated("layer4.0.conv1")
+    'layer4.0.conv1'
+    >>> abbreviated("features.denseblock4.denselayer16.conv2")
+    'f.d4.d16.conv2'
+    >>> abbreviated("a_layer_of_no_parts")
+    'a_la…_no_parts'
+    """
+    if len(name) <= width:
+        return name
+    *outer, last = name.split(".")
+    short = ".".join([*(_initial(part) for part in outer), last])
+    if len(short) <= width:
+        return short
+    # The end, which tells layers apart, keeps more letters than the beginning.
+    head = (width - 1) // 3
+    return f"{short[:head]}{_ELLIPSIS}{short[head + 1 - width :]}"
+
+
+def _initial(part: str) -> str:
+    """Return the first letter and the number at the end."""
+    return part[:1] + part[1:][len(part[1:].rstrip(_DIGITS)) :]

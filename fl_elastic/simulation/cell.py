@@ -1,0 +1,140 @@
+"""The result of one method with one seed, built up round by round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fl_elastic.devices import round_cost, synchronous_round_seconds
+from fl_elastic.errors import ScenarioError
+from fl_elastic.groups import TensorGroup
+from fl_elastic.simulation.scenario import Client
+
+__all__ = ["Cell", "ClientRound"]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What one client did in one round.
+
+    Attributes
+    ----------
+    client : int
+        Its index in the fleet.
+    tensors : frozenset of str
+        Names of the tensors that it trained.
+    host_seconds : float
+        Predicted cost of its steps and probes on the measuring host.
+    step_seconds, full_step_seconds : float
+        Measured median step, and the profile's full step.
+    uplink_bytes : int
+        Size of its update.
+    """
+
+    client: int
+    tensors: frozenset[str]
+    host_seconds: float
+    step_seconds: float
+    full_step_seconds: float
+    uplink_bytes: int
+
+
+@dataclass
+class Cell:
+    """One method with one seed.
+
+    Attributes
+    ----------
+    method, seed : str, int
+        Which.
+    history : list of dict
+        Per round, starting with 0: accuracy, loss, and since the start simulated seconds, uplink and downlink
+        bytes.
+    coverage : dict
+        Device class to rounds x groups, the share of its clients that trained the group.
+    steps : list of [device, seconds, trained everything]
+        Every measured median step.
+    rejected : int
+        Updates that the server left out.
+    """
+
+    method: str
+    seed: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    coverage: dict[str, list[list[float]]] = field(default_factory=dict)
+    steps: list[tuple[str, float, bool]] = field(default_factory=list)
+    rejected: int = 0
+
+    def evaluated(self, accuracy: float, loss: float) -> None:
+        """Enter the global model's quality; costs are those entered so far."""
+        last = self.history[-1] if self.history else {}
+        costs = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
+        row = {"seed": self.seed, "round": len(self.history), "accuracy": accuracy, "loss": loss}
+        self.history.append(row | {name: last.get(f"next_{name}", 0.0) for name in costs})
+        self.history[-1] |= {f"next_{name}": self.history[-1][name] for name in costs}
+
+    def trained(
+        self,
+        rounds: Iterable[ClientRound],
+        clients: Sequence[Client],
+        groups: Sequence[TensorGroup],
+        downlink_bytes: int,
+        rejected: int,
+    ) -> None:
+        """Enter the training of a round; it counts from the next evaluation on."""
+        done = list(rounds)
+        last = self.history[-1]
+        seconds = synchronous_round_seconds(
+            round_cost(
+                clients[each.client].device,
+                host_seconds=each.host_seconds,
+                uplink_bytes=each.uplink_bytes,
+                downlink_bytes=downlink_bytes,
+            )
+            for each in done
+        )
+        last["next_simulated_seconds"] += seconds
+        last["next_uplink_bytes"] += sum(each.uplink_bytes for each in done)
+        last["next_downlink_bytes"] += downlink_bytes * (len(done) + rejected)
+        self.rejected += rejected
+        self._cover(done, clients, groups)
+
+    def _cover(
+        self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
+    ) -> None:
+        for name in dict.fromkeys(client.device.name for client in clients):
+            of_device = [each for each in done if clients[each.client].device.name == name]
+            shares = [
+                sum(not each.tensors.isdisjoint(group.parameters) for each in of_device)
+                / max(len(of_device), 1)
+                for group in groups
+            ]
+            self.coverage.setdefault(name, []).append(shares)
+        everything = {name for group in groups for name in group.parameters}
+        for each in done:
+            if each.step_seconds > 0:
+                device = clients[each.client].device.name
+                self.steps.append((device, each.step_seconds, each.tensors >= everything))
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return the history without what is carried to the next round."""
+        return [
+            {key: value for key, value in row.items() if not key.startswith("next_")}
+            for row in self.history
+        ]
+
+    def to_json(self) -> str:
+        """Return the cell as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Cell:
+        """Read what `to_json` wrote; raises ScenarioError if it is something else."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["steps"] = [(str(d), float(s), bool(e)) for d, s, e in fields["steps"]]
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

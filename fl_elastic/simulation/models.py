@@ -1,0 +1,226 @@
+"""Models that a scenario can name, built the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.registry import Registry
+from fl_elastic.simulation.model_blocks import (
+    MeanOverTokens,
+    ResidualBlock,
+    TransformerBlock,
+    VisionTokens,
+    batch_norm,
+    group_norm,
+)
+from fl_elastic.simulation.model_lookup import (
+    model_builder,
+    resolve_model,
+    torchvision_names,
+    unknown_model,
+)
+
+__all__ = ["MODELS", "build_model", "check_model_name", "resolve_model"]
+
+Shape = tuple[int, ...]
+Builder = Callable[[Shape, int], nn.Module]
+Norm = Callable[[int], nn.Module]
+
+MODELS: Registry[Builder] = Registry("model")
+
+
+def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Build a model whose initial weights depend on the arguments only.
+
+    The global random state of torch is left as it was.
+
+    Parameters
+    ----------
+    name : str
+        A registered model; else a torchvision classification model, also as ``torchvision:NAME``;
+        else ``module:callable``, whose shapes are the caller's business.
+    input_shape : tuple of int
+        Shape of one input, channels first.
+    classes : int
+        Number of outputs.
+    seed : int
+        Decides the initial weights.
+
+    Raises
+    ------
+    ModelError
+        If the model is unknown, cannot be built, or does not take such inputs.
+
+    Examples
+    --------
+    >>> model = build_model("digits_cnn", (1, 8, 8), 10, seed=0)
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    49282
+    """
+    if classes < 1 or not input_shape or min(input_shape) < 1:
+        raise ModelError(
+            f"{name}: no model has inputs of shape {input_shape} and {classes} classes"
+        )
+    with torch.random.fork_rng(devices=[]):
+        build = _builder(name, input_shape, classes)  # may import, which may draw numbers itself
+        # torch.manual_seed would seed accelerators as well, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def _builder(name: str, input_shape: Shape, classes: int) -> Callable[[], nn.Module]:
+    if name in MODELS:
+        return partial(MODELS.get(name), input_shape, classes)
+    check_model_name(name)
+    if ":" not in name or name.startswith("torchvision:"):
+        _need_image(name, input_shape, pixels=1, channels=3)
+    return model_builder(name, classes)
+
+
+def check_model_name(name: str) -> None:
+    """Raise a ModelError, with the nearest known name, unless ``name`` can be looked up.
+
+    Parameters
+    ----------
+    name : str
+        As in :func:`build_model`. ``module:callable`` is not imported here.
+    """
+    if name in MODELS:
+        return
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix != "torchvision":
+        if prefix and rest:
+            return
+    elif (rest if colon else name) in torchvision_names():
+        return
+    raise unknown_model(name, MODELS.names())
+
+
+def _need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = None) -> None:
+    if len(shape) != 3 or min(shape[1:]) < pixels or (channels and shape[0] != channels):
+        wanted = f"{channels or 'any number of'} channels and at least {pixels}x{pixels} pixels"
+        raise ModelError(f"{name} takes images of {wanted}, not inputs of shape {shape}")
+
+
+def _conv(inputs: int, outputs: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+    return [convolution, group_norm(outputs), nn.ReLU()]
+
+
+@MODELS.register("digits_cnn")
+def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Four convolutions with group normalisation for 8x8 images, 49 k parameters.
+
+    Widths are chosen so that no layer holds much more than the others: a model whose last linear
+    layer holds everything leaves nothing to choose from.
+    """
+    _need_image("digits_cnn", shape, pixels=4)
+    return nn.Sequential(
+        *_conv(shape[0], 24),
+        *_conv(24, 40),
+        nn.MaxPool2d(2),
+        *_conv(40, 48),
+        *_conv(48, 48),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 48, classes),
+    )
+
+
+@MODELS.register("small_cnn")
+def _small_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Four convolutions with group normalisation for 28x28 or 32x32 images, 192 k parameters."""
+    _need_image("small_cnn", shape, pixels=16)
+    return nn.Sequential(
+        *_conv(shape[0], 48),
+        nn.MaxPool2d(2),
+        *_conv(48, 80),
+        nn.MaxPool2d(2),
+        *_conv(80, 96),
+        *_conv(96, 96),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 96, classes),
+    )
+
+
+def _resnet(name: str, shape: Shape, classes: int, norm: Norm) -> nn.Module:
+    _need_image(name, shape, pixels=8)
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+        norm(16),
+        nn.ReLU(),
+        ResidualBlock(16, 16, stride=1, norm=norm),
+        ResidualBlock(16, 16, stride=1, norm=norm),
+        ResidualBlock(16, 32, stride=2, norm=norm),
+        ResidualBlock(32, 32, stride=1, norm=norm),
+        ResidualBlock(32, 64, stride=2, norm=norm),
+        ResidualBlock(64, 64, stride=1, norm=norm),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
+
+
+@MODELS.register("small_resnet")
+def _small_resnet(shape: Shape, classes: int) -> nn.Module:
+    """Three stages of two residual blocks, 16, 32 and 64 wide, with group normalisation."""
+    return _resnet("small_resnet", shape, classes, group_norm)
+
+
+@MODELS.register("small_resnet_bn")
+def _small_resnet_bn(shape: Shape, classes: int) -> nn.Module:
+    """Like ``small_resnet``, with batch normalisation."""
+    return _resnet("small_resnet_bn", shape, classes, batch_norm)
+
+
+@MODELS.register("vgg11_bn")
+def _vgg11_bn(shape: Shape, classes: int) -> nn.Module:
+    """VGG-11 with batch normalisation and a single linear layer, as usual for 32x32 images."""
+    _need_image("vgg11_bn", shape, pixels=32)
+    layers: list[nn.Module] = []
+    inputs = shape[0]
+    for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for width in stage:
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            inputs = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)]
+    return nn.Sequential(*layers)
+
+
+@MODELS.register("small_vit")
+def _small_vit(shape: Shape, classes: int) -> nn.Module:
+    """Four transformer blocks of width 128 on patches of 8x8 pixels (4x4 below 64 pixels)."""
+    _need_image("small_vit", shape, pixels=8)
+    patch = 8 if min(shape[1:]) >= 64 else 4
+    return nn.Sequential(
+        VisionTokens(shape, patch=patch, width=128),
+        *[TransformerBlock(128, heads=4) for _ in range(4)],
+        nn.LayerNorm(128),
+        MeanOverTokens(),
+        nn.Linear(128, classes),
+    )
+
+
+@MODELS.register("har_cnn")
+def _har_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Four convolutions along time, for windows of motion sensors."""
+    if len(shape) != 2 or shape[1] < 16:
+        raise ModelError(
+            f"har_cnn takes windows of (channels, 16 or more samples), not inputs of shape {shape}"
+        )
+    layers: list[nn.Module] = []
+    inputs = shape[0]
+    for width in (32, 48, 64, 64):
+        layers += [nn.Conv1d(inputs, width, 5, padding=2), group_norm(width), nn.ReLU()]
+        layers.append(nn.MaxPool1d(2))
+        inputs = width
+    layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+    return nn.Sequential(*layers)

@@ -1,0 +1,154 @@
+"""Condense the cells of a simulation into the summary that the report and ``summary.json`` show."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fl_elastic.groups import TensorGroup
+from fl_elastic.simulation.cell import Cell
+from fl_elastic.simulation.scenario import Scenario
+
+__all__ = ["environment", "summarise"]
+
+_FINAL_ROUNDS = 5
+
+
+def summarise(
+    scenario: Scenario, cells: Sequence[Cell], groups: Sequence[TensorGroup]
+) -> dict[str, Any]:
+    """Return the summary of all cells, as plain JSON values.
+
+    Final accuracy is the mean over the last five rounds and over seeds; time to target is where the mean
+    curve over seeds first reaches the target method's final accuracy minus the scenario's margin. The step
+    speed-up of a device is the median measured step that trained everything, in any cell of this simulation,
+    over the device's median step.
+    """
+    by_method = {m.name: [c for c in cells if c.method == m.name] for m in scenario.methods}
+    target = _target(scenario, by_method)
+    full_step = _full_step(cells)
+    devices = _devices(scenario)
+    methods = {
+        method.name: _method(scenario, by_method[method.name], method.budgeted, target, full_step)
+        for method in scenario.methods
+        if by_method[method.name]
+    }
+    return {
+        "title": scenario.title,
+        "dataset": scenario.data.dataset,
+        "model": scenario.model.name,
+        "clients": len(scenario.clients),
+        "rounds": scenario.training.rounds,
+        "seeds": list(scenario.seeds),
+        "simulated": True,
+        "final_accuracy_rule": f"mean of the last {_FINAL_ROUNDS} rounds",
+        "target_accuracy": target,
+        "target_rule": None
+        if scenario.target is None
+        else f"final accuracy of {scenario.target.method} minus {100 * scenario.target.minus:g} points",
+        "environment": environment(),
+        "devices": devices,
+        "groups": [group.name for group in groups],
+        "methods": methods,
+    }
+
+
+def environment() -> dict[str, str]:
+    """Return versions, machine and date."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("fl-elastic", "torch", "flwr", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return found
+
+
+def _final_accuracy(cell: Cell) -> float:
+    return statistics.fmean(row["accuracy"] for row in cell.history[-_FINAL_ROUNDS:])
+
+
+def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:
+    if scenario.target is None or not by_method.get(scenario.target.method):
+        return None
+    reached = [_final_accuracy(cell) for cell in by_method[scenario.target.method]]
+    return statistics.fmean(reached) - scenario.target.minus
+
+
+def _full_step(cells: Sequence[Cell]) -> float | None:
+    full = [seconds for cell in cells for _, seconds, everything in cell.steps if everything]
+    return statistics.median(full) if full else None
+
+
+def _devices(scenario: Scenario) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for client in scenario.clients:
+        entry = found.setdefault(
+            client.device.name,
+            {
+                "device": client.device.name,
+                "label": client.device.label,
+                "count": 0,
+                "slowdown": client.device.slowdown,
+                "requested_speedup": client.speedup,
+            },
+        )
+        entry["count"] += 1
+    return list(found.values())
+
+
+def _method(
+    scenario: Scenario,
+    cells: list[Cell],
+    budgeted: bool,
+    target: float | None,
+    full_step: float | None,
+) -> dict[str, Any]:
+    finals = [_final_accuracy(cell) for cell in cells]
+    last = [cell.history[-1] for cell in cells]
+    return {
+        "final_accuracy": statistics.fmean(finals),
+        "final_accuracy_std": statistics.stdev(finals) if len(finals) > 1 else 0.0,
+        "rounds": scenario.training.rounds,
+        "simulated_seconds": statistics.fmean(row["simulated_seconds"] for row in last),
+        "seconds_to_target": None if target is None else _seconds_to(cells, target),
+        "uplink_bytes": statistics.fmean(row["uplink_bytes"] for row in last),
+        "downlink_bytes": statistics.fmean(row["downlink_bytes"] for row in last),
+        "rejected_updates": sum(cell.rejected for cell in cells),
+        "devices": {
+            entry["device"]: {
+                "requested_speedup": entry["requested_speedup"] if budgeted else 1.0,
+                "achieved_speedup": _achieved(cells, entry["device"], full_step),
+            }
+            for entry in _devices(scenario)
+        },
+        "coverage": _mean_coverage(cells),
+        "history": [row for cell in cells for row in cell.rows()],
+    }
+
+
+def _seconds_to(cells: list[Cell], target: float) -> float | None:
+    for rows in zip(*(cell.history for cell in cells), strict=False):
+        if statistics.fmean(row["accuracy"] for row in rows) >= target:
+            return statistics.fmean(row["simulated_seconds"] for row in rows)
+    return None
+
+
+def _achieved(cells: list[Cell], device: str, full_step: float | None) -> float | None:
+    steps = [seconds for cell in cells for name, seconds, _ in cell.steps if name == device]
+    return full_step / statistics.median(steps) if steps and full_step else None
+
+
+def _mean_coverage(cells: list[Cell]) -> dict[str, list[list[float]]]:
+    return {
+        device: [
+            [statistics.fmean(shares) for shares in zip(*rows, strict=True)]
+            for rows in zip(*(cell.coverage[device] for cell in cells), strict=False)
+        ]
+        for device in (cells[0].coverage if cells else {})
+    }

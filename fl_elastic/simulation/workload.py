@@ -1,0 +1,114 @@
+"""What a scenario gives each client to do: its data, its model, its optimiser, its costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fl_elastic.losses import classification_loss
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.simulation.batches import Batches
+from fl_elastic.simulation.datasets import Dataset, load_dataset
+from fl_elastic.simulation.models import build_model
+from fl_elastic.simulation.partition import partition_indices
+from fl_elastic.simulation.scenario import Scenario, TrainingSection
+
+__all__ = [
+    "client_batches",
+    "measure_profile",
+    "optimizer_fn",
+    "scenario_dataset",
+    "scenario_model",
+    "test_batches",
+]
+
+_EVALUATION_BATCH = 256
+
+
+def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
+    """Return the scenario's dataset; loaded once per process."""
+    return load_dataset(scenario.data.dataset, data_root)
+
+
+@lru_cache(maxsize=8)
+def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDArray[np.int64]]:
+    """Split the (possibly limited) training set over the clients."""
+    data, dataset = scenario.data, scenario_dataset(scenario, data_root)
+    chosen = _limited(dataset.train_y, data.train_limit, seed)
+    parts = partition_indices(
+        dataset.train_y[chosen],
+        len(scenario.clients),
+        method=data.partition,
+        alpha=data.alpha,
+        seed=seed,
+        min_examples=data.min_examples,
+        owners=None if dataset.owners is None else dataset.owners[chosen],
+    )
+    return [chosen[part] for part in parts]
+
+
+def _limited(labels: npt.NDArray[np.int64], limit: int | None, seed: int) -> npt.NDArray[np.int64]:
+    everything = np.arange(len(labels))
+    if limit is None or limit >= len(labels):
+        return everything
+    return np.sort(np.random.default_rng(seed).choice(everything, limit, replace=False))
+
+
+def client_batches(
+    scenario: Scenario, data_root: str | None, seed: int, client: int, server_round: int
+) -> Batches:
+    """Return the training batches of one client in one round."""
+    dataset, part = scenario_dataset(scenario, data_root), _parts(scenario, data_root, seed)[client]
+    order = np.random.SeedSequence([seed, client, server_round]).generate_state(1)[0]
+    return Batches(
+        dataset.train_x[part], dataset.train_y[part], scenario.training.batch_size, seed=int(order)
+    )
+
+
+def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
+    """Return the server's test batches."""
+    dataset = scenario_dataset(scenario, data_root)
+    chosen = _limited(dataset.test_y, scenario.data.test_limit, seed=0)
+    x, y = dataset.test_x[chosen], dataset.test_y[chosen]
+    return Batches(x, y, _EVALUATION_BATCH, seed=0, shuffle=False)
+
+
+def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.Module:
+    """Return the scenario's model with the first weights of a seed."""
+    dataset = scenario_dataset(scenario, data_root)
+    return build_model(scenario.model.name, dataset.input_shape, dataset.classes, seed)
+
+
+def optimizer_fn(training: TrainingSection) -> OptimizerFn:
+    """Return the scenario's optimiser as a function of the parameters."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        rate, decay = training.learning_rate, training.weight_decay
+        if training.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=rate, momentum=training.momentum, weight_decay=decay
+            )
+        kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+        return kind(parameters, lr=rate, weight_decay=decay)
+
+    return make
+
+
+def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
+    """Measure the scenario's step on this host, with one thread and its own time."""
+    dataset = scenario_dataset(scenario, data_root)
+    size = scenario.training.batch_size
+    batch = torch.as_tensor(dataset.train_x[:size]), torch.as_tensor(dataset.train_y[:size])
+    return profile_model(
+        scenario_model(scenario, data_root, seed=0).train(),
+        classification_loss,
+        batch,
+        optimizer_fn=optimizer_fn(scenario.training),
+        clock="cpu",
+    )

@@ -1,0 +1,31 @@
+"""Conformance checks and made-up cases for those who add a policy, a score, a codec or a rule.
+
+Each function returns small checks that take the plug-in's class or an instance and raise
+AssertionError. With pytest::
+
+    @pytest.mark.parametrize("check", policy_checks(), ids=name_of)
+    def test_my_policy(check):
+        check(MyPolicy)
+"""
+
+from fl_elastic.testing.codecs import codec_checks
+from fl_elastic.testing.importances import importance_checks
+from fl_elastic.testing.policies import policy_checks
+from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
+from fl_elastic.testing.profiles import made_up_graph, made_up_profile
+from fl_elastic.testing.rules import rule_checks
+from fl_elastic.testing.subjects import Check, name_of
+
+__all__ = [
+    "Check",
+    "MadeUpTraining",
+    "Snapshot",
+    "codec_checks",
+    "importance_checks",
+    "made_up_graph",
+    "made_up_profile",
+    "made_up_training",
+    "name_of",
+    "policy_checks",
+    "rule_checks",
+]

@@ -1,0 +1,148 @@
+"""A small made-up model in the midst of training, for checks of importance scores."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.groups import Batch, tensor_groups
+from fl_elastic.importance import Probe
+from fl_elastic.profiling.measure import OptimizerFn
+
+__all__ = ["MadeUpTraining", "Snapshot", "made_up_training"]
+
+_OPTIMIZERS: dict[str, OptimizerFn] = {
+    "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.1),
+}
+
+
+@dataclass(frozen=True)
+class MadeUpTraining:
+    """A model with BatchNorm and dropout, its optimiser with state, and batches.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Has a frozen parameter, a module in eval mode, and gradients left from the last step.
+    optimizer : torch.optim.Optimizer
+        After two steps.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)``, which made it.
+    batches : list of batch
+        Independent batches.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    optimizer_fn: OptimizerFn
+    batches: list[Batch]
+
+    def probe(self, count: int, *, seed: int = 0) -> Probe:
+        """Return a probe with ``count`` batches whose generator starts at ``seed``."""
+        return Probe(
+            model=self.model,
+            loss_fn=nn.functional.cross_entropy,
+            groups=tensor_groups(self.model, nn.functional.cross_entropy, self.batches[0]),
+            batches=self.batches[:count],
+            shadow_optimizer=self._shadow,
+            generator=np.random.default_rng(seed),
+        )
+
+    def _shadow(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        shadow = self.optimizer_fn(parameters)
+        # load_state_dict keeps the tensors it is given: without a copy both would share them.
+        shadow.load_state_dict(deepcopy(self.optimizer.state_dict()))
+        return shadow
+
+
+def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4) -> MadeUpTraining:
+    """Return a model that has taken two training steps.
+
+    Parameters
+    ----------
+    optimizer : {"plain", "sgd", "adam"}
+        Plain SGD; SGD with momentum and weight decay; Adam with weight decay.
+    seed : int
+        Seed of weights and data.
+    batches : int
+        How many batches of 8 examples there are.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.Flatten(),
+            nn.Linear(4 * 16, 3),
+        )
+        data: list[Batch] = [
+            (torch.randn(8, 2, 4, 4), torch.randint(3, (8,))) for _ in range(batches)
+        ]
+        model.get_parameter("0.bias").requires_grad_(False)
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        made = _OPTIMIZERS[optimizer](trainable)
+        for inputs, targets in data[:2]:
+            made.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            made.step()
+        model[5].eval()
+    return MadeUpTraining(model, made, _OPTIMIZERS[optimizer], data)
+
+
+class Snapshot:
+    """Everything that a probe must leave as it was: model, modes, gradients, optimiser, randomness.
+
+    Examples
+    --------
+    >>> training = made_up_training()
+    >>> before = Snapshot(training.model, training.optimizer)
+    >>> _ = training.model(training.batches[0][0])
+    >>> before.differences()[:2]
+    ['buffer 1.running_mean', 'buffer 1.running_var']
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._before = self._take()
+
+    def differences(self) -> list[str]:
+        """Return what has changed since, by name; bit for bit."""
+        now = self._take()
+        names = [*self._before, *(name for name in now if name not in self._before)]
+        return [name for name in names if self._before.get(name) != now.get(name)]
+
+    def _take(self) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for name, parameter in self._model.named_parameters():
+            seen[f"weight {name}"] = _bits(parameter)
+            seen[f"gradient of {name}"] = None if parameter.grad is None else _bits(parameter.grad)
+            seen[f"requires_grad of {name}"] = parameter.requires_grad
+        for name, buffer in self._model.named_buffers():
+            seen[f"buffer {name}"] = _bits(buffer)
+        for name, module in self._model.named_modules():
+            seen[f"training mode of {name or 'the model'}"] = module.training
+        for index, state in enumerate(self._optimizer.state.values() if self._optimizer else ()):
+            for name, value in state.items():
+                written = _bits(value) if isinstance(value, Tensor) else value
+                seen[f"optimiser {name} of tensor {index}"] = written
+        seen["torch's random state"] = _bits(torch.get_rng_state())
+        kind, keys, *position = np.random.get_state(legacy=True)
+        seen["numpy's random state"] = (kind, np.asarray(keys).tobytes(), *position)
+        return seen
+
+
+def _bits(tensor: Tensor) -> tuple[Any, ...]:
+    values = tensor.detach().cpu().contiguous().view(-1)
+    return tensor.dtype, tuple(tensor.shape), values.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,18 @@
+"""Train what the plan says, within the budget."""
+
+from fl_elastic.training.evaluate import Evaluation, evaluate
+from fl_elastic.training.freeze import frozen_outside
+from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.report import FitReport
+from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.trainer import ElasticTrainer
+
+__all__ = [
+    "ElasticTrainer",
+    "Evaluation",
+    "FitReport",
+    "SelectionState",
+    "TrainerOptions",
+    "evaluate",
+    "frozen_outside",
+]

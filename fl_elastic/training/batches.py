@@ -1,0 +1,41 @@
+"""Read a loader of any kind: how many batches, how many examples, the first few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from itertools import islice
+from typing import Any
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, batch_shape, to_device
+
+__all__ = ["LoaderSize", "first_batches", "loader_size"]
+
+LoaderSize = tuple[int, int]
+
+
+def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batch]:
+    """Return up to ``count`` batches on ``device``; raises TrainingError if the loader is empty."""
+    batches = [to_device(batch, device) for batch in islice(iter(loader), max(count, 1))]
+    if not batches:
+        raise TrainingError("the loader gave no batch: check the client's data and batch size")
+    return batches
+
+
+def loader_size(loader: Iterable[Batch], first: Batch) -> LoaderSize:
+    """Return batches and examples per epoch, by the loader's own word or else by counting once."""
+    dataset = getattr(loader, "dataset", None)
+    examples = getattr(loader, "dataset_size", None)
+    if examples is None and isinstance(dataset, Sized):
+        examples = len(dataset)
+    if isinstance(loader, Sized) and examples is not None:
+        return len(loader), int(examples)
+    if isinstance(loader, (list, tuple)) or not isinstance(loader, Sized):
+        sizes = [_batch_size(batch) for batch in loader]
+        return len(sizes), sum(sizes)
+    return len(loader), len(loader) * _batch_size(first)
+
+
+def _batch_size(batch: Batch) -> int:
+    shape = batch_shape(batch)
+    return shape[0] if shape else 1

@@ -1,0 +1,98 @@
+"""Measure what a plan's step really takes, beside full steps, and correct the plan until it fits."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
+from fl_elastic.planning import Mode, Plan, PlanRequest, Policy
+from fl_elastic.profiling import clock_for
+from fl_elastic.profiling.calibrate import OptimizerFn
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.training.freeze import frozen_outside
+
+__all__ = ["MeasuredPlan", "measure_plan", "plan_measured"]
+
+_TOLERANCE = 0.02
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """A plan and the median seconds of its step and of a full step, taken in turn."""
+
+    plan: Plan
+    step_seconds: float
+    full_step_seconds: float
+
+    @property
+    def speedup(self) -> float:
+        """Full step over the plan's step, as measured."""
+        return self.full_step_seconds / self.step_seconds
+
+
+def measure_plan(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    optimizer_fn: OptimizerFn,
+    plan: Plan,
+    *,
+    repeats: int = 9,
+    clock: str = "auto",
+) -> MeasuredPlan:
+    """Time ``repeats`` pairs of a full and a planned step; the model is left as it was."""
+    everything = replace(plan, modes=tuple(Mode.FULL for _ in plan.modes))
+    timer = clock_for(model_device(model), clock)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with untouched(model):
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        before = [parameter.detach().clone() for parameter in trainable]
+        optimizer = optimizer_fn(trainable)
+        for repeat in range(repeats + 1):
+            for full in (True, False):
+                with frozen_outside(everything if full else plan, model):
+                    started = timer()
+                    _step(model, loss_fn, batch, optimizer)
+                    if repeat:
+                        seconds[full].append(timer() - started)
+        with torch.no_grad():
+            for parameter, value in zip(trainable, before, strict=True):
+                parameter.copy_(value)
+    return MeasuredPlan(plan, statistics.median(seconds[False]), statistics.median(seconds[True]))
+
+
+def _step(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, optimizer: torch.optim.Optimizer
+) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    compute_loss(model, loss_fn, batch).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def plan_measured(
+    policy: Policy, request: PlanRequest, measure: Callable[[Plan], MeasuredPlan]
+) -> MeasuredPlan:
+    """Plan, measure, and plan again with what the measurement taught, until the budget is met.
+
+    Returns the plan whose measured speed-up comes nearest to the requested one.
+    """
+    wanted = request.profile.full_step_seconds / (request.allowed_step_seconds * request.correction)
+    best = measure(policy.plan(request))
+    tried = {best.plan.modes}
+    for _ in range(_TRIES - 1):
+        if not np.isfinite(wanted) or wanted <= 0 or abs(best.speedup / wanted - 1) <= _TOLERANCE:
+            break
+        request = replace(request, correction=request.correction * wanted / best.speedup)
+        plan = policy.plan(request)
+        if plan.modes in tried:
+            break
+        tried.add(plan.modes)
+        best = min(best, measure(plan), key=lambda found: abs(found.speedup / wanted - 1))
+    return best

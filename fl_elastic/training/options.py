@@ -1,0 +1,62 @@
+"""How an elastic trainer selects and keeps its pace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_elastic.errors import BudgetError
+
+__all__ = ["TrainerOptions"]
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Settings of `ElasticTrainer` beyond budget and policy.
+
+    Parameters
+    ----------
+    importance : str
+        Registered score used by policies that need one.
+    reselect_every : int
+        Steps between two probes of importance. While importance stays alike the gap doubles, up to
+        eight times; once it has drifted it falls back.
+    drift : float
+        Cosine similarity of old and new importance below which the tensors are selected anew.
+    smoothing : float
+        Weight of the old score in the moving average over probes, in [0, 1).
+    exploration : float
+        Worth that every group has besides its share of the importance: its share of the weights (and of the
+        number of groups), times one more than the fits in which it was last left out. It fills the budget
+        where importance is lost in noise, and brings every affordable group back in turn.
+    deep_every : int
+        On average every so many fits, and at least every twice as many, a policy that selects trains all groups
+        for fewer steps in the same time (deep-few-steps against shallow-many-steps), so that each client
+        trains every group with a known probability, whatever its budget. 0 turns it off.
+    closed_loop : bool
+        Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
+        alone, so that a simulation is reproducible.
+    clock : {"auto", "wall", "cpu"}
+        See `fl_elastic.profiling.clock_for`.
+    seed : int
+        Seed of random choices.
+    """
+
+    importance: str = "elastic"
+    reselect_every: int = 100
+    drift: float = 0.8
+    smoothing: float = 0.5
+    exploration: float = 0.3
+    deep_every: int = 4
+    closed_loop: bool = True
+    clock: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reselect_every < 1:
+            raise BudgetError(f"reselect_every {self.reselect_every} must be at least 1 step")
+        if not 0 <= self.smoothing < 1:
+            raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
+        if self.deep_every < 0:
+            raise BudgetError(f"deep_every {self.deep_every} must not be negative")
+        if self.exploration < 0:
+            raise BudgetError(f"exploration {self.exploration} must not be negative")

@@ -1,0 +1,55 @@
+"""Count and time the steps of one fit."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable
+
+from fl_elastic.groups import Batch, batch_shape
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import Clock
+
+__all__ = ["StepLog"]
+
+
+class StepLog:
+    """What the steps of one fit cost and touched.
+
+    Parameters
+    ----------
+    whole_batch : tuple of int
+        Shape of a batch that enters step times; a smaller last batch would distort them.
+    clock : callable
+        Gives seconds.
+    """
+
+    def __init__(self, whole_batch: tuple[int, ...], clock: Clock) -> None:
+        self.clock = clock
+        self.losses: list[float] = []
+        self.tensor_steps: Counter[str] = Counter()
+        self.seconds = 0.0
+        self.selection_seconds = 0.0
+        self.predicted_seconds = 0.0
+        self._whole_batch = whole_batch
+        self._whole_seconds: list[float] = []
+
+    def step(
+        self, batch: Batch, plan: Plan, tensors: list[str], take: Callable[[Batch], float]
+    ) -> tuple[float, bool]:
+        """Take one step; return its seconds and whether its batch was whole."""
+        started = self.clock()
+        self.losses.append(take(batch))
+        seconds = self.clock() - started
+        whole = batch_shape(batch) == self._whole_batch
+        if whole:
+            self._whole_seconds.append(seconds)
+        self.seconds += seconds
+        self.predicted_seconds += plan.predicted_step_seconds
+        self.tensor_steps.update(tensors)
+        return seconds, whole
+
+    @property
+    def median_step_seconds(self) -> float:
+        """Median seconds of a step with a whole batch, 0 if there was none."""
+        return statistics.median(self._whole_seconds) if self._whole_seconds else 0.0

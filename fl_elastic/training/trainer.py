@@ -1,0 +1,322 @@
+"""The trainer: measure, choose, train, hold the budget, hand over what changed."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss, to_device
+from fl_elastic.importance import Probe, make_importance
+from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.profiling import CostProfile, clock_for, profile_model
+from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.freeze import frozen_outside, training_statistics
+from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.pace import Pace
+from fl_elastic.training.report import FitReport
+from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.step_log import StepLog
+from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
+
+__all__ = ["ElasticTrainer"]
+
+
+class ElasticTrainer:
+    """Trains the best part of a model that fits a budget.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place, on the device it is on. Parameters that do not require a gradient stay out.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returning a torch optimiser; called once, and once per probe.
+    budget : Budget
+        What one fit may spend.
+    policy : str
+        Registered policy, see `fl_elastic.planning.policies`.
+    profile : CostProfile, optional
+        Measured costs; measured on the first batch when missing or of another case.
+    options : TrainerOptions, optional
+        Everything else.
+    state : SelectionState, optional
+        Scores remembered from earlier fits of the same client.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> data = [(torch.randn(4, 8), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    >>> trainer = ElasticTrainer(
+    ...     model, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1),
+    ...     budget=Budget(), policy="head")
+    >>> trainer.fit(data).steps
+    3
+    >>> sorted(trainer.update().deltas)
+    ['2.bias', '2.weight']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        optimizer_fn: OptimizerFn,
+        *,
+        budget: Budget,
+        policy: str = "elastic",
+        profile: CostProfile | None = None,
+        options: TrainerOptions | None = None,
+        state: SelectionState | None = None,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer_fn = optimizer_fn
+        self.budget = budget
+        self.options = options or TrainerOptions()
+        self.profile = profile
+        self.state = state or SelectionState()
+        self.manifest = Manifest.of(model)
+        self.plan: Plan | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._policy = make_policy(policy)
+        self._importance = make_importance(self.options.importance)
+        self._generator = np.random.default_rng(self.options.seed)
+        self._base: dict[str, NDArray[Any]] | None = None
+        self._tensor_steps: Counter[str] = Counter()
+        self._num_examples = 0
+        self._requested_steps = 1
+
+    def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
+        """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.
+
+        Raises
+        ------
+        TrainingError
+            If the loader is empty or a loss is not finite; the model is then as before the fit.
+        BudgetError
+            If memory or uplink do not even admit the head.
+        """
+        needed = self._importance.batches_needed if self._policy.uses_importance else 1
+        batches = first_batches(loader, needed, model_device(self.model))
+        per_epoch, self._num_examples = loader_size(loader, batches[0])
+        self._base = weights_of(self.model, self.manifest)
+        self._tensor_steps.clear()
+        try:
+            return self._fit(loader, epochs, per_epoch * epochs, batches)
+        except TrainingError:
+            load_weights(self.model, self.manifest, self._base)
+            raise
+
+    def _fit(
+        self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
+    ) -> FitReport:
+        profile = self._profile_for(batches[0])
+        self._optimizing()
+        clock = clock_for(model_device(self.model), self.options.clock)
+        self._requested_steps = requested
+        allowed = self.budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
+        pace = Pace(allowed, requested, correct=self.options.closed_loop)
+        log = StepLog(batch_shape(batches[0]), clock)
+        plan = self._deep_plan() or self._select(batches, pace, log, current=None)
+        plans = [(0, plan)]
+        stream = _epochs(loader, epochs, model_device(self.model))
+        batch = next(stream, None)
+        while batch is not None and pace.steps_left(plan) > 0:
+            batch = self._train(plan, batch, stream, pace, log)
+            if batch is not None and pace.steps_left(plan) > 0:
+                plan = self._select([batch, *batches[1:]], pace, log, current=plan)
+                plans.append((pace.steps, plan))
+        self.plan = plan
+        self._tensor_steps = log.tensor_steps
+        self.state.trained(np.any([each.mask for _, each in plans], axis=0).tolist())
+        return FitReport(
+            plan=plan,
+            plans=tuple(plans),
+            steps=pace.steps,
+            requested_steps=requested,
+            seconds=log.seconds,
+            selection_seconds=log.selection_seconds,
+            predicted_seconds=log.predicted_seconds,
+            step_seconds=log.median_step_seconds,
+            full_step_seconds=profile.full_step_seconds,
+            loss=statistics.fmean(log.losses[-(requested // max(epochs, 1)) :]),
+            losses=tuple(log.losses),
+            importance=dict(zip(self.state.names, self.state.scores, strict=False)),
+            num_examples=self._num_examples,
+        )
+
+    def _train(
+        self, plan: Plan, batch: Batch, stream: Iterator[Batch], pace: Pace, log: StepLog
+    ) -> Batch | None:
+        """Train by one plan until the data or the budget ends or a new selection is due."""
+        next_batch: Batch | None = batch
+        with frozen_outside(plan, self.model):
+            tensors = [*plan.trained_parameters, *training_statistics(self.model)]
+            while next_batch is not None and pace.steps_left(plan) > 0:
+                seconds, whole = log.step(next_batch, plan, tensors, self._step)
+                pace.record(seconds, whole_batch=whole)
+                self.state.steps_since_probe += 1
+                next_batch = next(stream, None)
+                if next_batch is not None and (self._probe_due() or pace.wants_replan(plan)):
+                    break
+        return next_batch
+
+    def update(self, base_version: int = 0) -> PartialUpdate:
+        """Return what the last fit changed, against the weights it started from.
+
+        Holds each parameter that was trained for at least one step, and each running statistic that
+        the training steps updated, with the number of those steps.
+
+        Raises
+        ------
+        TrainingError
+            If nothing was fitted yet, or a weight is no longer finite.
+        """
+        if self._base is None:
+            raise TrainingError("there is no update before the first fit")
+        now = weights_of(self.model, self.manifest)
+        steps = self._with_aliases(self._tensor_steps)
+        deltas = {}
+        for name in self.manifest.names:
+            if steps[name] > 0:
+                deltas[name] = np.asarray(now[name] - self._base[name])
+                if not np.isfinite(deltas[name]).all():
+                    raise TrainingError(
+                        f"tensor {name!r} is no longer finite after training: lower the learning rate"
+                    )
+        return PartialUpdate(
+            deltas=deltas,
+            steps={name: steps[name] for name in deltas},
+            num_examples=self._num_examples,
+            base_version=base_version,
+        )
+
+    def _with_aliases(self, steps: Counter[str]) -> Counter[str]:
+        """Count the steps of a tied parameter under each of its names."""
+        first_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        counted = Counter(steps)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            counted[name] = steps[first_name[id(parameter)]]
+        return counted
+
+    def _profile_for(self, batch: Batch) -> CostProfile:
+        """Return the given profile if it fits this model and device, else measure one."""
+        key = profile_key(self.model, batch)
+        if self.profile is None or self.profile.key != key:
+            self.profile = profile_model(
+                self.model, self.loss_fn, batch,
+                optimizer_fn=self.optimizer_fn, clock=self.options.clock,
+            )  # fmt: skip
+        self.state.fit_to(self.profile.group_names)
+        return self.profile
+
+    def _optimizing(self) -> torch.optim.Optimizer:
+        """Return the optimiser, made at first use and kept from fit to fit."""
+        if self.optimizer is None:
+            trainable = [p for p in self.model.parameters() if p.requires_grad]
+            self.optimizer = self.optimizer_fn(trainable)
+        return self.optimizer
+
+    def _profiled(self) -> CostProfile:
+        if self.profile is None:
+            raise TrainingError("there is no cost profile before the first fit")
+        return self.profile
+
+    def _step(self, batch: Batch) -> float:
+        """Take one training step and return its loss."""
+        optimizer = self._optimizing()
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute_loss(self.model, self.loss_fn, batch)
+        value = loss.item()
+        if not np.isfinite(value):
+            raise TrainingError(
+                f"the loss is {value}: check the batch for NaN and the learning rate; "
+                "the model was put back to where the fit started"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return value
+
+    def _probe_due(self) -> bool:
+        return self._policy.uses_importance and self.state.probe_due()
+
+    def _deep_plan(self) -> Plan | None:
+        """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
+        selects = self._policy.uses_importance and not self._everything_fits()
+        if not selects or not self.state.deep_due(self.options, self._generator):
+            return None
+        request = self._request(1.0)
+        if not request.fits_bytes(np.ones(len(request.profile), dtype=bool)):
+            return None
+        return make_policy("full").plan(request)
+
+    def _select(self, batches: list[Batch], pace: Pace, log: StepLog, current: Plan | None) -> Plan:
+        """Return the plan to go on with; importance is probed first if that is due."""
+        started = log.clock()
+        keep = False
+        if self._probe_due() and not self._everything_fits():
+            drifted = self.state.absorb(self._importance.score(self._probe(batches)), self.options)
+            keep = current is not None and not drifted and not pace.corrected
+            log.predicted_seconds += (
+                self._importance.batches_needed * self._profiled().full_step_seconds
+            )
+        plan = (
+            current
+            if keep and current is not None
+            else self._policy.plan(self._request(pace.correction))
+        )
+        pace.replanned()
+        spent = log.clock() - started
+        log.selection_seconds += spent
+        if self.budget.deadline is not None:
+            pace.spent += spent
+        return plan
+
+    def _everything_fits(self) -> bool:
+        request = self._request(1.0)
+        return request.fits(np.ones(len(request.profile), dtype=bool))
+
+    def _probe(self, batches: list[Batch]) -> Probe:
+        return Probe(
+            model=self.model,
+            loss_fn=self.loss_fn,
+            groups=self._profiled().graph.groups,
+            batches=batches,
+            shadow_optimizer=self._shadow_optimizer,
+            generator=self._generator,
+        )
+
+    def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a copy of the optimiser, state included, that drives ``parameters``."""
+        shadow = self.optimizer_fn(parameters)
+        shadow.load_state_dict(self._optimizing().state_dict())
+        return shadow
+
+    def _request(self, correction: float) -> PlanRequest:
+        profile, scores = self._profiled(), self.state.scores
+        return PlanRequest(
+            profile=profile,
+            budget=self.budget,
+            importance=self.state.worth(self.options, profile.parameter_bytes)
+            if scores
+            else np.zeros(len(profile)),
+            steps=self._requested_steps,
+            correction=correction,
+            generator=self._generator,
+        )
+
+
+def _epochs(loader: Iterable[Batch], epochs: int, device: torch.device) -> Iterator[Batch]:
+    for _ in range(epochs):
+        for batch in loader:
+            yield to_device(batch, device)

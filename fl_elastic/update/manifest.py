@@ -1,0 +1,172 @@
+"""The ordered tensors of the global model, which every index on the wire refers to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Manifest", "Role", "load_weights", "weights_of"]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+
+class Role(StrEnum):
+    """What a tensor is to the aggregation."""
+
+    PARAMETER = "parameter"
+    STATISTIC = "statistic"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Names, shapes, dtypes and roles of a model's tensors, in a fixed order.
+
+    Parameters are trained. Statistics are floating buffers, such as BatchNorm's running mean. Counters are
+    integer and boolean buffers: they travel from the server to the clients and are never averaged. Roles do not
+    enter the hash, because a server may know its model as arrays only.
+
+    Attributes
+    ----------
+    names, shapes, dtypes, roles : tuple
+        One entry per tensor; dtypes are numpy's names, or ``bfloat16`` (held as float32 outside torch).
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    roles: tuple[Role, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.names), len(self.shapes), len(self.dtypes), len(self.roles)}
+        if len(lengths) != 1 or len(set(self.names)) != len(self.names):
+            raise UpdateError(
+                "a manifest needs one shape, dtype and role for each of its unique names"
+            )
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Manifest:
+        """Return the manifest of a torch model.
+
+        Raises
+        ------
+        UpdateError
+            If a tensor's dtype cannot travel (complex, quantised).
+        """
+        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        state = model.state_dict()
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.items()}
+        return cls(
+            names=tuple(state),
+            shapes=tuple(tuple(tensor.shape) for tensor in state.values()),
+            dtypes=_sendable(dtypes),
+            roles=tuple(
+                Role.PARAMETER if name in trained else _buffer_role(dtypes[name]) for name in state
+            ),
+        )
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Manifest:
+        """Return the manifest of named arrays; running statistics are told by BatchNorm's names for them."""
+        dtypes = {name: array.dtype.name for name, array in arrays.items()}
+        return cls(
+            names=tuple(arrays),
+            shapes=tuple(tuple(array.shape) for array in arrays.values()),
+            dtypes=_sendable(dtypes),
+            roles=tuple(
+                _buffer_role(dtype)
+                if dtype in _WHOLE or name.endswith(("running_mean", "running_var"))
+                else Role.PARAMETER
+                for name, dtype in dtypes.items()
+            ),
+        )
+
+    @cached_property
+    def hash(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of the manifest's content."""
+        content = [self.names, self.shapes, self.dtypes]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each name."""
+        return {name: position for position, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the tensor called ``name``."""
+        return self.shapes[self.index[name]]
+
+    def role(self, name: str) -> Role:
+        """Return the role of the tensor called ``name``."""
+        return self.roles[self.index[name]]
+
+    def array_dtype(self, name: str) -> np.dtype[Any]:
+        """Return the numpy dtype that holds the tensor outside torch."""
+        dtype = self.dtypes[self.index[name]]
+        return np.dtype("float32" if dtype == "bfloat16" else dtype)
+
+    def check_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Raise UpdateError unless ``weights`` has exactly the manifest's names and shapes."""
+        missing = [name for name in self.names if name not in weights]
+        extra = [name for name in weights if name not in self.index]
+        if missing or extra:
+            raise UpdateError(
+                f"weights do not fit the manifest {self.hash}: {len(missing)} tensors missing "
+                f"{missing[:3]}, {len(extra)} unknown {extra[:3]}"
+            )
+        for name in self.names:
+            if tuple(weights[name].shape) != self.shape(name):
+                raise UpdateError(
+                    f"tensor {name!r} has shape {tuple(weights[name].shape)}, "
+                    f"the manifest says {self.shape(name)}"
+                )
+
+
+def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
+    for name, dtype in dtypes.items():
+        if dtype not in _FLOATS + _WHOLE:
+            raise UpdateError(f"tensor {name!r} has dtype {dtype}, which cannot be sent")
+    return tuple(dtypes.values())
+
+
+def _buffer_role(dtype: str) -> Role:
+    return Role.STATISTIC if dtype in _FLOATS else Role.COUNTER
+
+
+def weights_of(model: nn.Module, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """Return copies of the model's tensors as numpy arrays, in the manifest's order."""
+    state = model.state_dict()
+    return {
+        name: state[name].detach().cpu().numpy().copy()
+        if manifest.dtypes[position] != "bfloat16"
+        else state[name].detach().cpu().float().numpy()
+        for name, position in manifest.index.items()
+    }
+
+
+def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDArray[Any]]) -> None:
+    """Copy ``weights`` into the model; raises UpdateError if they do not fit the manifest."""
+    import torch
+
+    manifest.check_weights(weights)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name in manifest.names:
+            state[name].copy_(torch.as_tensor(np.array(weights[name])))

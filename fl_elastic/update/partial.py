@@ -1,0 +1,94 @@
+"""A partial update: the deltas of the tensors that one client trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.update.manifest import Manifest, Role
+
+__all__ = ["Limits", "PartialUpdate", "check_update"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartialUpdate:
+    """What one client learnt in one round.
+
+    Attributes
+    ----------
+    deltas : dict of str to ndarray
+        Change of each trained tensor, and of each running statistic that training updated.
+    steps : dict of str to int
+        For each delta, in how many local steps the tensor was trained (or the statistic updated).
+    num_examples : int
+        Weight of the client in the aggregation.
+    base_version : int
+        Version of the global model that the deltas start from.
+    """
+
+    deltas: dict[str, NDArray[Any]]
+    steps: dict[str, int]
+    num_examples: int
+    base_version: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server believes: larger counts are taken for damage or an attack.
+
+    Attributes
+    ----------
+    max_steps : int
+        Local steps per tensor.
+    max_examples : int
+        Examples per client.
+    max_change : float
+        Largest absolute delta; far below the range of fp32, so that no sum can overflow.
+    """
+
+    max_steps: int = 1_000_000
+    max_examples: int = 100_000_000
+    max_change: float = 1e30
+
+
+def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | None = None) -> None:
+    """Raise UpdateError unless ``update`` can be merged.
+
+    Checks names, roles, shapes, finiteness, step counts, the example count and the base version.
+    """
+    limits = limits or Limits()
+    _check_count("num_examples", update.num_examples, 1, limits.max_examples)
+    _check_count("base_version", update.base_version, 0, 2**62)
+    if set(update.steps) != set(update.deltas):
+        odd = sorted(set(update.steps) ^ set(update.deltas))
+        raise UpdateError(f"deltas and steps must name the same tensors, they differ in {odd[:3]}")
+    for name, delta in update.deltas.items():
+        if name not in manifest.index:
+            raise UpdateError(f"tensor {name!r} is not in the manifest {manifest.hash}")
+        if manifest.role(name) is Role.COUNTER:
+            raise UpdateError(
+                f"tensor {name!r} holds integers, which are never averaged; leave it out"
+            )
+        if tuple(np.shape(delta)) != manifest.shape(name):
+            raise UpdateError(
+                f"delta of {name!r} has shape {tuple(np.shape(delta))}, the manifest says {manifest.shape(name)}"
+            )
+        if not np.isfinite(delta).all():
+            raise UpdateError(f"delta of {name!r} holds NaN or infinite values")
+        largest = min(limits.max_change, float(np.finfo(manifest.array_dtype(name)).max) / 4)
+        if np.size(delta) and float(np.abs(delta).max()) > largest:
+            raise UpdateError(
+                f"delta of {name!r} reaches {np.abs(delta).max():.3g}, more than {largest:.3g}"
+            )
+        _check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
+
+
+def _check_count(what: str, value: object, lowest: int, highest: int) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise UpdateError(f"{what} must be an integer, got {value!r}")
+    if not lowest <= value <= highest:
+        raise UpdateError(f"{what} is {value}, expected {lowest} to {highest}")

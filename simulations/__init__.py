@@ -1,0 +1,1 @@
+"""The Flower app of the repository and its scenarios."""

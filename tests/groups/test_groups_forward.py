@@ -1,0 +1,135 @@
+"""How models are called: tensors, tuples and dicts, whole or spread."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from small_models import chain, loss_fn, vectors
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import batch_shape, call_model, compute_loss, tensor_groups, to_device
+from fl_elastic.groups.forward import map_tensors
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+a, b = torch.randn(4, 3), torch.randn(4, 3)
+
+
+class TakesTwo(nn.Module):
+    """Two inputs, by position or by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """Subtract, so that the order matters."""
+        out: Tensor = self.linear(a - 2 * b) * scale
+        return out
+
+
+class TakesWhole(nn.Module):
+    """One input that is a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Subtract the container's two tensors."""
+        first, second = (batch["a"], batch["b"]) if hasattr(batch, "keys") else batch
+        out: Tensor = self.linear(first - 2 * second)
+        return out
+
+
+@pytest.mark.parametrize("model", [TakesTwo(), TakesWhole()], ids=["spread", "whole"])
+@pytest.mark.parametrize(
+    "inputs",
+    [(a, b), [a, b], Pair(a, b), {"a": a, "b": b}, OrderedDict(b=b, a=a)],
+    ids=["tuple", "list", "namedtuple", "dict", "ordered dict"],
+)
+def test_containers_are_spread_over_the_parameters_or_passed_whole(
+    model: nn.Module, inputs: Any
+) -> None:
+    assert torch.equal(call_model(model, inputs), model.get_submodule("linear")(a - 2 * b))
+    targets = torch.zeros(4, dtype=torch.long)
+    groups = tensor_groups(model, loss_fn, (inputs, targets))
+    assert [group.name for group in groups] == ["linear"]
+
+
+def test_a_dict_may_leave_out_defaults_and_a_tuple_fill_them() -> None:
+    model = TakesTwo()
+    assert torch.equal(call_model(model, {"a": a, "b": b, "scale": 3.0}), model(a, b, 3.0))
+    assert torch.equal(call_model(model, (a, b, 3.0)), model(a, b, 3.0))
+
+
+def test_a_tensor_is_passed_as_it_is() -> None:
+    model = chain()
+    inputs = vectors()[0][0]
+    assert torch.equal(call_model(model, inputs), model(inputs))
+
+
+@pytest.mark.parametrize("inputs", [(a, b), {"a": a, "b": b}], ids=["tuple", "dict"])
+def test_an_error_inside_the_model_is_not_mistaken_for_a_wrong_signature(inputs: Any) -> None:
+    class Broken(TakesTwo):
+        calls = 0
+
+        def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+            Broken.calls += 1
+            raise TypeError("the model's own trouble with an argument")
+
+    with pytest.raises(TypeError, match="own trouble"):
+        call_model(Broken(), inputs)
+    assert Broken.calls == 1
+
+
+def test_batch_shape_is_that_of_the_first_tensor() -> None:
+    assert batch_shape((a, None)) == (4, 3)
+    assert batch_shape(({"text": "x", "a": b[:2]}, None)) == (2, 3)
+    assert batch_shape(([[], (7, b)], None)) == (4, 3)
+    assert batch_shape(("no tensor", a)) == ()
+
+
+def test_containers_keep_their_type_when_tensors_are_mapped() -> None:
+    value = {"x": [a, (b, "text")], "y": Pair(a, 3)}
+    mapped = map_tensors(lambda tensor: tensor + 1, value)
+    assert torch.equal(mapped["x"][0], a + 1) and torch.equal(mapped["x"][1][0], b + 1)
+    assert mapped["x"][1][1] == "text" and isinstance(mapped["x"][1], tuple)
+    assert isinstance(mapped["y"], Pair) and mapped["y"].b == 3
+    assert torch.equal(value["y"].a, a)  # type: ignore[attr-defined]
+
+
+def test_batches_move_to_a_device() -> None:
+    moved = to_device((a, {"t": b}), "meta")
+    assert moved[0].device.type == moved[1]["t"].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.randn(4, 5), torch.zeros(4, dtype=torch.long)),
+        (torch.randn(4, 6), torch.zeros(3, dtype=torch.long)),
+        (torch.randn(4, 6), torch.full((4,), 99)),
+        (torch.randint(3, (4, 6)), torch.zeros(4, dtype=torch.long)),
+        (torch.randn(4, 6), torch.zeros(4)),
+    ],
+    ids=["features", "target count", "class", "input dtype", "target dtype"],
+)
+def test_a_batch_that_does_not_fit_the_model_is_one_clear_line(batch: Any) -> None:
+    with pytest.raises(TrainingError) as caught:
+        compute_loss(chain(), loss_fn, batch)
+    message = str(caught.value)
+    assert "\n" not in message and str(tuple(batch[0].shape)) in message
+    assert caught.value.__cause__ is not None
+
+
+def test_running_out_of_memory_stays_what_it_is() -> None:
+    def greedy(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        compute_loss(chain(), greedy, vectors()[0])

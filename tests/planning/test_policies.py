@@ -1,0 +1,321 @@
+"""Every registered policy conforms; the elastic one is compared with every possible plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError, RegistryError
+from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.planning import Mode, PlanRequest, make_policy, policies, prefix_knapsack
+from fl_elastic.profiling import CostProfile, ProfileKey
+from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
+
+NAMES = ["bias", "elastic", "full", "head", "last_k", "random"]
+profiles = st.builds(
+    made_up_profile, st.integers(1, 14), branched=st.booleans(), seed=st.integers(0, 10**6)
+)
+
+
+def request_of(profile: CostProfile, budget: Budget, seed: int = 0, **more: Any) -> PlanRequest:
+    # As the trainer makes it: nothing is worth less than nothing.
+    importance = np.random.default_rng(seed).uniform(-0.2, 1.0, len(profile)).clip(min=0.0)
+    generator = np.random.default_rng(seed)
+    return PlanRequest(profile, budget, importance, generator=generator, **more)
+
+
+def mask_of(policy: str, request: PlanRequest) -> NDArray[np.bool_]:
+    return make_policy(policy).plan(request).mask
+
+
+def test_the_registered_policies_are_all_checked() -> None:
+    assert policies() == NAMES
+    assert len(policy_checks()) == 11
+    assert len({name_of(check) for check in policy_checks()}) == 11
+
+
+@pytest.mark.parametrize("check", policy_checks(), ids=name_of)
+@pytest.mark.parametrize("name", NAMES)
+def test_policy_conforms(name: str, check: Check) -> None:
+    policy = make_policy(name)
+    check(policy)
+    check(type(policy))
+    assert isinstance(policy, type(make_policy(name)))
+
+
+def test_an_unknown_policy_lists_the_known_and_guesses() -> None:
+    with pytest.raises(RegistryError) as caught:
+        make_policy("elastik")
+    assert "did you mean 'elastic'?" in str(caught.value)
+    assert "known are bias, elastic, full, head, last_k, random" in str(caught.value)
+
+
+@given(profile=profiles)
+def test_full_trains_everything_and_head_the_head(profile: CostProfile) -> None:
+    request = request_of(profile, Budget(speedup=3.0))
+    assert mask_of("full", request).all()
+    assert np.flatnonzero(mask_of("head", request)).tolist() == [profile.graph.head]
+
+
+@given(profile=profiles, speedup=st.floats(1, 5))
+def test_last_k_is_the_longest_run_next_to_the_loss_that_fits(
+    profile: CostProfile, speedup: float
+) -> None:
+    request = request_of(profile, Budget(speedup=speedup))
+    mask = mask_of("last_k", request)
+    count = int(mask.sum())
+    assert mask[:count].all()
+    longer = np.arange(len(profile)) <= count
+    assert count == len(profile) or not request.fits(longer)
+    assert count == 1 or request.fits(mask)
+
+
+def test_bias_trains_vectors_everywhere_and_the_whole_head() -> None:
+    profile = made_up_profile(groups=4)
+    plan = make_policy("bias").plan(request_of(profile, Budget(speedup=2.0)))
+    assert plan.modes == (Mode.FULL, Mode.BIAS, Mode.BIAS, Mode.BIAS)
+    assert plan.trained_parameters == (
+        "group0.weight", "group0.bias", "group1.bias", "group2.bias", "group3.bias",
+    )  # fmt: skip
+
+
+def test_bias_leaves_groups_without_vectors_frozen() -> None:
+    groups = (
+        TensorGroup("head", ("head.weight",), ((2, 2),), GroupKind.LINEAR),
+        TensorGroup("bare", ("bare.weight",), ((2, 2),), GroupKind.LINEAR),
+        TensorGroup("norm", ("norm.weight", "norm.bias"), ((2,), (2,)), GroupKind.NORM),
+    )
+    nodes = tuple(BackwardNode("x", k, (k + 1,) if k < 2 else ()) for k in range(3))
+    profile = hand_made(groups, nodes, update=[1, 1, 1], path=[1, 1, 0])
+    plan = make_policy("bias").plan(request_of(profile, Budget()))
+    assert plan.modes == (Mode.FULL, Mode.FROZEN, Mode.BIAS)
+
+
+def test_random_plans_differ_by_seed_hold_the_head_and_use_the_budget() -> None:
+    profile = made_up_profile(groups=12)
+    masks = [
+        mask_of("random", request_of(profile, Budget(speedup=1.5), seed)) for seed in range(20)
+    ]
+    assert len({mask.tobytes() for mask in masks}) > 3
+    for mask in masks:
+        request = request_of(profile, Budget(speedup=1.5))
+        assert mask[profile.graph.head] and request.fits(mask)
+        spare = [k for k in np.flatnonzero(~mask) if request.fits(mask | (np.arange(12) == k))]
+        assert spare == []
+
+
+@given(profile=profiles, seed=st.integers(0, 99), slack=st.floats(0, 2))
+def test_elastic_trains_everything_that_fits_even_if_worthless(
+    profile: CostProfile, seed: int, slack: float
+) -> None:
+    everything = np.ones(len(profile), dtype=bool)
+    budget = Budget(
+        speedup=1.0,
+        memory=profile.step_bytes(everything) + slack,
+        uplink=float(profile.parameter_bytes.sum()) + slack,
+    )
+    assert mask_of("elastic", request_of(profile, budget, seed)).all()
+
+
+@given(profile=profiles, seed=st.integers(0, 99), data=st.data())
+def test_elastic_respects_every_limit_or_refuses(
+    profile: CostProfile, seed: int, data: st.DataObject
+) -> None:
+    whole = profile.step_bytes(np.ones(len(profile), dtype=bool))
+    share = st.one_of(st.none(), st.floats(0.01, 1))
+    memory, uplink = data.draw(share), data.draw(share)
+    budget = Budget(
+        speedup=data.draw(st.one_of(st.none(), st.floats(1, 3))),
+        memory=None if memory is None else whole * memory,
+        uplink=None if uplink is None else float(profile.parameter_bytes.sum()) * uplink,
+    )
+    request = request_of(profile, budget, seed)
+    if not request.fits_bytes(request.head_mask()):
+        with pytest.raises(BudgetError, match="not even the head"):
+            mask_of("elastic", request)
+        return
+    mask = mask_of("elastic", request)
+    assert request.fits_bytes(mask) and mask[profile.graph.head]
+    assert request.fits(mask) or not request.fits(request.head_mask())
+
+
+@settings(max_examples=150)
+@given(profile=profiles, seed=st.integers(0, 99), data=st.data())
+def test_elastic_is_worth_at_least_any_run_of_groups_next_to_the_loss(
+    profile: CostProfile, seed: int, data: st.DataObject
+) -> None:
+    whole = profile.step_bytes(np.ones(len(profile), dtype=bool))
+    limits = {
+        "speedup": data.draw(st.floats(1, 2.5)),
+        "memory": whole * data.draw(st.floats(0.3, 1)),
+        "uplink": float(profile.parameter_bytes.sum()) * data.draw(st.floats(0.3, 1)),
+    }
+    kept = data.draw(st.sets(st.sampled_from(sorted(limits)), min_size=1))
+    request = request_of(profile, Budget(**{name: limits[name] for name in kept}), seed)
+    runs = [
+        request.head_mask() | (np.arange(len(profile)) <= deepest)
+        for deepest in range(len(profile))
+    ]
+    fitting = [request.expected_decrease(run) for run in runs if request.fits(run)]
+    if fitting:
+        found = request.expected_decrease(mask_of("elastic", request))
+        assert found >= max(fitting) - 1e-9
+
+
+@cache
+def all_masks(groups: int) -> NDArray[np.bool_]:
+    bits = np.arange(1, 2**groups)[:, None] >> np.arange(groups) & 1
+    return bits.astype(bool)
+
+
+def share_of_the_best(request: PlanRequest) -> float:
+    """Importance of the elastic plan over that of the best mask that holds the head and fits."""
+    masks = [mask for mask in all_masks(len(request.profile)) if mask[request.profile.graph.head]]
+    best = max(request.importance[mask].sum() for mask in masks if request.fits(mask))
+    return float(request.importance[mask_of("elastic", request)].sum() / best)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_elastic_is_optimal_on_a_chain(seed: int) -> None:
+    speedup = float(np.random.default_rng(seed).uniform(1.05, 2.0))
+    request = request_of(made_up_profile(groups=8, seed=seed), Budget(speedup=speedup), seed)
+    assert request.fits(request.head_mask())
+    assert share_of_the_best(request) == pytest.approx(1.0, rel=1e-9)
+
+
+def test_elastic_is_nearly_optimal_with_branches_and_byte_limits() -> None:
+    shares = []
+    for seed in range(40):
+        profile = made_up_profile(groups=7, branched=True, seed=seed)
+        rng = np.random.default_rng(seed)
+        memory = profile.step_bytes(np.ones(7, dtype=bool)) * rng.uniform(0.4, 1)
+        uplink = float(profile.parameter_bytes.sum()) * rng.uniform(0.4, 1)
+        for budget in (
+            Budget(speedup=rng.uniform(1.05, 1.8)),
+            Budget(memory=memory),
+            Budget(speedup=1.2, uplink=uplink),
+        ):
+            request = request_of(profile, budget, seed)
+            request = replace(request, importance=request.importance + 0.01)
+            if request.fits(request.head_mask()):
+                shares.append(share_of_the_best(request))
+    assert len(shares) > 80
+    assert np.mean(shares) > 0.96 and min(shares) > 0.5 and max(shares) <= 1 + 1e-9
+
+
+def hand_made(
+    groups: tuple[TensorGroup, ...],
+    nodes: tuple[BackwardNode, ...],
+    update: list[float],
+    path: list[float],
+) -> CostProfile:
+    """A profile whose only costs are the nodes' own."""
+    zeros = np.zeros(len(groups))
+    return CostProfile(
+        key=ProfileKey("hand made", (), 1, "none", "none"),
+        graph=BackwardGraph(groups, nodes),
+        node_update_seconds=np.array(update, dtype=float),
+        node_path_seconds=np.array(path, dtype=float),
+        optimizer_seconds=zeros,
+        forward_seconds=zeros + 1.0,
+        fixed_seconds=0.0,
+        node_saved_bytes=np.zeros(len(nodes)),
+        optimizer_bytes_per_weight=0.0,
+    )
+
+
+def two_branches() -> CostProfile:
+    """A head, then a dear branch (groups 1 and 2) beside a cheap one (group 3)."""
+    groups = tuple(
+        TensorGroup(name, (f"{name}.weight",), ((2, 2),), GroupKind.LINEAR)
+        for name in ("head", "dear_late", "dear_early", "cheap")
+    )
+    nodes = (
+        BackwardNode("Addmm", 0, (1,)),
+        BackwardNode("Add", None, (2, 4)),
+        BackwardNode("Addmm", 1, (3,)),
+        BackwardNode("Addmm", 2, ()),
+        BackwardNode("Addmm", 3, ()),
+    )
+    # The way to "cheap" does not lead through the dear branch, although that one runs earlier.
+    return hand_made(groups, nodes, update=[1, 0, 50, 50, 2], path=[1, 0, 30, 0, 0])
+
+
+def test_the_slack_that_a_chain_overcharges_is_used() -> None:
+    profile = two_branches()
+    wanted = np.array([True, False, False, True])
+    assert profile.step_seconds(wanted) == 1 + 1 + 1 + 2
+    full = profile.full_step_seconds
+    budget = Budget(speedup=full / 6.0)
+    request = PlanRequest(profile, budget, np.array([1.0, 1.0, 1.0, 1.0]))
+    chain = prefix_knapsack(
+        profile.update_seconds, profile.path_seconds, request.importance, 6.0 - 1.0, forced=[0]
+    )
+    assert chain.mask.tolist() == [True, False, False, False]
+    assert mask_of("elastic", request).tolist() == wanted.tolist()
+
+
+def test_elastic_prefers_what_is_worth_more_per_second() -> None:
+    profile = made_up_profile(groups=6, seed=3)
+    importance = np.zeros(6)
+    importance[2] = 1.0
+    allowed = profile.step_seconds(np.array([True, False, True, False, False, False]))
+    budget = Budget(speedup=profile.full_step_seconds / allowed)
+    assert np.flatnonzero(
+        mask_of("elastic", PlanRequest(profile, budget, importance))
+    ).tolist() == [
+        0,
+        2,
+    ]
+
+
+def test_a_measured_correction_makes_plans_cheaper() -> None:
+    profile = made_up_profile(groups=10, seed=1)
+    budget = Budget(speedup=1.3)
+    seconds = [
+        profile.step_seconds(mask_of("elastic", request_of(profile, budget, correction=correction)))
+        for correction in (0.8, 1.0, 1.2, 1.4)
+    ]
+    allowed = [profile.full_step_seconds / 1.3 / c for c in (0.8, 1.0, 1.2, 1.4)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(took <= may * (1 + 1e-9) for took, may in zip(seconds, allowed, strict=True))
+    assert seconds[-1] < seconds[0]
+
+
+def test_a_refusal_names_both_budgets_in_one_line() -> None:
+    request = request_of(made_up_profile(), Budget(memory=1.0, uplink=2.0))
+    with pytest.raises(BudgetError) as caught:
+        mask_of("elastic", request)
+    message = str(caught.value)
+    assert "memory (budget 1.0)" in message and "uplink (budget 2.0)" in message
+    assert "\n" not in message
+
+
+def test_elastic_plans_are_never_empty_below_the_floor() -> None:
+    profile = made_up_profile(groups=6)
+    plan = make_policy("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
+    assert plan.mask[profile.graph.head]
+    assert 0 < plan.step_fraction < 0.05
+
+
+def test_a_deadline_is_met_by_the_best_trade_of_steps_against_groups() -> None:
+    shares = []
+    for seed in range(30):
+        profile = made_up_profile(groups=7, seed=seed)
+        deadline = (
+            10 * profile.full_step_seconds * float(np.random.default_rng(seed).uniform(0.3, 1))
+        )
+        request = request_of(profile, Budget(deadline=deadline), seed, steps=10)
+        best = max(
+            request.expected_decrease(mask) for mask in all_masks(7) if mask[profile.graph.head]
+        )
+        shares.append(request.expected_decrease(mask_of("elastic", request)) / best)
+    assert np.mean(shares) > 0.97 and min(shares) > 0.85 and max(shares) <= 1 + 1e-9

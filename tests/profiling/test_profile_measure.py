@@ -1,0 +1,251 @@
+"""Measuring a profile: it leaves no trace, fits the model's graph, and counts memory exactly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from small_models import (
+    Attention,
+    Batch,
+    Inception,
+    Recurrent,
+    Residual,
+    TiedEmbedding,
+    adam,
+    chain,
+    conv_net,
+    images,
+    loss_fn,
+    sgd,
+    vectors,
+)
+from torch import Tensor, nn
+
+from fl_elastic.errors import ProfileError, TrainingError
+from fl_elastic.groups import compute_loss, tensor_groups
+from fl_elastic.profiling import CostProfile, clock_for, profile_model
+from fl_elastic.profiling.calibrate import nonnegative_fit
+from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.testing import Snapshot
+
+
+def tokens() -> Batch:
+    return torch.randint(11, (5, 7)), torch.randint(11, (5,))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
+    "chain": (chain, lambda: vectors()[0]),
+    "batch norm": (conv_net, lambda: images()[0]),
+    "residual": (Residual, lambda: images()[0]),
+    "inception": (Inception, lambda: images()[0]),
+    "tied embedding": (TiedEmbedding, tokens),
+    "attention": (Attention, lambda: vectors()[0]),
+    "recurrent": (Recurrent, lambda: vectors()[0]),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name: str) -> tuple[nn.Module, Batch]:
+    make, batch = MODELS[name]
+    return make(), batch()
+
+
+@every_model
+@pytest.mark.parametrize("optimizer_fn", [None, sgd, adam], ids=["none", "sgd", "adam"])
+def test_measuring_leaves_no_trace(name: str, optimizer_fn: OptimizerFn | None) -> None:
+    model, batch = build(name)
+    torch.autograd.backward(compute_loss(model, loss_fn, batch))
+    list(model.modules())[-1].eval()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = Snapshot(model)
+    profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn)
+    assert before.differences() == []
+    assert all(g is p.grad for g, p in zip(gradients, model.parameters(), strict=True))
+
+
+def test_parameters_that_were_frozen_stay_out_and_stay_frozen() -> None:
+    model = conv_net()
+    model[0].requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    before = Snapshot(model)
+    profile = profile_model(model, loss_fn, images()[0], optimizer_fn=sgd)
+    assert before.differences() == []
+    grouped = [p for group in profile.graph.groups for p in group.parameters]
+    assert "0.weight" not in grouped and "4.bias" not in grouped and "4.weight" in grouped
+
+
+@every_model
+def test_the_profile_is_of_the_models_groups(name: str) -> None:
+    model, batch = build(name)
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    assert list(profile.graph.groups) == tensor_groups(model, loss_fn, batch)
+    assert profile.key == profile_key(model, batch)
+    assert 0 < profile.floor_step_seconds <= profile.full_step_seconds
+    assert (np.diff(profile.forward_seconds) >= 0).all()
+    assert profile.forward_seconds[0] > 0 and profile.optimizer_seconds.min() >= 0
+
+
+def test_nodes_without_parameters_cost_no_update() -> None:
+    profile = profile_model(conv_net(), loss_fn, images()[0])
+    owner = np.array([node.group is not None for node in profile.graph.nodes])
+    assert (profile.node_update_seconds[~owner] == 0).all()
+    assert profile.node_path_seconds[-1] == 0.0
+    assert profile.optimizer_bytes_per_weight == 0.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer_fn", "expected"),
+    [
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1), 0.0),
+        (sgd, 4.0),
+        (adam, 8.0),
+    ],
+    ids=["plain", "momentum", "adam"],
+)
+def test_optimiser_state_is_counted_per_weight(
+    optimizer_fn: OptimizerFn, expected: float
+) -> None:
+    profile = profile_model(chain(), loss_fn, vectors()[0], optimizer_fn=optimizer_fn)
+    assert profile.optimizer_bytes_per_weight == pytest.approx(expected)
+
+
+def bytes_kept_in_a_real_step(
+    model: nn.Module, batch: Batch, profile: CostProfile, mask: Tensor
+) -> int:
+    """Sum the storages that autograd keeps when only the groups in ``mask`` require a gradient."""
+    for group, on in zip(profile.graph.groups, mask.tolist(), strict=True):
+        for name in group.parameters:
+            model.get_parameter(name).requires_grad_(on)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            # Holding the tensor keeps its address from being used again.
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = compute_loss(model, loss_fn, batch)
+    assert loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        chain,
+        conv_net,
+        lambda: conv_net("group"),
+        lambda: conv_net("none"),
+        Residual,
+        Inception,
+    ],
+    ids=["chain", "batch norm", "group norm", "no norm", "residual", "inception"],
+)
+def test_memory_of_every_suffix_is_what_autograd_keeps(make: Callable[[], nn.Module]) -> None:
+    batch = vectors()[0] if make is chain else images()[0]
+    profile = profile_model(make(), loss_fn, batch, optimizer_fn=sgd)
+    for deepest in range(len(profile)):
+        mask = torch.arange(len(profile)) <= deepest
+        weights = sum(g.numel for g in profile.graph.groups[: deepest + 1])
+        predicted = profile.step_bytes(mask.numpy()) - weights * (4 + 4)
+        assert predicted == bytes_kept_in_a_real_step(make(), batch, profile, mask)
+
+
+def test_memory_depends_on_the_deepest_group_alone() -> None:
+    batch = images()[0]
+    profile = profile_model(conv_net("none"), loss_fn, batch)
+    sizes = profile.parameter_bytes
+    for deepest in range(1, len(profile)):
+        alone = np.arange(len(profile)) == deepest
+        suffix = np.arange(len(profile)) <= deepest
+        kept_alone = profile.step_bytes(alone) - sizes[alone].sum()
+        kept_suffix = profile.step_bytes(suffix) - sizes[suffix].sum()
+        assert kept_alone == kept_suffix > 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_batch_without_finite_loss_is_refused(value: float) -> None:
+    inputs, targets = vectors()[0]
+    model = chain()
+    before = Snapshot(model)
+    with pytest.raises(TrainingError, match="the loss on the profiling batch is"):
+        profile_model(model, loss_fn, (torch.full_like(inputs, value), targets))
+    assert before.differences() == []
+
+
+def test_a_batch_that_does_not_fit_is_one_line_and_leaves_no_trace() -> None:
+    model = conv_net()
+    before = Snapshot(model)
+    with pytest.raises(TrainingError) as caught:
+        profile_model(model, loss_fn, vectors()[0], optimizer_fn=sgd)
+    assert "\n" not in str(caught.value)
+    assert before.differences() == []
+
+
+def test_keys_tell_models_shapes_and_threads_apart() -> None:
+    batch = vectors()[0]
+    key = profile_key(chain(), batch)
+    assert key == profile_key(chain(), vectors(seed=7)[0])
+    assert key.batch_shape == (8, 6) and key.threads == 1
+    assert key.torch_version == torch.__version__ and key.device.startswith("cpu: ")
+    assert key != profile_key(chain(), vectors(size=4)[0])
+    frozen = chain()
+    frozen[0].weight.requires_grad_(False)
+    wider = nn.Sequential(nn.Linear(6, 13), *list(chain())[1:])
+    assert len({key.model, profile_key(frozen, batch).model, profile_key(wider, batch).model}) == 3
+
+
+def test_a_model_without_parameters_is_on_the_cpu() -> None:
+    assert model_device(nn.ReLU()) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["auto", "cpu", "wall"])
+def test_clocks_go_forward(kind: str) -> None:
+    clock = clock_for("cpu", kind)
+    started = clock()
+    total = sum(range(20_000))
+    assert clock() >= started and total > 0
+
+
+def test_the_clock_of_one_thread_counts_its_own_work_only() -> None:
+    clock = clock_for("cpu", "auto")
+    assert clock is clock_for("cpu", "cpu")
+    started = clock()
+    threading.Event().wait(0.05)
+    assert clock() - started < 0.04
+
+
+def test_a_cpu_clock_with_several_threads_is_refused() -> None:
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ProfileError, match="needs one torch thread"):
+            clock_for("cpu", "cpu")
+        assert clock_for("cpu", "auto") is clock_for("cpu", "wall")
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_an_unknown_clock_is_refused() -> None:
+    with pytest.raises(ProfileError, match="'sun' is unknown"):
+        clock_for("cpu", "sun")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fit_recovers_coefficients_that_are_not_negative(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    features = rng.uniform(0.1, 2, (6, 3))
+    truth = np.where(rng.random(3) < 0.3, 0.0, rng.uniform(0.5, 2, 3))
+    truth[0] = 1.0
+    assert nonnegative_fit(features, features @ truth) == pytest.approx(truth, abs=1e-6)
+
+
+def test_the_fit_never_gives_negative_coefficients() -> None:
+    features = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])
+    found = nonnegative_fit(features, np.array([3.0, 2.0, 1.0]))
+    assert (found >= 0).all() and found[1] > 0 and found[0] == 0

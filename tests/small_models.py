@@ -1,0 +1,199 @@
+"""Small models that each show one thing, and batches for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+Batch = tuple[Any, Any]
+
+loss_fn = cross_entropy
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD with momentum and weight decay: what a stale gradient or state would move."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam with weight decay."""
+    return torch.optim.Adam(parameters, lr=0.01, weight_decay=0.01)
+
+
+def vectors(batches: int = 1, size: int = 8, features: int = 6, seed: int = 0) -> list[Batch]:
+    """Batches of vectors of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(size, features, generator=generator),
+            torch.randint(3, (size,), generator=generator),
+        )
+        for _ in range(batches)
+    ]
+
+
+def images(batches: int = 1, size: int = 6, seed: int = 0) -> list[Batch]:
+    """Batches of 3 x 8 x 8 images of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(size, 3, 8, 8, generator=generator),
+            torch.randint(3, (size,), generator=generator),
+        )
+        for _ in range(batches)
+    ]
+
+
+def chain() -> nn.Sequential:
+    """Four linear layers."""
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(),
+        nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+def conv_net(norm: str = "batch") -> nn.Sequential:
+    """Three convolutions with a norm each, then a linear head."""
+
+    def layer(inputs: int, outputs: int) -> list[nn.Module]:
+        made = {
+            "batch": nn.BatchNorm2d(outputs),
+            "group": nn.GroupNorm(2, outputs),
+            "none": nn.Identity(),
+        }[norm]
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), made, nn.ReLU()]
+
+    return nn.Sequential(
+        *layer(3, 4), *layer(4, 8), *layer(8, 8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """A residual block whose short cut has its own projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.short = nn.Conv2d(3, 4, 1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the short cut."""
+        y = self.second(torch.relu(self.first(x))) + self.short(x)
+        out: Tensor = self.head(torch.relu(y).mean(dim=(2, 3)))
+        return out
+
+
+class Inception(nn.Module):
+    """Three parallel branches that are concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.one = nn.Conv2d(4, 2, 1)
+        self.three = nn.Sequential(nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
+        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 2, 1))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Concatenate the branches."""
+        x = torch.relu(self.stem(x))
+        joined = torch.cat([self.one(x), self.three(x), self.pool(x)], dim=1)
+        out: Tensor = self.head(joined.mean(dim=(2, 3)))
+        return out
+
+
+class TiedLinears(nn.Module):
+    """Two linear layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Use the weight twice."""
+        out: Tensor = self.head(torch.relu(self.second(torch.relu(self.first(x)))))
+        return out
+
+
+class TiedEmbedding(nn.Module):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.middle = nn.Linear(4, 4)
+        self.output = nn.Linear(4, 11, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the scores of the next token."""
+        out: Tensor = self.output(torch.relu(self.middle(self.embedding(tokens))).mean(dim=1))
+        return out
+
+
+class Attention(nn.Module):
+    """A transformer layer behind a learned token and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.positions = nn.Parameter(torch.zeros(1, 4, 8))
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify by the learned token."""
+        y = self.embed(x.view(len(x), 1, -1)).expand(-1, 3, -1)
+        y = torch.cat([self.token.expand(len(x), -1, -1), y], dim=1) + self.positions
+        y = self.norm(y)
+        y = y + self.attention(y, y, y, need_weights=False)[0]
+        out: Tensor = self.head(y[:, 0])
+        return out
+
+
+class Recurrent(nn.Module):
+    """A two-layer LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 5, num_layers=2, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify by the last state."""
+        states, _ = self.lstm(x.view(len(x), 3, 2))
+        out: Tensor = self.head(states[:, -1])
+        return out
+
+
+class Reiterable:
+    """A loader that is neither a list nor sized, but can be read again and again."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all tensors of the model."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same_weights(before: dict[str, Tensor], model: nn.Module, names: Iterable[str] = ()) -> bool:
+    """Whether tensors (all, or the named ones) are bit for bit as before."""
+    now = model.state_dict()
+    return all(torch.equal(before[name], now[name]) for name in names or before)

@@ -1,0 +1,76 @@
+"""The registry: names are checked when added, and explained when unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_elastic.errors import RegistryError
+from fl_elastic.registry import Registry, closest
+
+
+@pytest.fixture
+def fruits() -> Registry[type]:
+    registry: Registry[type] = Registry("fruit")
+    for name in ("pear", "apple", "plum_2"):
+        registry.register(name)(type(name, (), {}))
+    return registry
+
+
+def test_the_decorator_gives_its_class_back() -> None:
+    registry: Registry[type] = Registry("fruit")
+
+    class Apple:
+        pass
+
+    assert registry.register("apple")(Apple) is Apple
+    assert registry.get("apple") is Apple
+
+
+def test_names_come_in_alphabetical_order(fruits: Registry[type]) -> None:
+    assert fruits.names() == ["apple", "pear", "plum_2"]
+    assert list(fruits) == fruits.names()
+
+
+def test_membership_is_by_name(fruits: Registry[type]) -> None:
+    assert "pear" in fruits
+    assert "cherry" not in fruits and 7 not in fruits
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Apple", "2apple", "apple_", "_apple", "ap ple", "ap-ple", "ä"]
+)
+def test_names_must_be_lower_snake_case(fruits: Registry[type], name: str) -> None:
+    with pytest.raises(RegistryError, match="fruit name"):
+        fruits.register(name)
+    assert name not in fruits
+
+
+@pytest.mark.parametrize("name", ["a", "ab", "a1", "apple_pie", "a_1"])
+def test_good_names_are_taken(fruits: Registry[type], name: str) -> None:
+    fruits.register(name)(int)
+    assert fruits.get(name) is int
+
+
+def test_a_taken_name_is_refused_and_keeps_its_owner(fruits: Registry[type]) -> None:
+    owner = fruits.get("pear")
+    with pytest.raises(RegistryError, match="already registered"):
+        fruits.register("pear")
+    assert fruits.get("pear") is owner
+
+
+def test_an_unknown_name_lists_the_known_and_guesses(fruits: Registry[type]) -> None:
+    with pytest.raises(RegistryError) as caught:
+        fruits.get("aple")
+    assert str(caught.value) == (
+        "unknown fruit 'aple' (did you mean 'apple'?): known are apple, pear, plum_2"
+    )
+
+
+def test_a_far_off_name_gets_no_guess() -> None:
+    assert closest("zzz", ["apple"]) == ""
+    assert closest("appel", ["apple", "pear"]) == " (did you mean 'apple'?)"
+
+
+def test_registries_do_not_share_names(fruits: Registry[type]) -> None:
+    other: Registry[type] = Registry("fruit")
+    assert other.names() == [] and fruits.names() != []
