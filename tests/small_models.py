@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from fl_elastic.budget import Budget
+from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 Batch = tuple[Any, Any]
 
@@ -197,3 +205,59 @@ def same_weights(before: dict[str, Tensor], model: nn.Module, names: Iterable[st
     """Whether tensors (all, or the named ones) are bit for bit as before."""
     now = model.state_dict()
     return all(torch.equal(before[name], now[name]) for name in names or before)
+
+
+def flat_profile(model: nn.Module, batch: Batch) -> CostProfile:
+    """A profile in which every node costs the same, so that plans do not depend on time.
+
+    The forward pass takes 2 s, each node of the backward pass 1 s on the way and 1 s for its gradient.
+    """
+    measured = profile_model(model, loss_fn, batch)
+    owner = np.array([node.group is not None for node in measured.graph.nodes])
+    ends = np.array([not node.inputs for node in measured.graph.nodes])
+    return replace(
+        measured,
+        node_update_seconds=np.where(owner, 1.0, 0.0),
+        node_path_seconds=np.where(ends, 0.0, 1.0),
+        optimizer_seconds=np.zeros(len(measured)),
+        forward_seconds=np.full(len(measured), 2.0),
+        fixed_seconds=0.0,
+    )
+
+
+class Chosen(Policy):
+    """Trains the groups it is told, one set per selection; the last set stays."""
+
+    uses_importance = True
+
+    def __init__(self, *sets: Iterable[str]) -> None:
+        self.sets = [set(names) for names in sets]
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains the next set."""
+        names = self.sets.pop(0) if len(self.sets) > 1 else self.sets[0]
+        mask = np.array([name in names for name in request.profile.group_names])
+        assert mask.sum() == len(names)
+        return request.plan_of_mask("chosen", mask)
+
+
+def trainer_of(
+    model: nn.Module,
+    batch: Batch,
+    *sets: Iterable[str],
+    optimizer_fn: OptimizerFn = sgd,
+    budget: Budget | None = None,
+    **options: Any,
+) -> ElasticTrainer:
+    """A trainer that trains the named groups whatever their cost, and looks at no clock."""
+    settings: dict[str, Any] = {"closed_loop": False, "deep_every": 0} | options
+    trainer = ElasticTrainer(
+        model,
+        loss_fn,
+        optimizer_fn,
+        budget=budget or Budget(),
+        profile=flat_profile(model, batch),
+        options=TrainerOptions(**settings),
+    )
+    trainer._policy = Chosen(*sets)
+    return trainer

@@ -98,5 +98,6 @@ class PartialMean:
                 )
             if not np.isfinite(new).all():
                 raise UpdateError(f"merged tensor {name!r} is beyond the range of {dtype}")
-            merged[name] = new
+            # numpy turns a sum of tensors without dimensions into a bare number.
+            merged[name] = np.asarray(new)
         return merged

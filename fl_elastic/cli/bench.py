@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fl_elastic.bench import Results
 
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure what the README claims.", no_args_is_help=True)
 
+_FOLDER = Path("simulations/benchmarks/results")
+_Output = Annotated[Path | None, typer.Option(help="File of the table (JSON).")]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 
-@bench.callback()
-def describe() -> None:
-    """Measure what the README claims."""
+
+@bench.command()
+def solver(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare the solver with brute force, and time it."""
+    from fl_elastic.bench import Results, bench_solver
+
+    results = Results(output or _FOLDER / "solver.json", fresh=fresh)
+    with Console(stderr=True).status("solving"):
+        bench_solver(results)
+    _show(results, as_json)
+
+
+@bench.command()
+def budget(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare requested and achieved speed-ups on four models."""
+    from fl_elastic.bench import Results, bench_budget
+
+    results = Results(output or _FOLDER / "budget.json", fresh=fresh)
+    with Console(stderr=True).status("training"):
+        bench_budget(results)
+    _show(results, as_json)
+
+
+def _show(results: Results, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(results.rows))
+        return
+    columns = list(dict.fromkeys(key for row in results.rows.values() for key in row))
+    table = Table("", *(column.replace("_", " ") for column in columns), title=str(results.path))
+    for name, row in results.rows.items():
+        table.add_row(name, *(_text(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

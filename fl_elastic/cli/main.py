@@ -30,8 +30,12 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Run the command line; exit with 1 and one line on an error that fl_elastic foresees."""
-    # Telemetry of the libraries underneath is off unless the user asked for it.
-    for switch in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+    # Telemetry of the libraries underneath is off unless asked for, and one of their warnings is quiet.
+    for switch in (
+        "FLWR_TELEMETRY_ENABLED",
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    ):
         os.environ.setdefault(switch, "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")

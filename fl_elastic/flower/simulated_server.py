@@ -212,6 +212,7 @@ def _client_round(
         tensors=frozenset(steps),
         host_seconds=metrics["predicted-seconds"],
         step_seconds=metrics["step-seconds"],
-        full_step_seconds=metrics["full-step-seconds"],
+        steps=int(metrics["steps"]),
+        requested_steps=int(metrics["requested-steps"]),
         uplink_bytes=uplink_bytes,
     )

@@ -23,11 +23,20 @@ from fl_elastic.flower.wire import (
     read_evaluate_reply,
     read_train_reply,
 )
-from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, decode, encode_weights
+from fl_elastic.update import (
+    Limits,
+    Manifest,
+    PartialUpdate,
+    Role,
+    decode,
+    encode_weights,
+    make_codec,
+)
 
 __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
+_LONGEST_REASON = 500
 _Weights = dict[str, NDArray[Any]]
 
 
@@ -60,7 +69,7 @@ class PartialUpdates(Strategy):
     Raises
     ------
     RegistryError
-        If the rule is unknown or the inner strategy is not linear.
+        If the rule or codec is unknown or the inner strategy is not linear.
 
     Examples
     --------
@@ -80,6 +89,7 @@ class PartialUpdates(Strategy):
         self.inner = inner
         self.rule = check_inner(inner, rule)
         make_rule(self.rule)
+        make_codec(codec)
         self.limits = limits or Limits()
         self.codec = codec
         self.on_round = on_round
@@ -137,6 +147,7 @@ class PartialUpdates(Strategy):
             try:
                 reply = read_train_reply(message.content)
                 update = self._decoded(reply, server_round)
+                completed = self._completed(update) if each else {}
                 mean.add(update)
             except UpdateError as error:
                 self._reject(message, str(error))
@@ -146,18 +157,20 @@ class PartialUpdates(Strategy):
             metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})
             contents.append(RecordDict({"metrics": metrics}))
             # The reply's own arrays are not needed any more: memory stays that of one update.
-            message.content = (
-                self._completed(update, metrics) if each else RecordDict({"metrics": metrics})
-            )
+            message.content = RecordDict({**completed, "metrics": metrics})
         merged = mean.finish(self._weights)
         if each:
             for message, content in zip(usable, _common_metrics(contents), strict=True):
                 message.content["metrics"] = content["metrics"]
         elif usable:
-            usable = [self._merged(usable[0], merged)]
-        aggregated, merged_metrics = self.inner.aggregate_train(
-            server_round=server_round, replies=[*usable, *failed]
-        )
+            usable = [self._merged(usable[0], merged, _common_metrics(contents))]
+        aggregated: ArrayRecord | None = None
+        merged_metrics: MetricRecord | None = None
+        # Not every strategy of Flower stands a round without any reply.
+        if usable or failed:
+            aggregated, merged_metrics = self.inner.aggregate_train(
+                server_round=server_round, replies=[*usable, *failed]
+            )
         aggregate_metrics = metrics_aggregator(self.inner)
         if aggregate_metrics is not None and contents and merged_metrics is not None:
             merged_metrics = aggregate_metrics(_common_metrics(contents), weight_key(self.inner))
@@ -180,9 +193,8 @@ class PartialUpdates(Strategy):
             try:
                 reply = read_evaluate_reply(message.content, self.limits.max_examples)
             except UpdateError as error:
-                _LOG.warning(
-                    "evaluation by node %s left out: %s", message.metadata.src_node_id, error
-                )
+                node = message.metadata.src_node_id
+                _LOG.warning("evaluation by node %s left out: %s", node, _one_line(str(error)))
                 continue
             metrics = {
                 **reply.metrics,
@@ -211,7 +223,11 @@ class PartialUpdates(Strategy):
         """Return the arrays that the inner strategy may see."""
         manifest = self._known_manifest()
         return ArrayRecord(
-            {n: array for n, array in arrays.items() if manifest.role(n) is Role.PARAMETER}
+            {
+                name: array if self._weights[name].ndim else _as_vector(self._weights[name])
+                for name, array in arrays.items()
+                if manifest.role(name) is Role.PARAMETER
+            }
         )
 
     def _packed(self, kind: str, messages: list[Message], server_round: int) -> list[Message]:
@@ -254,35 +270,42 @@ class PartialUpdates(Strategy):
         )
 
     def _reject(self, message: Message, reason: str) -> None:
-        node = message.metadata.src_node_id
+        node, reason = message.metadata.src_node_id, _one_line(reason)
         _LOG.warning(
             "round %s: reply of node %s left out: %s", self._record.server_round, node, reason
         )
         self._record.rejected.append(Rejection(self._record.server_round, node, reason))
 
-    def _completed(self, update: PartialUpdate, metrics: MetricRecord) -> RecordDict:
+    def _completed(self, update: PartialUpdate) -> dict[str, ArrayRecord]:
         """Return the whole model of one client, with the global value where it did not train."""
         manifest = self._known_manifest()
         arrays = {
-            name: Array(np.asarray(
+            name: np.asarray(
                 self._weights[name] + update.deltas.get(name, 0.0), manifest.array_dtype(name)
-            ))
+            )
             for name in manifest.names
             if manifest.role(name) is Role.PARAMETER
-        }  # fmt: skip
-        return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        }
+        # Flower scales the change to the clipping norm, dividing by its own norm.
+        if all(np.array_equal(array, self._weights[name]) for name, array in arrays.items()):
+            raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
+        return {"arrays": ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})}
 
-    def _merged(self, carrier: Message, merged: Mapping[str, NDArray[Any]]) -> Message:
-        """Put the merged model and the summed weight into one reply."""
+    def _merged(
+        self, carrier: Message, merged: Mapping[str, NDArray[Any]], contents: list[RecordDict]
+    ) -> Message:
+        """Put the merged model, the summed weight and the mean metrics into one reply."""
         key, manifest = weight_key(self.inner), self._known_manifest()
+        records = [content.metric_records["metrics"] for content in contents]
         total = sum(int(reply.num_examples) for reply in self._record.accepted)
+        means = {name: sum(r[key] * r[name] for r in records) / total for name in records[0]}
         arrays = {
-            name: Array(merged[name])
+            name: _as_vector(merged[name])
             for name in manifest.names
             if manifest.role(name) is Role.PARAMETER
         }
         carrier.content = RecordDict(
-            {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({key: total})}
+            {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({**means, key: total})}
         )
         return carrier
 
@@ -292,18 +315,36 @@ class PartialUpdates(Strategy):
         whole = {}
         for name in manifest.names:
             array = aggregated[name].numpy() if name in aggregated else others[name]
-            whole[name] = Array(np.asarray(array, manifest.array_dtype(name)))
+            typed = np.asarray(array, manifest.array_dtype(name))
+            whole[name] = Array(typed.reshape(manifest.shape(name)))
         return ArrayRecord(whole)
+
+
+def _one_line(reason: str) -> str:
+    """Shorten what a client says to one line, so that it can neither flood nor forge the log."""
+    words = " ".join(reason.split())
+    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]}..."
+
+
+def _as_vector(array: NDArray[Any]) -> Array:
+    """Give a tensor without dimensions one: Flower's clipping and optimisers lose such tensors.
+
+    numpy turns their sums into bare numbers, which in-place operations then miss.
+    """
+    return Array(np.atleast_1d(array))
 
 
 def _in_fixed_order(replies: Iterable[Message]) -> list[Message]:
     """Order replies by content, so that floating-point sums do not depend on who was faster."""
 
-    def key(message: Message) -> int:
+    def key(message: Message) -> tuple[int, str]:
         if message.has_error():
-            return -1
-        arrays = message.content.array_records.values()
-        return zlib.crc32(b"".join(array.data for record in arrays for array in record.values()))
+            return -1, ""
+        content = message.content
+        arrays = [array for record in content.array_records.values() for array in record.values()]
+        # Evaluations have no arrays, and updates may be alike: what else they say decides.
+        others = [*content.metric_records.items(), *content.config_records.items()]
+        return zlib.crc32(b"".join(array.data for array in arrays)), str(others)
 
     return sorted(replies, key=key)
 

@@ -119,8 +119,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     if ERROR in metrics:
         raise UpdateError(f"client could not train: {str(metrics[ERROR])[:500]}")
-    if status.get("code") != 0:
-        raise UpdateError(f"client reports failure: {str(status.get('message'))[:500]}")
+    _check_status(status)
     if list(arrays) != ["0"]:
         raise UpdateError(f"reply holds {len(arrays)} arrays, expected one packed buffer")
     if not isinstance(num_examples, int):
@@ -131,6 +130,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
 def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply:
     """Return the reply in ``content``; raises UpdateError if it cannot be averaged."""
     try:
+        status = content.config_records["evaluateres.status"]
         metrics = dict(content.config_records["evaluateres.metrics"])
         loss = content.metric_records["evaluateres.loss"]["loss"]
         num_examples = content.metric_records["evaluateres.num_examples"]["num_examples"]
@@ -138,11 +138,17 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     if ERROR in metrics:
         raise UpdateError(f"client could not evaluate: {str(metrics[ERROR])[:500]}")
+    _check_status(status)
     if not isinstance(num_examples, int) or not 0 < num_examples <= max_examples:
         raise UpdateError(f"num_examples is {num_examples!r}, expected 1 to {max_examples}")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         raise UpdateError(f"loss must be finite, got {loss!r}")
     return EvaluateReply(float(loss), num_examples, _numbers(metrics))
+
+
+def _check_status(status: Mapping[str, Any]) -> None:
+    if status.get("code") != 0:
+        raise UpdateError(f"client reports failure: {str(status.get('message'))[:500]}")
 
 
 def _as_array(array: NDArray[Any]) -> Array:
@@ -155,6 +161,8 @@ def _read_buffer(array: Array) -> bytes:
     # The bytes come from outside; numpy raises a different error for each way they can be wrong.
     except Exception as error:
         raise UpdateError(f"packed buffer cannot be read: {error}") from None
+    if not isinstance(values, np.ndarray):
+        raise UpdateError("expected one packed buffer of bytes, got an archive of arrays")
     if values.dtype != np.uint8 or values.ndim != 1:
         raise UpdateError(
             f"expected one packed buffer of bytes, got {values.dtype} of shape {values.shape}"

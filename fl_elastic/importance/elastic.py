@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -64,10 +66,16 @@ def probe_gradients(
     TrainingError
         If the loss or a gradient is not finite.
     """
-    values: dict[str, Tensor] = {f"model.{name}": weight for name, weight in weights.items()}
-    values |= {f"model.{name}": buffer.clone() for name, buffer in probe.model.named_buffers()}
+    new: dict[int, Tensor] = {
+        id(probe.model.get_parameter(name)): weight for name, weight in weights.items()
+    }
+    new |= {id(buffer): buffer.clone() for buffer in probe.model.buffers()}
+    values = {f"model.{name}": new[id(old)] for name, old in _places(probe.model) if id(old) in new}
     with torch.random.fork_rng(devices=[]):
-        loss = functional_call(_Loss(probe.model, probe.loss_fn), values, (batch,))
+        # With tie_weights, torch would not put back the weights of a layer that is used twice.
+        loss = functional_call(
+            _Loss(probe.model, probe.loss_fn), values, (batch,), tie_weights=False
+        )
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     gradients = {
         name: torch.zeros_like(weight) if gradient is None else gradient
@@ -81,6 +89,13 @@ def probe_gradients(
             "check the batch for NaN and the learning rate"
         )
     return gradients
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each attribute of a module that holds a parameter or buffer, once; a tied one has several."""
+    for prefix, module in model.named_modules():
+        yield from module.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        yield from module.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
 class _Loss(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups import Trace
+from fl_elastic.groups import BackwardGraph, Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import Seconds
 
@@ -68,7 +68,8 @@ def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
 def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> Seconds:
     """Return the bytes of activations that each node keeps for backward, shape (M,).
 
-    A storage kept by several nodes counts for the one that runs first; parameters and buffers do not count.
+    A storage kept by several nodes counts for the one that runs at the shallowest depth, so that the sum is
+    exact for every run of groups next to the loss. Parameters and buffers do not count.
     """
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
@@ -86,9 +87,21 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
         trace = run_forward()
     counted: set[int] = set()
     total = np.zeros(len(trace.nodes))
-    for index, node in enumerate(trace.nodes):
-        for pointer, size in kept.get(node._sequence_nr(), []):
+    shallowest = _shallowest_groups(trace.graph)
+    for index in sorted(range(len(total)), key=shallowest.__getitem__):
+        for pointer, size in kept.get(trace.nodes[index]._sequence_nr(), []):
             if pointer not in counted:
                 counted.add(pointer)
                 total[index] += size
     return total
+
+
+def _shallowest_groups(graph: BackwardGraph) -> list[int]:
+    """Return, per node, the first group whose training makes the node run: its own or one below it."""
+    shallowest = [len(graph.groups)] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        below = [shallowest[i] for i in node.inputs]
+        own = len(graph.groups) if node.group is None else node.group
+        shallowest[index] = min([own, *below])
+    return shallowest

@@ -115,7 +115,11 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
 
 
 def _check_graph(groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...]) -> None:
-    """Raise ProfileError unless every index stays inside and every group has an owner."""
+    """Raise ProfileError unless shapes are possible, indices stay inside and groups have an owner."""
+    for group in groups:
+        negative = any(length < 0 for shape in group.shapes for length in shape)
+        if negative or len(group.shapes) != len(group.parameters):
+            raise ProfileError(f"group {group.name!r} has impossible shapes {group.shapes}")
     for index, node in enumerate(nodes):
         owner_known = node.group is None or 0 <= node.group < len(groups)
         if not owner_known or not all(index < below < len(nodes) for below in node.inputs):

@@ -177,7 +177,7 @@ def speed_bars(results: Results) -> Figure | None:
         traces=tuple(traces),
         layout={
             "barmode": "overlay",
-            "xaxis": _axis("step speed-up over a full step", rangemode="tozero", ticksuffix=TIMES),
+            "xaxis": _axis("speed-up over full steps", rangemode="tozero", ticksuffix=TIMES),
             "yaxis": _axis(
                 "",
                 tickvals=list(range(classes)),

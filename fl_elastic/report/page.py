@@ -105,7 +105,8 @@ def _document(results: Results, plotly: str) -> str:
         plot_section(
             "speed",
             "Step speed by device class",
-            "The frame is the step speed-up that was asked for, the solid bar what was achieved; "
+            "The frame is how much faster local training was asked to be, the solid bar how much it was: "
+            "measured time per step of a full round, by cheaper steps and by steps left out; "
             "a bar that ends inside its frame fell short.",
             speeds,
             methods,

@@ -12,7 +12,7 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.groups import TensorGroup
 from fl_elastic.simulation.scenario import Client
 
-__all__ = ["Cell", "ClientRound"]
+__all__ = ["Cell", "ClientRound", "MeasuredSteps"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class ClientRound:
         Names of the tensors that it trained.
     host_seconds : float
         Predicted cost of its steps and probes on the measuring host.
-    step_seconds, full_step_seconds : float
-        Measured median step, and the profile's full step.
+    step_seconds : float
+        Measured median step on the measuring host.
+    steps, requested_steps : int
+        Steps taken, and those of a full round.
     uplink_bytes : int
         Size of its update.
     """
@@ -37,8 +39,19 @@ class ClientRound:
     tensors: frozenset[str]
     host_seconds: float
     step_seconds: float
-    full_step_seconds: float
+    steps: int
+    requested_steps: int
     uplink_bytes: int
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Median measured step of one client in one round, the share of a full round's steps, and what it trained."""
+
+    device: str
+    seconds: float
+    share: float
+    everything: bool
 
 
 @dataclass
@@ -54,8 +67,8 @@ class Cell:
         bytes.
     coverage : dict
         Device class to rounds x groups, the share of its clients that trained the group.
-    steps : list of [device, seconds, trained everything]
-        Every measured median step.
+    steps : list of MeasuredSteps
+        What the steps of each client in each round took.
     rejected : int
         Updates that the server left out.
     """
@@ -64,7 +77,7 @@ class Cell:
     seed: int
     history: list[dict[str, float]] = field(default_factory=list)
     coverage: dict[str, list[list[float]]] = field(default_factory=dict)
-    steps: list[tuple[str, float, bool]] = field(default_factory=list)
+    steps: list[MeasuredSteps] = field(default_factory=list)
     rejected: int = 0
 
     def evaluated(self, accuracy: float, loss: float) -> None:
@@ -116,7 +129,14 @@ class Cell:
         for each in done:
             if each.step_seconds > 0:
                 device = clients[each.client].device.name
-                self.steps.append((device, each.step_seconds, each.tensors >= everything))
+                self.steps.append(
+                    MeasuredSteps(
+                        device,
+                        each.step_seconds,
+                        each.steps / each.requested_steps,
+                        each.tensors >= everything,
+                    )
+                )
 
     def rows(self) -> list[dict[str, float]]:
         """Return the history without what is carried to the next round."""
@@ -134,7 +154,7 @@ class Cell:
         """Read what `to_json` wrote; raises ScenarioError if it is something else."""
         try:
             fields: dict[str, Any] = json.loads(text)
-            fields["steps"] = [(str(d), float(s), bool(e)) for d, s, e in fields["steps"]]
+            fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

@@ -24,9 +24,10 @@ def summarise(
     """Return the summary of all cells, as plain JSON values.
 
     Final accuracy is the mean over the last five rounds and over seeds; time to target is where the mean
-    curve over seeds first reaches the target method's final accuracy minus the scenario's margin. The step
-    speed-up of a device is the median measured step that trained everything, in any cell of this simulation,
-    over the device's median step.
+    curve over seeds first reaches the target method's final accuracy minus the scenario's margin. Speed-ups
+    compare measured steps: the median step that trained everything, in any cell of this simulation, over the
+    device's median step (step speed-up), and over its mean time per step of a full round, steps that it left out
+    counting as no time (achieved speed-up).
     """
     by_method = {m.name: [c for c in cells if c.method == m.name] for m in scenario.methods}
     target = _target(scenario, by_method)
@@ -81,7 +82,7 @@ def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | Non
 
 
 def _full_step(cells: Sequence[Cell]) -> float | None:
-    full = [seconds for cell in cells for _, seconds, everything in cell.steps if everything]
+    full = [step.seconds for cell in cells for step in cell.steps if step.everything]
     return statistics.median(full) if full else None
 
 
@@ -123,7 +124,7 @@ def _method(
         "devices": {
             entry["device"]: {
                 "requested_speedup": entry["requested_speedup"] if budgeted else 1.0,
-                "achieved_speedup": _achieved(cells, entry["device"], full_step),
+                **_speedups(cells, entry["device"], full_step),
             }
             for entry in _devices(scenario)
         },
@@ -139,9 +140,16 @@ def _seconds_to(cells: list[Cell], target: float) -> float | None:
     return None
 
 
-def _achieved(cells: list[Cell], device: str, full_step: float | None) -> float | None:
-    steps = [seconds for cell in cells for name, seconds, _ in cell.steps if name == device]
-    return full_step / statistics.median(steps) if steps and full_step else None
+def _speedups(cells: list[Cell], device: str, full_step: float | None) -> dict[str, float | None]:
+    steps = [step for cell in cells for step in cell.steps if step.device == device]
+    if not steps or full_step is None:
+        return {"achieved_speedup": None, "step_speedup": None, "step_share": None}
+    per_requested_step = statistics.fmean(step.seconds * step.share for step in steps)
+    return {
+        "achieved_speedup": full_step / per_requested_step,
+        "step_speedup": full_step / statistics.median(step.seconds for step in steps),
+        "step_share": statistics.fmean(step.share for step in steps),
+    }
 
 
 def _mean_coverage(cells: list[Cell]) -> dict[str, list[list[float]]]:

@@ -25,7 +25,7 @@ _OPTIMIZERS: dict[str, OptimizerFn] = {
 
 @dataclass(frozen=True)
 class MadeUpTraining:
-    """A model with BatchNorm and dropout, its optimiser with state, and batches.
+    """A model with BatchNorm, dropout and layers used twice, its optimiser with state, and batches.
 
     Attributes
     ----------
@@ -76,13 +76,15 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        shared = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
         model = nn.Sequential(
             nn.Conv2d(2, 4, 3, padding=1),
             nn.BatchNorm2d(4),
             nn.ReLU(),
             nn.Dropout(0.3),
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.BatchNorm2d(4),
+            shared,
+            nn.ReLU(),
+            shared,
             nn.Flatten(),
             nn.Linear(4 * 16, 3),
         )
@@ -96,7 +98,7 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
             made.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             made.step()
-        model[5].eval()
+        shared[1].eval()
     return MadeUpTraining(model, made, _OPTIMIZERS[optimizer], data)
 
 

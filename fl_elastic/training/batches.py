@@ -28,12 +28,19 @@ def loader_size(loader: Iterable[Batch], first: Batch) -> LoaderSize:
     examples = getattr(loader, "dataset_size", None)
     if examples is None and isinstance(dataset, Sized):
         examples = len(dataset)
-    if isinstance(loader, Sized) and examples is not None:
-        return len(loader), int(examples)
-    if isinstance(loader, (list, tuple)) or not isinstance(loader, Sized):
+    batches = None if isinstance(loader, (list, tuple)) else _length(loader)
+    if batches is None:
         sizes = [_batch_size(batch) for batch in loader]
         return len(sizes), sum(sizes)
-    return len(loader), len(loader) * _batch_size(first)
+    return batches, batches * _batch_size(first) if examples is None else int(examples)
+
+
+def _length(loader: Iterable[Batch]) -> int | None:
+    """Return the loader's own word; a DataLoader of a stream has ``__len__`` but cannot answer."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
 
 
 def _batch_size(batch: Batch) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from fl_elastic.planning import Plan
 
@@ -18,7 +18,7 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     """Train only what ``plan`` trains inside the block.
 
     Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
-    that has a stale one. A frozen BatchNorm runs in eval mode, also after ``model.train()``: it neither
+    that has a stale one. A frozen BatchNorm (or InstanceNorm) runs in eval mode, also after ``model.train()``: it neither
     uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
     """
     trained = set(plan.trained_parameters)
@@ -58,7 +58,7 @@ class _StaysInEval:
 def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
     norms: list[nn.Module] = []
     for prefix, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _NormBase):
             own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
             if own and not any(name in trained for name in own):
                 norms.append(module)
@@ -69,7 +69,7 @@ def training_statistics(model: nn.Module) -> list[str]:
     """Return the names of the running statistics that a training step would update now."""
     names = []
     for prefix, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+        if isinstance(module, _NormBase) and module.training and module.track_running_stats:
             names += [
                 f"{prefix}.{name}" if prefix else name
                 for name, buffer in module.named_buffers(recurse=False)

@@ -58,5 +58,5 @@ class TrainerOptions:
             raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
         if self.deep_every < 0:
             raise BudgetError(f"deep_every {self.deep_every} must not be negative")
-        if self.exploration < 0:
+        if not self.exploration >= 0:
             raise BudgetError(f"exploration {self.exploration} must not be negative")

@@ -17,25 +17,47 @@ _TOLERANCE = 0.02
 class Pace:
     """Watches the steps of one fit.
 
+    A deadline is in seconds. A speed-up is relative to a full step, whose time drifts with the device's temperature
+    and load; full steps timed now and then keep the comparison fair.
+
     Parameters
     ----------
     allowed_seconds : float
-        For all steps of the fit; may be infinite.
+        For all steps of the fit, by the cost profile's full step; may be infinite.
     requested_steps : int
         Steps that share it.
     correct : bool
         Whether measured times may change the plan; off, only the prediction counts.
+    relative : bool
+        Whether the budget is a speed-up.
     """
 
-    def __init__(self, allowed_seconds: float, requested_steps: int, *, correct: bool) -> None:
-        self.allowed_seconds = allowed_seconds
+    def __init__(
+        self,
+        allowed_seconds: float,
+        requested_steps: int,
+        *,
+        correct: bool,
+        relative: bool = False,
+    ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
         self.correction = 1.0
         self.corrected = False
+        self.drift = 1.0
         self.spent = 0.0
         self.steps = 0
+        self._allowed_seconds = allowed_seconds
+        self._limited = not math.isinf(allowed_seconds)
+        self._relative = relative
+        self._references: list[float] = []
+        self._next_reference = _WINDOW
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+
+    @property
+    def allowed_seconds(self) -> float:
+        """Seconds that all steps of the fit may take, at the device's present speed."""
+        return self._allowed_seconds * self.drift
 
     def record(self, seconds: float, *, whole_batch: bool) -> None:
         """Count a step; steps with a smaller batch do not enter the estimate."""
@@ -43,6 +65,17 @@ class Pace:
         self.steps += 1
         if whole_batch:
             self._recent.append(seconds)
+
+    def reference_due(self) -> bool:
+        """Whether a full step should be timed now: at 20 steps, and each time the steps have doubled."""
+        watching = self.correct and self._relative and self._limited
+        return watching and self.steps >= self._next_reference and self._measured() is not None
+
+    def reference(self, ratios: list[float]) -> None:
+        """Take in full steps, each as the ratio of its time to the cost profile's."""
+        self._references += ratios
+        self.drift = statistics.median(self._references)
+        self._next_reference = 2 * self.steps
 
     def replanned(self) -> None:
         """Forget the step times of the plan before."""
@@ -52,10 +85,10 @@ class Pace:
     def steps_left(self, plan: Plan) -> int:
         """Return how many more steps the plan may take; at least one step is always taken."""
         left = self.requested_steps - self.steps
-        if math.isinf(self.allowed_seconds):
+        if not self._limited:
             return left
         if self.correct:
-            step = self._measured() or plan.predicted_step_seconds
+            step = self._measured() or plan.predicted_step_seconds * self.drift
             affordable = (self.allowed_seconds - self.spent) / step
             # Half a step of grace: the budget is met on average instead of always undershot.
             affordable = math.floor(affordable + 0.5)
@@ -64,22 +97,21 @@ class Pace:
         return max(min(left, affordable), 1 if self.steps == 0 else 0)
 
     def wants_replan(self, plan: Plan) -> bool:
-        """Whether the measured pace misses the budget by more than the tolerance; updates the correction."""
+        """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""
         measured = self._measured()
-        left = self.requested_steps - self.steps
-        if not self.correct or measured is None or left < 1 or math.isinf(self.allowed_seconds):
+        if not self.correct or measured is None or not self._limited:
             return False
         if not plan.feasible:
             # Its steps are longer than their share by choice; taking fewer of them holds the budget.
             return False
-        needed = (self.allowed_seconds - self.spent) / left
-        if needed <= 0 or abs(measured / needed - 1) <= _TOLERANCE:
-            return False
-        average = self.allowed_seconds / self.requested_steps
-        ratio = measured / plan.predicted_step_seconds
-        wanted = ratio * min(max(average / needed, 0.5), 2.0)
-        self.corrected = abs(wanted / self.correction - 1) > _TOLERANCE
-        self.correction = wanted
+        allowed = self.allowed_seconds / self.requested_steps
+        wanted = measured / (plan.predicted_step_seconds * self.drift)
+        self.corrected = (
+            abs(measured / allowed - 1) > _TOLERANCE
+            and abs(wanted / self.correction - 1) > _TOLERANCE
+        )
+        if self.corrected:
+            self.correction = wanted
         return self.corrected
 
     def _measured(self) -> float | None:

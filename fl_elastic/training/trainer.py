@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss, to_device
+from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss, to_device, untouched
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.profiling import CostProfile, clock_for, profile_model
@@ -29,6 +30,8 @@ from fl_elastic.training.step_log import StepLog
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 
 __all__ = ["ElasticTrainer"]
+
+_REFERENCES = 3
 
 
 class ElasticTrainer:
@@ -102,10 +105,13 @@ class ElasticTrainer:
         Raises
         ------
         TrainingError
-            If the loader is empty or a loss is not finite; the model is then as before the fit.
+            If the loader is empty or can be read only once, a batch does not fit the model, or a loss is not
+            finite; the model is then as before the fit.
         BudgetError
             If memory or uplink do not even admit the head.
         """
+        if epochs < 1:
+            raise TrainingError(f"epochs {epochs} must be at least 1")
         needed = self._importance.batches_needed if self._policy.uses_importance else 1
         batches = first_batches(loader, needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
@@ -125,7 +131,12 @@ class ElasticTrainer:
         clock = clock_for(model_device(self.model), self.options.clock)
         self._requested_steps = requested
         allowed = self.budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
-        pace = Pace(allowed, requested, correct=self.options.closed_loop)
+        pace = Pace(
+            allowed,
+            requested,
+            correct=self.options.closed_loop,
+            relative=self.budget.deadline is None,
+        )
         log = StepLog(batch_shape(batches[0]), clock)
         plan = self._deep_plan() or self._select(batches, pace, log, current=None)
         plans = [(0, plan)]
@@ -136,6 +147,10 @@ class ElasticTrainer:
             if batch is not None and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
+        if pace.steps == 0:
+            raise TrainingError(
+                "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
+            )
         self.plan = plan
         self._tensor_steps = log.tensor_steps
         self.state.trained(np.any([each.mask for _, each in plans], axis=0).tolist())
@@ -167,7 +182,11 @@ class ElasticTrainer:
                 pace.record(seconds, whole_batch=whole)
                 self.state.steps_since_probe += 1
                 next_batch = next(stream, None)
-                if next_batch is not None and (self._probe_due() or pace.wants_replan(plan)):
+                if next_batch is None:
+                    break
+                if pace.reference_due():
+                    pace.reference(self._full_step_ratios(batch, log))
+                if self._probe_due(pace) or pace.wants_replan(plan):
                     break
         return next_batch
 
@@ -247,12 +266,14 @@ class ElasticTrainer:
         optimizer.step()
         return value
 
-    def _probe_due(self) -> bool:
-        return self._policy.uses_importance and self.state.probe_due()
+    def _probe_due(self, pace: Pace) -> bool:
+        """Whether importance must be measured: not while everything fits, at the measured pace."""
+        due = self._policy.uses_importance and self.state.probe_due()
+        return due and not self._everything_fits(pace.correction)
 
     def _deep_plan(self) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
-        selects = self._policy.uses_importance and not self._everything_fits()
+        selects = self._policy.uses_importance and not self._everything_fits(1.0)
         if not selects or not self.state.deep_due(self.options, self._generator):
             return None
         request = self._request(1.0)
@@ -264,7 +285,7 @@ class ElasticTrainer:
         """Return the plan to go on with; importance is probed first if that is due."""
         started = log.clock()
         keep = False
-        if self._probe_due() and not self._everything_fits():
+        if self._probe_due(pace):
             drifted = self.state.absorb(self._importance.score(self._probe(batches)), self.options)
             keep = current is not None and not drifted and not pace.corrected
             log.predicted_seconds += (
@@ -282,8 +303,25 @@ class ElasticTrainer:
             pace.spent += spent
         return plan
 
-    def _everything_fits(self) -> bool:
-        request = self._request(1.0)
+    def _full_step_ratios(self, batch: Batch, log: StepLog) -> list[float]:
+        """Time forward and backward passes that train everything, relative to the profile; no weight moves."""
+        profile, ratios = self._profiled(), []
+        with untouched(self.model):
+            for group in profile.graph.groups:
+                for name in group.parameters:
+                    self.model.get_parameter(name).requires_grad_(True)
+            for _ in range(_REFERENCES):
+                started = log.clock()
+                compute_loss(self.model, self.loss_fn, batch).backward()  # type: ignore[no-untyped-call]
+                seconds = log.clock() - started
+                self.model.zero_grad(set_to_none=True)
+                passes = profile.full_step_seconds - float(profile.optimizer_seconds.sum())
+                ratios.append(seconds / passes)
+                log.selection_seconds += seconds
+        return ratios
+
+    def _everything_fits(self, correction: float) -> bool:
+        request = self._request(correction)
         return request.fits(np.ones(len(request.profile), dtype=bool))
 
     def _probe(self, batches: list[Batch]) -> Probe:
@@ -299,7 +337,8 @@ class ElasticTrainer:
     def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a copy of the optimiser, state included, that drives ``parameters``."""
         shadow = self.optimizer_fn(parameters)
-        shadow.load_state_dict(self._optimizing().state_dict())
+        # load_state_dict keeps the tensors it is given: without a copy the probe would move the real state.
+        shadow.load_state_dict(deepcopy(self._optimizing().state_dict()))
         return shadow
 
     def _request(self, correction: float) -> PlanRequest:

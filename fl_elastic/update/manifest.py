@@ -37,7 +37,7 @@ class Manifest:
     """Names, shapes, dtypes and roles of a model's tensors, in a fixed order.
 
     Parameters are trained. Statistics are floating buffers, such as BatchNorm's running mean. Counters are
-    integer and boolean buffers: they travel from the server to the clients and are never averaged. Roles do not
+    integer and boolean tensors: they travel from the server to the clients and are never averaged. Roles do not
     enter the hash, because a server may know its model as arrays only.
 
     Attributes
@@ -75,7 +75,10 @@ class Manifest:
             shapes=tuple(tuple(tensor.shape) for tensor in state.values()),
             dtypes=_sendable(dtypes),
             roles=tuple(
-                Role.PARAMETER if name in trained else _buffer_role(dtypes[name]) for name in state
+                Role.PARAMETER
+                if name in trained and dtypes[name] in _FLOATS
+                else _buffer_role(dtypes[name])
+                for name in state
             ),
         )
 

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.manifest import Manifest, Role
 
-__all__ = ["Limits", "PartialUpdate", "check_update"]
+__all__ = ["MAX_VERSION", "Limits", "PartialUpdate", "check_count", "check_update"]
+
+MAX_VERSION = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +63,8 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
     Checks names, roles, shapes, finiteness, step counts, the example count and the base version.
     """
     limits = limits or Limits()
-    _check_count("num_examples", update.num_examples, 1, limits.max_examples)
-    _check_count("base_version", update.base_version, 0, 2**62)
+    check_count("num_examples", update.num_examples, 1, limits.max_examples)
+    check_count("base_version", update.base_version, 0, MAX_VERSION)
     if set(update.steps) != set(update.deltas):
         odd = sorted(set(update.steps) ^ set(update.deltas))
         raise UpdateError(f"deltas and steps must name the same tensors, they differ in {odd[:3]}")
@@ -77,6 +79,8 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
             raise UpdateError(
                 f"delta of {name!r} has shape {tuple(np.shape(delta))}, the manifest says {manifest.shape(name)}"
             )
+        if np.asarray(delta).dtype.kind not in "fiu":
+            raise UpdateError(f"delta of {name!r} does not hold real numbers")
         if not np.isfinite(delta).all():
             raise UpdateError(f"delta of {name!r} holds NaN or infinite values")
         largest = min(limits.max_change, float(np.finfo(manifest.array_dtype(name)).max) / 4)
@@ -84,11 +88,15 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
             raise UpdateError(
                 f"delta of {name!r} reaches {np.abs(delta).max():.3g}, more than {largest:.3g}"
             )
-        _check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
+        check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
 
 
-def _check_count(what: str, value: object, lowest: int, highest: int) -> None:
+def check_count(what: str, value: object, lowest: int, highest: int) -> None:
+    """Raise UpdateError unless ``value`` is an integer from ``lowest`` to ``highest``."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise UpdateError(f"{what} must be an integer, got {value!r}")
-    if not lowest <= value <= highest:
-        raise UpdateError(f"{what} is {value}, expected {lowest} to {highest}")
+        raise UpdateError(f"{what} must be an integer, got {repr(value)[:40]}")
+    number = int(value)
+    if not lowest <= number <= highest:
+        # Python refuses to write out an integer of thousands of digits.
+        seen = number if abs(number) < 2**64 else "beyond 64 bits"
+        raise UpdateError(f"{what} is {seen}, expected {lowest} to {highest}")

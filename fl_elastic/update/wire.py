@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update.codecs import make_codec
 from fl_elastic.update.manifest import Manifest, Role
-from fl_elastic.update.partial import Limits, PartialUpdate, check_update
+from fl_elastic.update.partial import (
+    MAX_VERSION,
+    Limits,
+    PartialUpdate,
+    check_count,
+    check_update,
+)
 
 __all__ = ["WIRE_VERSION", "decode", "decode_weights", "encode", "encode_weights"]
 
@@ -150,11 +156,15 @@ def decode_weights(
             values = np.frombuffer(part, dtype=dtype.newbyteorder("<")).reshape(shape).astype(dtype)
         else:
             values = reader.decode(part, shape).astype(dtype, copy=False)
+            if not np.isfinite(values).all():
+                raise UpdateError(f"tensor {name!r} holds NaN or infinite values")
         weights[name] = values
         offset += size
     if offset != len(payload):
         raise UpdateError(f"payload has {len(payload)} bytes, expected {offset}")
-    return weights, _field(header, "version", int)
+    version = _field(header, "version", int)
+    check_count("version", version, 0, MAX_VERSION)
+    return weights, version
 
 
 def _pack(kind: int, header: dict[str, Any], payload: bytes) -> bytes:
@@ -169,7 +179,7 @@ def _unpack(
     view = memoryview(data).cast("B")
     if len(view) < _PREFIX.size:
         raise UpdateError(f"buffer of {len(view)} bytes is too short to hold a header")
-    magic, version, seen_kind, _, length, checksum = _PREFIX.unpack(view[: _PREFIX.size])
+    magic, version, seen_kind, zero, length, checksum = _PREFIX.unpack(view[: _PREFIX.size])
     if magic != _MAGIC:
         raise UpdateError("buffer does not start with the mark of a packed update")
     if version != WIRE_VERSION:
@@ -178,6 +188,8 @@ def _unpack(
         )
     if seen_kind != kind:
         raise UpdateError(f"buffer is of kind {seen_kind}, expected {kind}")
+    if zero != 0:
+        raise UpdateError(f"reserved byte is {zero}, expected 0: the buffer is damaged")
     body = view[_PREFIX.size :]
     if length > len(body) or zlib.crc32(body) != checksum:
         raise UpdateError("checksum does not fit: the buffer is truncated or damaged")
@@ -214,7 +226,7 @@ def _read_tensors(
 
 def _codec_of(header: dict[str, Any]) -> Any:
     try:
-        return make_codec(_field(header, "codec", str))
+        return make_codec(_field(header, "codec", str)[:40])
     except RegistryError as error:
         raise UpdateError(str(error)) from None
 

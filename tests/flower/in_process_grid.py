@@ -1,4 +1,8 @@
-"""A grid that calls a ClientApp directly: Flower's messages and records without its processes."""
+"""A grid that calls a ClientApp directly: Flower's messages and records without its processes.
+
+Every content is written to bytes and read back on its way, so that nothing is shared that would not be in deployment,
+and nothing travels that could not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 
 class InProcessGrid(Grid):
-    """``nodes`` virtual nodes; ``app_of(node)`` is the ClientApp of each."""
+    """``nodes`` virtual nodes, numbered from 1; ``app_of(node)`` is the ClientApp of each.
+
+    ``alter`` sees every reply before it arrives. ``sent`` keeps the messages as the strategy made them.
+    """
 
     def __init__(
         self,
@@ -41,16 +49,20 @@ class InProcessGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         replies = []
-        for index, message in enumerate(messages):
+        for message in messages:
             self.sent.append(message)
-            node = message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = f"message-{index}"
-            try:
-                reply = self._app_of(node)(message, self._contexts[node])
-            except Exception as error:
-                reply = Message(Error(code=2, reason=repr(error)), reply_to=message)
-            replies.append(self._alter(reply))
+            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
+            replies.append(self._alter(self._answer(message)))
         return replies
+
+    def _answer(self, message: Message) -> Message:
+        arrived = message_from_proto(message_to_proto(message))
+        node = message.metadata.dst_node_id
+        try:
+            reply = self._app_of(node)(arrived, self._contexts[node])
+            return message_from_proto(message_to_proto(reply))
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise AssertionError("not used by strategies")

@@ -23,6 +23,8 @@ FAST = [
 # The smallest input that works, where 64 pixels do not.
 PIXELS = {"inception_v3": 299, "maxvit_t": 224}
 LARGEST = 100_000_000
+# A network of its own beside the path (Swin V2's positions) stands where it joins, but runs later.
+OFF_THE_PATH = "cpb_mlp"
 
 
 def classification_models() -> list[str]:
@@ -70,7 +72,11 @@ def check_groups(name: str) -> None:
     grouped = [p for group in graph.groups for p in group.parameters]
     assert sorted(grouped) == sorted(arrived)
     place = {parameter_name: index for index, parameter_name in enumerate(arrived)}
-    complete = [max(place[p] for p in group.parameters) for group in graph.groups]
+    complete = [
+        max(place[p] for p in group.parameters)
+        for group in graph.groups
+        if not group.name.endswith(OFF_THE_PATH)
+    ]
     assert complete == sorted(complete)
     assert len({group.name for group in graph.groups}) == len(graph.groups)
     assert all(graph.group_nodes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,9 @@ profiles = st.builds(
 def test_the_chain_costs_are_an_upper_bound_and_exact_on_a_chain(
     profile: CostProfile, data: st.DataObject
 ) -> None:
-    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(profile), max_size=len(profile))))
+    mask = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(profile), max_size=len(profile)))
+    )
     if not mask.any():
         mask[0] = True
     deepest = int(np.flatnonzero(mask)[-1])
@@ -219,7 +222,7 @@ def test_costs_that_cannot_be_are_refused_by_name(name: str, damage: str) -> Non
 
 @pytest.mark.parametrize("name", ["fixed_seconds", "optimizer_bytes_per_weight"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_constants_that_cannot_be_are_refused_by_name(name: str, value: float) -> None:
+def test_constants_that_cannot_be_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ProfileError, match=name):
         replace(by_hand(), **{name: value})
 

@@ -106,9 +106,7 @@ def test_nodes_without_parameters_cost_no_update() -> None:
     ],
     ids=["plain", "momentum", "adam"],
 )
-def test_optimiser_state_is_counted_per_weight(
-    optimizer_fn: OptimizerFn, expected: float
-) -> None:
+def test_optimiser_state_is_counted_per_weight(optimizer_fn: OptimizerFn, expected: float) -> None:
     profile = profile_model(chain(), loss_fn, vectors()[0], optimizer_fn=optimizer_fn)
     assert profile.optimizer_bytes_per_weight == pytest.approx(expected)
 

@@ -72,7 +72,14 @@ def test_every_truncation_is_one_line(stored: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "nonsense", "[" * 100_000, b"\xff\xfe\x00", '"\ud800"'.encode("utf-8", "surrogatepass")],
+    [
+        "",
+        "{",
+        "nonsense",
+        "[" * 100_000,
+        b"\xff\xfe\x00",
+        '"\ud800"'.encode("utf-8", "surrogatepass"),
+    ],
     ids=["empty", "brace", "word", "deep", "not text", "surrogate"],
 )
 def test_what_is_no_json_is_one_line(stored: Path, text: str | bytes) -> None:
@@ -179,7 +186,9 @@ def test_damaged_content_is_one_line(stored: Path, name: str) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -192,7 +201,9 @@ def test_any_value_anywhere_is_a_profile_or_an_error(
     document = json.loads(save_profile(made_up_profile(groups=2), path).read_text())
     place: Any = document
     for _ in range(data.draw(st.integers(1, 4))):
-        step = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list) else sorted(place)))
+        step = data.draw(
+            st.sampled_from(range(len(place)) if isinstance(place, list) else sorted(place))
+        )
         if not isinstance(place[step], (dict, list)) or not place[step]:
             break
         last, place = place, place[step]

@@ -1,0 +1,85 @@
+"""Check that the prefix knapsack is exact, and time it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from fl_elastic.bench.results import Results
+from fl_elastic.planning import prefix_knapsack
+
+__all__ = ["bench_solver", "brute_force_value", "random_instance"]
+
+_INSTANCES = 2_000
+_REPEATS = 51
+
+
+def bench_solver(results: Results) -> None:
+    """Count mismatches against brute force, and time 50, 200 and 500 groups at resolution 4096."""
+    if "exactness" not in results.rows:
+        results.add("exactness", _exactness())
+    for groups in (50, 200, 500):
+        name = f"time at {groups} groups"
+        if name not in results.rows:
+            results.add(name, _time(groups))
+
+
+def random_instance(generator: np.random.Generator) -> tuple[Any, Any, Any, float]:
+    """Return costs, importance and budget of up to 14 groups, with zeros and extreme budgets."""
+    groups = int(generator.integers(1, 15))
+    if generator.random() < 0.3:
+        updates = generator.integers(0, 6, groups).astype(float)
+        paths = generator.integers(0, 4, groups).astype(float)
+        worth = generator.integers(-3, 9, groups).astype(float)
+    else:
+        kept = generator.random((3, groups)) < 0.85
+        updates, paths = generator.random((2, groups)) * kept[:2]
+        worth = generator.normal(size=groups) * kept[2]
+    whole = float(updates.sum() + paths.sum())
+    budget = float(generator.choice([0.0, whole, whole * generator.random()], p=[0.1, 0.1, 0.8]))
+    return updates, paths, worth, budget
+
+
+def brute_force_value(updates: Any, paths: Any, worth: Any, budget: float) -> float:
+    """Return the best importance over all subsets that fit the budget."""
+    groups = len(worth)
+    masks = ((np.arange(2**groups)[:, None] >> np.arange(groups)) & 1).astype(bool)
+    reach = np.concatenate([[0.0], np.cumsum(paths)])
+    depth = np.where(masks.any(axis=1), groups - np.argmax(masks[:, ::-1], axis=1), 0)
+    costs = masks @ updates + reach[depth]
+    values = masks @ worth
+    return float(values[costs <= budget * (1 + 1e-9)].max())
+
+
+def _exactness() -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    mismatches = overruns = 0
+    for _ in range(_INSTANCES):
+        updates, paths, worth, budget = random_instance(generator)
+        found = prefix_knapsack(updates, paths, worth, budget)
+        mismatches += abs(found.value - brute_force_value(updates, paths, worth, budget)) > 1e-9
+        overruns += found.cost > budget * (1 + 1e-8)
+    return {
+        "instances": _INSTANCES,
+        "mismatches": int(mismatches),
+        "budget_overruns": int(overruns),
+    }
+
+
+def _time(groups: int) -> dict[str, Any]:
+    generator = np.random.default_rng(groups)
+    milliseconds = []
+    for _ in range(_REPEATS):
+        updates, paths, worth = generator.random((3, groups))
+        budget = 0.5 * float(updates.sum() + paths.sum())
+        started = time.thread_time()
+        prefix_knapsack(updates, paths, worth, budget, forced=(0,), resolution=4096)
+        milliseconds.append(1e3 * (time.thread_time() - started))
+    return {
+        "resolution": 4096,
+        "median_cpu_milliseconds": statistics.median(milliseconds),
+        "largest_cpu_milliseconds": max(milliseconds),
+    }

@@ -1,0 +1,66 @@
+"""What the README shows runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(4, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_flower_example_builds_both_apps_and_a_working_client(monkeypatch, tmp_path: Path) -> None:
+    project = types.ModuleType("my_project")
+    project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())
+    monkeypatch.setitem(sys.modules, "my_project", project)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(BLOCKS[0], names)
+    assert isinstance(names["client_app"], ClientApp)
+    assert isinstance(names["server_app"], ServerApp)
+    context = types.SimpleNamespace(node_config={"partition-id": 0})
+    client = names["client_fn"](context)
+    weights, examples, metrics = client.fit(client.get_parameters({}), {})
+    assert examples == 12
+    assert len(weights) == len(client.manifest)
+    assert metrics["steps"] == 3
+
+
+def test_trainer_example_trains_and_gives_an_update() -> None:
+    names: dict[str, Any] = {
+        "model": _net(),
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "loader": _batches(),
+    }
+    exec(BLOCKS[1], names)
+    assert names["report"].steps >= 1
+    assert names["update"].deltas
+
+
+def test_flower_example_is_about_twenty_lines() -> None:
+    code = [line for line in BLOCKS[0].splitlines() if line.strip()]
+    assert len(code) <= 24
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(((?!http|#)[^)]+)\)", README))
+def test_linked_files_exist(link: str) -> None:
+    assert (ROOT / link).exists()

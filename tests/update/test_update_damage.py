@@ -1,0 +1,333 @@
+"""Damaged bytes and lying headers: an UpdateError each, never anything else."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.update import (
+    Limits,
+    Manifest,
+    PartialUpdate,
+    Role,
+    decode,
+    decode_weights,
+    encode,
+    encode_weights,
+)
+
+MANIFEST = Manifest(
+    ("conv", "bias", "mean", "count"),
+    ((2, 3), (3,), (3,), ()),
+    ("float32", "float16", "float32", "int64"),
+    (Role.PARAMETER, Role.PARAMETER, Role.STATISTIC, Role.COUNTER),
+)
+UPDATE = PartialUpdate(
+    {"conv": np.ones((2, 3), np.float32), "mean": np.zeros(3, np.float32)},
+    {"conv": 3, "mean": 4},
+    num_examples=10,
+    base_version=7,
+)
+WEIGHTS: dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]] = {
+    "conv": np.ones((2, 3), np.float32),
+    "bias": np.ones(3, np.float16),
+    "mean": np.zeros(3, np.float32),
+    "count": np.array(5),
+}
+PREFIX = struct.Struct("<4sHBBII")
+
+
+def pack(header: Any, payload: bytes, *, kind: int = 1, version: int = 1, zero: int = 0) -> bytes:
+    """Pack by the documented layout, with a checksum that fits whatever the content says."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    checksum = zlib.crc32(text + payload)
+    return PREFIX.pack(b"FLEL", version, kind, zero, len(text), checksum) + text + payload
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    length = PREFIX.unpack(data[: PREFIX.size])[4]
+    header: dict[str, Any] = json.loads(data[PREFIX.size : PREFIX.size + length])
+    return header
+
+
+GOOD = encode(UPDATE, MANIFEST)
+HEADER = header_of(GOOD)
+PAYLOAD = GOOD[-36:]
+
+
+def refused(data: bytes, limits: Limits | None = None) -> str:
+    with pytest.raises(UpdateError) as caught:
+        decode(data, MANIFEST, limits)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_documented_layout_is_the_real_one() -> None:
+    assert pack(json.dumps(HEADER, separators=(",", ":")).encode(), PAYLOAD) == GOOD
+    back = decode(pack(HEADER, PAYLOAD), MANIFEST)
+    assert back.steps == UPDATE.steps and back.base_version == 7
+    assert HEADER == {
+        "manifest": MANIFEST.hash,
+        "codec": "fp32",
+        "indices": [0, 2],
+        "steps": [3, 4],
+        "num_examples": 10,
+        "base_version": 7,
+    }
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16"])
+def test_every_flipped_bit_is_noticed(codec: str) -> None:
+    good = encode(UPDATE, MANIFEST, codec=codec)
+    unnoticed = []
+    for position in range(8 * len(good)):
+        data = bytearray(good)
+        data[position // 8] ^= 1 << position % 8
+        try:
+            decode(bytes(data), MANIFEST)
+        except UpdateError:
+            continue
+        unnoticed.append(position)
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize("kind", ["update", "weights"])
+def test_every_truncation_and_every_addition_is_noticed(kind: str) -> None:
+    good = GOOD if kind == "update" else encode_weights(WEIGHTS, MANIFEST)
+    for length in range(len(good)):
+        with pytest.raises(UpdateError):
+            (decode if kind == "update" else decode_weights)(good[:length], MANIFEST)
+    for more in (b"\0", b" ", good):
+        with pytest.raises(UpdateError):
+            (decode if kind == "update" else decode_weights)(good + more, MANIFEST)
+
+
+def test_every_flipped_bit_of_a_model_is_noticed() -> None:
+    good = encode_weights(WEIGHTS, MANIFEST, version=3)
+    unnoticed = []
+    for position in range(8 * len(good)):
+        data = bytearray(good)
+        data[position // 8] ^= 1 << position % 8
+        try:
+            decode_weights(bytes(data), MANIFEST)
+        except UpdateError:
+            continue
+        unnoticed.append(position)
+    assert unnoticed == []
+
+
+def test_other_formats_are_told_apart() -> None:
+    assert "version 2" in refused(pack(HEADER, PAYLOAD, version=2))
+    assert "kind 9" in refused(pack(HEADER, PAYLOAD, kind=9))
+    assert "mark" in refused(b"PK\x03\x04" + GOOD[4:])
+    assert "too short" in refused(b"")
+    assert "too short" in refused(GOOD[:15])
+
+
+def test_a_message_of_another_model_names_both_manifests() -> None:
+    message = refused(pack(HEADER | {"manifest": "0123456789abcdef"}, PAYLOAD))
+    assert "0123456789abcdef" in message and MANIFEST.hash in message
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "manifest is a number": {"manifest": 5},
+    "manifest is long": {"manifest": "f" * 100_000},
+    "manifest is null": {"manifest": None},
+    "indices repeat": {"indices": [0, 0]},
+    "indices decrease": {"indices": [2, 0]},
+    "an index is too large": {"indices": [0, 4]},
+    "an index is huge": {"indices": [0, 10**30]},
+    "an index is negative": {"indices": [-1, 2]},
+    "an index is a counter's": {"indices": [0, 3]},
+    "an index is a fraction": {"indices": [0, 2.0]},
+    "an index is true": {"indices": [False, 2]},
+    "an index is a word": {"indices": ["0", 2]},
+    "indices are a number": {"indices": 2},
+    "indices are null": {"indices": None},
+    "an index is missing": {"indices": [0]},
+    "an index is too many": {"indices": [0, 1, 2]},
+    "steps are fewer": {"steps": [3]},
+    "steps are more": {"steps": [3, 4, 5]},
+    "a step count is zero": {"steps": [0, 4]},
+    "a step count is negative": {"steps": [-3, 4]},
+    "a step count is a fraction": {"steps": [3.0, 4]},
+    "a step count is true": {"steps": [True, 4]},
+    "a step count is huge": {"steps": [10**300, 4]},
+    "a step count is above the limit": {"steps": [1_000_001, 4]},
+    "a step count is NaN": {"steps": [float("nan"), 4]},
+    "steps are a dict": {"steps": {"0": 3}},
+    "no examples": {"num_examples": 0},
+    "negative examples": {"num_examples": -10},
+    "examples are a fraction": {"num_examples": 10.0},
+    "examples are true": {"num_examples": True},
+    "examples are huge": {"num_examples": 10**18},
+    "examples are infinite": {"num_examples": float("inf")},
+    "examples are a word": {"num_examples": "10"},
+    "version is negative": {"base_version": -1},
+    "version is a fraction": {"base_version": 7.5},
+    "version is true": {"base_version": True},
+    "version is huge": {"base_version": 2**63},
+    "version is null": {"base_version": None},
+    "codec is unknown": {"codec": "fp8"},
+    "codec is a list": {"codec": ["fp32"]},
+    "codec is long": {"codec": "fp32" * 10_000},
+    "codec is half": {"codec": "fp16"},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_header_is_refused(lie: str) -> None:
+    message = refused(pack(HEADER | LIES[lie], PAYLOAD))
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize("field", sorted(HEADER))
+def test_a_missing_field_is_refused(field: str) -> None:
+    header = {name: value for name, value in HEADER.items() if name != field}
+    assert refused(pack(header, PAYLOAD))
+
+
+@pytest.mark.parametrize("length", [0, 1, 35, 37, 36 * 1000])
+def test_a_payload_of_another_length_is_refused(length: int) -> None:
+    assert f"payload has {length} bytes" in refused(pack(HEADER, b"\0" * length))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e31, -3e38])
+def test_a_payload_of_impossible_numbers_is_refused(value: float) -> None:
+    numbers = np.zeros(9, np.float32)
+    numbers[4] = value
+    assert "'conv'" in refused(pack(HEADER, numbers.tobytes()))
+
+
+def test_a_change_beyond_the_tensors_own_range_is_refused() -> None:
+    header = HEADER | {"indices": [1], "steps": [1]}
+    assert decode(pack(header, np.full(3, 1e4, "<f4").tobytes()), MANIFEST).deltas["bias"][0] == 1e4
+    assert "'bias' reaches" in refused(pack(header, np.full(3, 3e4, "<f4").tobytes()))
+
+
+def test_limits_are_the_servers_own() -> None:
+    refused(GOOD, Limits(max_steps=3))
+    refused(GOOD, Limits(max_examples=9))
+    refused(GOOD, Limits(max_change=0.5))
+    assert decode(GOOD, MANIFEST, Limits(4, 10, 1.0)).num_examples == 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"null",
+        b'"x"',
+        b"{",
+        b"\xff\xfe",
+        b"{}",
+        b"[" * 100_000,
+        b"NaN",
+        b'{"a":1}x',
+    ],
+    ids=[
+        "nothing",
+        "list",
+        "number",
+        "null",
+        "word",
+        "brace",
+        "no text",
+        "empty",
+        "deep",
+        "NaN",
+        "tail",
+    ],
+)
+def test_a_header_that_is_no_json_object_is_refused(text: bytes) -> None:
+    assert refused(pack(text, PAYLOAD))
+
+
+@pytest.mark.parametrize("field", sorted(HEADER))
+@pytest.mark.parametrize("depth", [3, 500, *range(900, 1010, 3), 5_000])
+def test_nested_values_are_refused_at_every_depth(field: str, depth: int) -> None:
+    text = json.dumps(HEADER | {field: "@"}).replace('"@"', "[" * depth + "]" * depth)
+    assert refused(pack(text.encode(), PAYLOAD))
+
+
+def test_numbers_of_many_digits_are_refused() -> None:
+    text = json.dumps(HEADER | {"num_examples": "@"}).replace('"@"', "9" * 100_000)
+    assert refused(pack(text.encode(), PAYLOAD))
+    text = json.dumps(HEADER | {"steps": ["@", 4]}).replace('"@"', "9" * 4_000)
+    assert len(refused(pack(text.encode(), PAYLOAD))) < 1000
+
+
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    assert refused(data)
+    with pytest.raises(UpdateError):
+        decode_weights(data, MANIFEST)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400)
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(HEADER)), json_values, min_size=1),
+    payload=st.binary(max_size=40) | st.just(PAYLOAD),
+    text=st.none() | st.binary(max_size=60),
+)
+def test_random_headers_are_an_update_or_refused(
+    changes: dict[str, Any], payload: bytes, text: bytes | None
+) -> None:
+    data = pack(HEADER | changes if text is None else text, payload)
+    try:
+        update = decode(data, MANIFEST)
+    except UpdateError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(np.isfinite(delta).all() for delta in update.deltas.values())
+        assert all(isinstance(count, int) and count > 0 for count in update.steps.values())
+
+
+@given(version=json_values, codec=json_values | st.just("fp32"), payload=st.binary(max_size=80))
+def test_random_models_are_refused(version: Any, codec: Any, payload: bytes) -> None:
+    header = {"manifest": MANIFEST.hash, "codec": codec, "version": version}
+    data = pack(header, payload, kind=2)
+    try:
+        weights, seen = decode_weights(data, MANIFEST)
+    except UpdateError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(seen, int) and list(weights) == list(MANIFEST.names)
+
+
+@pytest.mark.parametrize("version", [-1, 1.5, True, "3", None, 2**70])
+def test_a_model_with_an_impossible_version_is_refused(version: Any) -> None:
+    good = encode_weights(WEIGHTS, MANIFEST)
+    length = PREFIX.unpack(good[: PREFIX.size])[4]
+    header = header_of(good) | {"version": version}
+    with pytest.raises(UpdateError, match="version"):
+        decode_weights(pack(header, good[PREFIX.size + length :], kind=2), MANIFEST)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_of_impossible_numbers_is_refused(value: float) -> None:
+    good = encode_weights(WEIGHTS, MANIFEST)
+    length = PREFIX.unpack(good[: PREFIX.size])[4]
+    payload = bytearray(good[PREFIX.size + length :])
+    payload[:4] = np.array([value], "<f4").tobytes()
+    with pytest.raises(UpdateError, match="conv"):
+        decode_weights(pack(header_of(good), bytes(payload), kind=2), MANIFEST)

@@ -1,0 +1,218 @@
+"""What is packed comes out again: partial updates and whole models, in every codec."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from small_models import chain, conv_net
+
+from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.testing import Check, codec_checks, name_of
+from fl_elastic.update import (
+    Manifest,
+    PartialUpdate,
+    Role,
+    codecs,
+    decode,
+    decode_weights,
+    encode,
+    encode_weights,
+    make_codec,
+    weights_of,
+)
+
+NAMES = ["fp16", "fp32"]
+every_codec = pytest.mark.parametrize("codec", NAMES)
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+# Half precision keeps 11 significant bits, and steps of 2^-24 near zero.
+HALF = 2.0**-11
+SMALLEST = 2.0**-25
+
+
+def test_the_registered_codecs_are_all_checked() -> None:
+    assert codecs() == NAMES
+    assert len(codec_checks()) == 9
+    assert len({name_of(check) for check in codec_checks()}) == 9
+
+
+@pytest.mark.parametrize("check", codec_checks(), ids=name_of)
+@every_codec
+def test_codec_conforms(codec: str, check: Check) -> None:
+    made = make_codec(codec)
+    check(made)
+    check(type(made))
+    assert isinstance(made, type(make_codec(codec)))
+
+
+def test_an_unknown_codec_lists_the_known() -> None:
+    manifest = Manifest(("w",), ((),), ("float32",), (Role.PARAMETER,))
+    update = PartialUpdate({"w": np.zeros((), np.float32)}, {"w": 1}, 1)
+    with pytest.raises(RegistryError, match="did you mean 'fp32'"):
+        encode(update, manifest, codec="fp33")
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> tuple[Manifest, PartialUpdate]:
+    """Draw a manifest with tensors of any shape and role, and deltas of some of them."""
+    all_shapes = draw(st.lists(shapes, max_size=6))
+    names = tuple(f"t{index}" for index in range(len(all_shapes)))
+    roles = tuple(draw(st.sampled_from(list(Role))) for _ in names)
+    dtypes = tuple("int64" if role is Role.COUNTER else "float32" for role in roles)
+    manifest = Manifest(names, tuple(all_shapes), dtypes, roles)
+    values = st.floats(-60_000, 60_000, width=32)
+    trained = [
+        name
+        for name, role in zip(names, roles, strict=True)
+        if role is not Role.COUNTER and draw(st.booleans())
+    ]
+    # In any order: the wire has its own.
+    trained = draw(st.permutations(trained))
+    deltas = {
+        name: draw(hnp.arrays(np.float32, manifest.shape(name), elements=values))
+        for name in trained
+    }
+    steps = {name: draw(st.integers(1, 1_000_000)) for name in trained}
+    examples = draw(st.integers(1, 100_000_000))
+    return manifest, PartialUpdate(deltas, steps, examples, draw(st.integers(0, 2**62)))
+
+
+@given(case=updates())
+def test_an_update_comes_back_exactly_as_fp32(case: tuple[Manifest, PartialUpdate]) -> None:
+    manifest, update = case
+    back = decode(encode(update, manifest), manifest)
+    assert back.steps == update.steps
+    assert (back.num_examples, back.base_version) == (update.num_examples, update.base_version)
+    assert set(back.deltas) == set(update.deltas)
+    for name, delta in update.deltas.items():
+        assert back.deltas[name].dtype == np.float32
+        assert back.deltas[name].shape == delta.shape
+        assert np.array_equal(back.deltas[name], delta)
+
+
+@given(case=updates())
+def test_an_update_comes_back_within_half_precision_as_fp16(
+    case: tuple[Manifest, PartialUpdate],
+) -> None:
+    manifest, update = case
+    data = encode(update, manifest, codec="fp16")
+    back = decode(data, manifest)
+    assert set(back.deltas) == set(update.deltas) and back.steps == update.steps
+    for name, delta in update.deltas.items():
+        error = np.abs(back.deltas[name].astype(np.float64) - delta)
+        assert (error <= HALF * np.abs(delta) + SMALLEST).all()
+    size = sum(delta.size for delta in update.deltas.values())
+    fp32 = len(encode(update, manifest))
+    assert fp32 - len(data) == 2 * size
+
+
+@given(case=updates())
+def test_the_buffer_may_be_a_view_and_is_left_alone(case: tuple[Manifest, PartialUpdate]) -> None:
+    manifest, update = case
+    data = bytearray(encode(update, manifest))
+    before = bytes(data)
+    back = decode(memoryview(data), manifest)
+    for delta in back.deltas.values():
+        delta += 1
+    assert bytes(data) == before
+
+
+def test_bytes_do_not_depend_on_the_order_of_the_deltas() -> None:
+    manifest = Manifest.of(chain())
+    weights = weights_of(chain(), manifest)
+    steps = dict.fromkeys(weights, 2)
+    forward = PartialUpdate(weights, steps, 5)
+    turned = PartialUpdate(dict(reversed(weights.items())), dict(reversed(steps.items())), 5)
+    assert encode(forward, manifest) == encode(turned, manifest)
+
+
+def test_the_smallest_update_is_of_nothing() -> None:
+    manifest = Manifest.of(chain())
+    data = encode(PartialUpdate({}, {}, 1), manifest)
+    back = decode(data, manifest)
+    assert back.deltas == {} and back.num_examples == 1
+    assert len(data) < 200
+
+
+def test_other_layouts_and_dtypes_of_deltas_are_written_as_their_numbers() -> None:
+    manifest = Manifest(("w",), ((3, 4),), ("float64",), (Role.PARAMETER,))
+    values = np.arange(12, dtype=np.float64).reshape(4, 3).T
+    for delta in (values, values.astype(">f4"), values.astype(np.float16), values.astype(int)):
+        back = decode(encode(PartialUpdate({"w": delta}, {"w": 1}, 1), manifest), manifest)
+        assert np.array_equal(back.deltas["w"], values)
+
+
+@pytest.mark.parametrize("value", [65_520.0, -65_520.0, 1e9])
+def test_what_overflows_half_precision_is_refused(value: float) -> None:
+    manifest = Manifest(("w",), ((2,),), ("float32",), (Role.PARAMETER,))
+    update = PartialUpdate({"w": np.array([0.0, value], np.float32)}, {"w": 1}, 1)
+    with pytest.raises(UpdateError, match="do not fit float16"):
+        encode(update, manifest, codec="fp16")
+    assert decode(encode(update, manifest), manifest).deltas["w"][1] == np.float32(value)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Manifest, dict[str, NDArray[np.generic]]]:
+    """Draw a whole model with tensors of every dtype."""
+    kinds = ["float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32"]
+    dtypes = draw(st.lists(st.sampled_from([*kinds, "int64"]), max_size=6))
+    names = tuple(f"t{index}" for index in range(len(dtypes)))
+    all_shapes = tuple(draw(shapes) for _ in names)
+    roles = tuple(
+        draw(st.sampled_from([Role.PARAMETER, Role.STATISTIC]))
+        if "float" in dtype
+        else Role.COUNTER
+        for dtype in dtypes
+    )
+    manifest = Manifest(names, all_shapes, tuple(dtypes), roles)
+    weights: dict[str, NDArray[np.generic]] = {}
+    for name in names:
+        dtype = manifest.array_dtype(name)
+        elements = st.floats(-60_000, 60_000, width=16) if dtype.kind == "f" else None
+        weights[name] = draw(hnp.arrays(dtype, manifest.shape(name), elements=elements))
+    return manifest, weights
+
+
+@every_codec
+@given(case=models(), version=st.integers(0, 2**62))
+def test_a_model_comes_back_with_its_integers_exact(
+    codec: str, case: tuple[Manifest, dict[str, NDArray[np.generic]]], version: int
+) -> None:
+    manifest, weights = case
+    data = encode_weights(weights, manifest, version=version, codec=codec)
+    back, seen = decode_weights(data, manifest)
+    assert seen == version and list(back) == list(manifest.names)
+    for name, array in weights.items():
+        assert back[name].dtype == array.dtype and back[name].shape == array.shape
+        assert np.array_equal(back[name], array)
+
+
+def test_a_real_model_comes_back() -> None:
+    model = conv_net()
+    manifest = Manifest.of(model)
+    weights = weights_of(model, manifest)
+    back, _ = decode_weights(encode_weights(weights, manifest), manifest)
+    assert all(np.array_equal(back[name], weights[name]) for name in manifest.names)
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    manifest = Manifest.of(chain())
+    weights = weights_of(chain(), manifest)
+    with pytest.raises(UpdateError, match="missing"):
+        encode_weights({}, manifest)
+    with pytest.raises(UpdateError, match="do not fit float16"):
+        encode_weights(weights | {"0.bias": np.full(12, 1e6, np.float32)}, manifest, codec="fp16")
+    with pytest.raises(UpdateError, match="do not fit float32"):
+        encode_weights(weights | {"0.bias": np.full(12, np.nan, np.float32)}, manifest)
+
+
+def test_an_update_is_no_model_and_a_model_no_update() -> None:
+    manifest = Manifest.of(chain())
+    weights = weights_of(chain(), manifest)
+    with pytest.raises(UpdateError, match="kind"):
+        decode(encode_weights(weights, manifest), manifest)
+    with pytest.raises(UpdateError, match="kind"):
+        decode_weights(encode(PartialUpdate({}, {}, 1), manifest), manifest)
