@@ -28,7 +28,7 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> classification_loss(torch.zeros(2, 4), torch.tensor([0, 1])).round(decimals=4).item()
+    >>> round(classification_loss(torch.zeros(2, 4), torch.tensor([0, 1])).item(), 4)
     1.3863
     """
     if isinstance(outputs, Tensor):

@@ -261,3 +261,18 @@ def trainer_of(
     )
     trainer._policy = Chosen(*sets)
     return trainer
+
+
+def elastic_trainer(
+    model: nn.Module, batch: Batch, budget: Budget, **options: Any
+) -> ElasticTrainer:
+    """A trainer of the elastic policy that looks at no clock."""
+    settings: dict[str, Any] = {"closed_loop": False, "deep_every": 0} | options
+    return ElasticTrainer(
+        model,
+        loss_fn,
+        sgd,
+        budget=budget,
+        profile=flat_profile(model, batch),
+        options=TrainerOptions(**settings),
+    )

@@ -16,6 +16,8 @@ from fl_elastic.errors import ElasticError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="fl-elastic",
     help="Elastic federated training: each device trains what it can afford.",
@@ -44,6 +46,9 @@ def main() -> None:
     except ElasticError as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        # typer turns Ctrl-C into this exit status.
+        if isinstance(end, SystemExit) and end.code != _INTERRUPTED:
+            raise
         Console(stderr=True).print("interrupted; finished parts are kept", highlight=False)
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)

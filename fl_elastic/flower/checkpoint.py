@@ -32,11 +32,12 @@ _NAME = re.compile(r"round-(\d{6})\.npz")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and the strategies' state after a round."""
+    """A model and the strategies' state after a round; strategies by the names of their classes."""
 
     server_round: int
     arrays: dict[str, NDArray[Any]]
     state: dict[str, NDArray[Any]]
+    strategies: tuple[str, ...]
 
 
 class Checkpointed(Strategy):
@@ -56,7 +57,8 @@ class Checkpointed(Strategy):
 
     Examples
     --------
-    >>> strategy = Checkpointed(PartialUpdates(FedAdam()), "checkpoints")
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = Checkpointed(FedAdam(), "checkpoints")
     """
 
     def __init__(
@@ -82,10 +84,15 @@ class Checkpointed(Strategy):
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:
             _LOG.info("resuming after round %s from %s", found.server_round, self.directory)
+            if found.strategies != (mine := _strategies(self.strategy)):
+                raise CheckpointError(
+                    f"checkpoints in {self.directory} are of another strategy, "
+                    f"{' around '.join(found.strategies)}, this one is {' around '.join(mine)}; "
+                    "use another directory or delete them"
+                )
             initial_arrays = _as_record(found.arrays)
             _restore(self.strategy, found.state)
-            self._first_round = found.server_round
-        first = self._first_round
+        first = self._first_round = 0 if found is None else found.server_round
         result = super().start(
             grid=grid,
             initial_arrays=initial_arrays,
@@ -141,17 +148,25 @@ class Checkpointed(Strategy):
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         entries |= {f"state/{name}": value for name, value in _collect(self.strategy).items()}
-        about = {"version": _VERSION, "round": server_round, "names": list(arrays)}
+        about = {
+            "version": _VERSION,
+            "round": server_round,
+            "names": list(arrays),
+            "strategies": _strategies(self.strategy),
+        }
         buffer = io.BytesIO()
         entries["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         np.savez(buffer, allow_pickle=False, **entries)
         path = self.directory / f"round-{server_round:06d}.npz"
         try:
             write_atomically(path, buffer.getvalue())
+            # Files of later rounds are left from a run before this one, which is not the one to resume.
+            later = [old for old in _files(self.directory) if old.name > path.name]
+            earlier = [old for old in _files(self.directory) if old.name <= path.name]
+            for old in [*later, *earlier[self.keep :]]:
+                old.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}") from None
-        for old in _files(self.directory)[self.keep :]:
-            old.unlink(missing_ok=True)
 
 
 def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint | None:
@@ -200,11 +215,18 @@ def _read(path: Path) -> Checkpoint:
         server_round=int(about["round"]),
         arrays={name: entries[f"array/{name}"] for name in about["names"]},
         state={k.removeprefix("state/"): v for k, v in entries.items() if k.startswith("state/")},
+        strategies=tuple(about["strategies"]),
     )
 
 
 def _as_record(arrays: dict[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _strategies(strategy: Strategy) -> tuple[str, ...]:
+    """Return the class names of the strategy and of those it wraps."""
+    inside = [value for value in vars(strategy).values() if isinstance(value, Strategy)]
+    return (type(strategy).__name__, *(name for each in inside for name in _strategies(each)))
 
 
 def _collect(strategy: Strategy, path: str = "") -> dict[str, NDArray[Any]]:
@@ -229,7 +251,8 @@ def _collect(strategy: Strategy, path: str = "") -> dict[str, NDArray[Any]]:
 
 
 def _all_arrays(values: Iterable[object]) -> bool:
-    return all(isinstance(value, np.ndarray) for value in values)
+    # What numpy computes from arrays without dimensions are bare numbers.
+    return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
 def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, ProfileError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.wire import ERROR, PACKED
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import make_policy
-from fl_elastic.profiling import CostProfile, load_or_measure, profile_model
+from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import (
@@ -202,15 +202,24 @@ class ElasticClient(NumPyClient):
         if self._profile is not None or self._state_dir is None:
             return self._profile
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-        self._profile = load_or_measure(
-            self._state_dir / f"profile-{self.manifest.hash}.json",
-            profile_key(self.model, batch),
-            lambda: profile_model(
+        path = self._state_dir / f"profile-{self.manifest.hash}.json"
+        try:
+            self._profile = load_profile(path, profile_key(self.model, batch))
+        except ProfileError:
+            # Missing, damaged or of another case.
+            self._profile = profile_model(
                 self.model, self.loss_fn, batch,
                 optimizer_fn=self.optimizer_fn, clock=self.options.clock,
-            ),
-        )  # fmt: skip
+            )  # fmt: skip
+            self._save_profile(self._profile, path)
         return self._profile
+
+    def _save_profile(self, profile: CostProfile, path: Path) -> None:
+        try:
+            save_profile(profile, path)
+        except ProfileError as error:
+            # A full disk costs the time to measure again, not the round's training.
+            _LOG.warning("%s; it is measured again next time", error)
 
     def _state_file(self) -> Path | None:
         if self._state_dir is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 
@@ -39,15 +40,14 @@ def common_metrics(contents: list[RecordDict]) -> list[RecordDict]:
 
 def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
     """Return the weighted mean of metrics that all clients sent, with the summed weight."""
-    means: dict[str, float] = {}
-    total: int | float = 0
-    for content in contents:
-        record = {k: v for k, v in content.metric_records["metrics"].items() if not _listed(v)}
-        weight = record.pop(weighted_by)
-        total += weight
-        for name, value in record.items():
-            means[name] = means.get(name, 0.0) + weight * value
-    return MetricRecord({name: sum_ / total for name, sum_ in means.items()} | {weighted_by: total})
+    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    total = sum(record[weighted_by] for record in records)
+    names = [name for name in records[0] if name != weighted_by]
+    means = {
+        name: sum(record[weighted_by] * record[name] for record in records) / total
+        for name in names
+    }
+    return MetricRecord({**means, weighted_by: total})
 
 
 def one_line(reason: str) -> str:

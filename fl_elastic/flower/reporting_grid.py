@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from fl_elastic.flower.interruption import Interrupted
 
 __all__ = ["ReportingGrid"]
 
@@ -22,11 +25,19 @@ class ReportingGrid(Grid):
         Does the work.
     on_reply : callable
         Called with the replies received and expected.
+    stop : threading.Event, optional
+        Once it is set, waiting for replies ends with `Interrupted`.
     """
 
-    def __init__(self, grid: Grid, on_reply: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        on_reply: Callable[[int, int], None],
+        stop: threading.Event | None = None,
+    ) -> None:
         self._grid = grid
         self._on_reply = on_reply
+        self._stop = stop or threading.Event()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -37,13 +48,15 @@ class ReportingGrid(Grid):
         replies: list[Message] = []
         end = None if timeout is None else time.monotonic() + timeout
         while waiting and (end is None or time.monotonic() < end):
+            if self._stop.is_set():
+                raise Interrupted
             arrived = list(self._grid.pull_messages(waiting))
             waiting -= {message.metadata.reply_to_message_id for message in arrived}
             for message in arrived:
                 replies.append(message)
                 self._on_reply(len(replies), expected)
             if not arrived:
-                time.sleep(_POLL_SECONDS)
+                self._stop.wait(_POLL_SECONDS)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

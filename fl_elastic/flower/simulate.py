@@ -12,6 +12,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
 from fl_elastic.flower.reporting_grid import ReportingGrid
 from fl_elastic.flower.simulated_client import simulated_client_app
 from fl_elastic.flower.simulated_server import Progress, Simulation, check_methods, run_cells
@@ -29,37 +31,60 @@ def simulate(simulation: Simulation, progress: Progress) -> dict[str, Any]:
     Raises
     ------
     ElasticError
-        If the scenario names something unknown or its data is missing.
+        If the scenario names something unknown, its data is missing or the folder cannot be written.
+    KeyboardInterrupt
+        On Ctrl-C, after the clients at work have answered; finished cells are on disk.
     """
     check_methods(simulation.scenario)
     # A missing dataset is found before processes are started.
     scenario_dataset(simulation.scenario, simulation.data_root)
+    _check_writable(simulation.directory)
     found: list[dict[str, Any]] = []
     server_app = ServerApp()
 
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        del context
-        cells, groups = run_cells(simulation, ReportingGrid(grid, progress.reply), progress)
-        found.append(summarise(simulation.scenario, cells, groups))
+    with stopped_by_interrupt() as stop:
 
+        @server_app.main()
+        def main(grid: Grid, context: Context) -> None:
+            del context
+            watched = ReportingGrid(grid, progress.reply, stop)
+            cells, groups = run_cells(simulation, watched, progress)
+            found.append(summarise(simulation.scenario, cells, groups))
+
+        try:
+            _run(server_app, len(simulation.scenario.clients))
+        except Interrupted:
+            raise KeyboardInterrupt from None
+    return found[0]
+
+
+def _check_writable(directory: Path) -> None:
+    """Find out before hours of work whether their result can be kept."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"cannot make output folder {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ScenarioError(f"cannot write into output folder {directory}: choose another")
+
+
+def _run(server_app: ServerApp, clients: int) -> None:
     processors = os.cpu_count() or 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run_simulation(
         server_app,
         simulated_client_app(),
-        num_supernodes=len(simulation.scenario.clients),
+        num_supernodes=clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             "init_args": {
-                "num_cpus": min(processors, len(simulation.scenario.clients)),
+                "num_cpus": min(processors, clients),
                 "log_to_driver": False,
                 "logging_level": logging.ERROR,
                 "include_dashboard": False,
             },
         },
     )
-    return found[0]
 
 
 def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ class Simulation:
     data_root: str | None = None
     resume: bool = False
 
+    @property
+    def state_directory(self) -> Path:
+        """Where clients keep what they remember from round to round."""
+        return self.directory / "state"
+
     def cell_file(self, method: str, seed: int) -> Path:
         """Return where a finished cell is kept."""
         return self.directory / "cells" / f"{method}-{seed}.json"
@@ -155,6 +161,8 @@ def _run_cell(
     model = scenario_model(scenario, simulation.data_root, seed)
     manifest = Manifest.of(model)
     batches = test_batches(scenario, simulation.data_root)
+    # What clients remember of an earlier or interrupted run in this folder would sway this one.
+    shutil.rmtree(simulation.state_directory / method.name / str(seed), ignore_errors=True)
 
     def on_round(record: RoundRecord) -> None:
         cell.trained(
@@ -195,7 +203,7 @@ def _run_cell(
                 "method": method.name,
                 "seed": seed,
                 "profile": str(profile_path),
-                "state-dir": str(simulation.directory / "state"),
+                "state-dir": str(simulation.state_directory),
                 "data-root": simulation.data_root or "",
             }
         ),

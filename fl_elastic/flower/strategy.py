@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean, make_rule
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.inner import check_inner, metrics_aggregator, sees_each_client, weight_key
+from fl_elastic.flower.replies import common_metrics, in_fixed_order, mean_metrics, one_line
 from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
 from fl_elastic.flower.wire import (
     TrainReply,
@@ -36,7 +36,6 @@ from fl_elastic.update import (
 __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
-_LONGEST_REASON = 500
 _Weights = dict[str, NDArray[Any]]
 
 
@@ -139,7 +138,7 @@ class PartialUpdates(Strategy):
         contents: list[RecordDict] = []
         usable: list[Message] = []
         failed: list[Message] = []
-        for message in _in_fixed_order(replies):
+        for message in in_fixed_order(replies):
             if message.has_error():
                 failed.append(message)
                 self._reject(message, f"client failed: {message.error.reason}")
@@ -160,10 +159,10 @@ class PartialUpdates(Strategy):
             message.content = RecordDict({**completed, "metrics": metrics})
         merged = mean.finish(self._weights)
         if each:
-            for message, content in zip(usable, _common_metrics(contents), strict=True):
+            for message, content in zip(usable, common_metrics(contents), strict=True):
                 message.content["metrics"] = content["metrics"]
         elif usable:
-            usable = [self._merged(usable[0], merged, _common_metrics(contents))]
+            usable = [self._merged(usable[0], merged, common_metrics(contents))]
         aggregated: ArrayRecord | None = None
         merged_metrics: MetricRecord | None = None
         # Not every strategy of Flower stands a round without any reply.
@@ -173,7 +172,7 @@ class PartialUpdates(Strategy):
             )
         aggregate_metrics = metrics_aggregator(self.inner)
         if aggregate_metrics is not None and contents and merged_metrics is not None:
-            merged_metrics = aggregate_metrics(_common_metrics(contents), weight_key(self.inner))
+            merged_metrics = aggregate_metrics(common_metrics(contents), weight_key(self.inner))
         if self.on_round is not None:
             self.on_round(self._record)
         if aggregated is None:
@@ -186,7 +185,7 @@ class PartialUpdates(Strategy):
         """Hand the inner strategy loss and metrics of the replies that fit."""
         translated: list[Message] = []
         usable: list[RecordDict] = []
-        for message in _in_fixed_order(replies):
+        for message in in_fixed_order(replies):
             if message.has_error():
                 translated.append(message)
                 continue
@@ -194,7 +193,7 @@ class PartialUpdates(Strategy):
                 reply = read_evaluate_reply(message.content, self.limits.max_examples)
             except UpdateError as error:
                 node = message.metadata.src_node_id
-                _LOG.warning("evaluation by node %s left out: %s", node, _one_line(str(error)))
+                _LOG.warning("evaluation by node %s left out: %s", node, one_line(str(error)))
                 continue
             metrics = {
                 **reply.metrics,
@@ -204,7 +203,7 @@ class PartialUpdates(Strategy):
             usable.append(RecordDict({"metrics": MetricRecord(metrics)}))
             message.content = usable[-1]
             translated.append(message)
-        contents = iter(_common_metrics(usable))
+        contents = iter(common_metrics(usable))
         for message in translated:
             if not message.has_error():
                 message.content = next(contents)
@@ -270,7 +269,7 @@ class PartialUpdates(Strategy):
         )
 
     def _reject(self, message: Message, reason: str) -> None:
-        node, reason = message.metadata.src_node_id, _one_line(reason)
+        node, reason = message.metadata.src_node_id, one_line(reason)
         _LOG.warning(
             "round %s: reply of node %s left out: %s", self._record.server_round, node, reason
         )
@@ -295,18 +294,14 @@ class PartialUpdates(Strategy):
         self, carrier: Message, merged: Mapping[str, NDArray[Any]], contents: list[RecordDict]
     ) -> Message:
         """Put the merged model, the summed weight and the mean metrics into one reply."""
-        key, manifest = weight_key(self.inner), self._known_manifest()
-        records = [content.metric_records["metrics"] for content in contents]
-        total = sum(int(reply.num_examples) for reply in self._record.accepted)
-        means = {name: sum(r[key] * r[name] for r in records) / total for name in records[0]}
+        manifest = self._known_manifest()
         arrays = {
             name: _as_vector(merged[name])
             for name in manifest.names
             if manifest.role(name) is Role.PARAMETER
         }
-        carrier.content = RecordDict(
-            {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({**means, key: total})}
-        )
+        metrics = mean_metrics(contents, weight_key(self.inner))
+        carrier.content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return carrier
 
     def _whole(self, aggregated: ArrayRecord, others: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -320,40 +315,9 @@ class PartialUpdates(Strategy):
         return ArrayRecord(whole)
 
 
-def _one_line(reason: str) -> str:
-    """Shorten what a client says to one line, so that it can neither flood nor forge the log."""
-    words = " ".join(reason.split())
-    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]}..."
-
-
 def _as_vector(array: NDArray[Any]) -> Array:
     """Give a tensor without dimensions one: Flower's clipping and optimisers lose such tensors.
 
     numpy turns their sums into bare numbers, which in-place operations then miss.
     """
     return Array(np.atleast_1d(array))
-
-
-def _in_fixed_order(replies: Iterable[Message]) -> list[Message]:
-    """Order replies by content, so that floating-point sums do not depend on who was faster."""
-
-    def key(message: Message) -> tuple[int, str]:
-        if message.has_error():
-            return -1, ""
-        content = message.content
-        arrays = [array for record in content.array_records.values() for array in record.values()]
-        # Evaluations have no arrays, and updates may be alike: what else they say decides.
-        others = [*content.metric_records.items(), *content.config_records.items()]
-        return zlib.crc32(b"".join(array.data for array in arrays)), str(others)
-
-    return sorted(replies, key=key)
-
-
-def _common_metrics(contents: list[RecordDict]) -> list[RecordDict]:
-    """Keep the metrics that every client sent: Flower ends the run over unequal keys."""
-    records = [content.metric_records["metrics"] for content in contents]
-    common = set.intersection(*(set(record) for record in records)) if records else set()
-    return [
-        RecordDict({"metrics": MetricRecord({k: v for k, v in record.items() if k in common})})
-        for record in records
-    ]

@@ -76,10 +76,21 @@ def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
 
 
 def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and config of a message, as a ``NumPyClient`` would get them."""
+    """Return the arrays and config of a message, as a ``NumPyClient`` would get them.
+
+    Raises
+    ------
+    UpdateError
+        If the message comes from a strategy that speaks another language.
+    """
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
-    arrays = content.array_records[f"{prefix}.parameters"]
-    config = dict(content.config_records[f"{prefix}.config"])
+    try:
+        arrays = content.array_records[f"{prefix}.parameters"]
+        config = dict(content.config_records[f"{prefix}.config"])
+    except KeyError as error:
+        raise UpdateError(
+            f"message has no record {error}: wrap the server's strategy in PartialUpdates"
+        ) from None
     return [bytes_to_ndarray(array.data) for array in arrays.values()], config
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "call_model",
     "compute_loss",
     "map_tensors",
+    "outputs_and_loss",
     "split_batch",
     "to_device",
 ]
@@ -88,7 +89,12 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 
 def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
-    """Return the scalar loss of ``model`` on one ``(inputs, targets)`` batch.
+    """Return the scalar loss of ``model`` on one ``(inputs, targets)`` batch; see `outputs_and_loss`."""
+    return outputs_and_loss(model, loss_fn, batch)[1]
+
+
+def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:
+    """Return what ``model`` gives for one ``(inputs, targets)`` batch, and the scalar loss.
 
     Raises
     ------
@@ -99,7 +105,8 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
     """
     inputs, targets = split_batch(batch)
     try:
-        loss = loss_fn(call_model(model, inputs), targets)
+        outputs = call_model(model, inputs)
+        loss = loss_fn(outputs, targets)
     except (ElasticError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -113,4 +120,4 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"loss_fn must return one number as a tensor, got {seen}")
-    return loss.reshape(())
+    return outputs, loss.reshape(())

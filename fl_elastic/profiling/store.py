@@ -32,7 +32,7 @@ _NUMBERS = ("fixed_seconds", "optimizer_bytes_per_weight")
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
-    """Write ``profile`` to ``path`` as JSON, atomically."""
+    """Write ``profile`` to ``path`` as JSON, atomically; raises ProfileError if that is not possible."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -42,7 +42,10 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
     }
     document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
     document |= {name: getattr(profile, name) for name in _NUMBERS}
-    return write_atomically(path, json.dumps(document).encode())
+    try:
+        return write_atomically(path, json.dumps(document).encode())
+    except OSError as error:
+        raise ProfileError(f"cannot write cost profile {path}: {error.strerror}") from None
 
 
 def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) -> CostProfile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -107,6 +108,27 @@ def _need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = 
         raise ModelError(f"{name} takes images of {wanted}, not inputs of shape {shape}")
 
 
+_KINDS: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
+    ((nn.Conv1d, nn.Conv2d), "conv"),
+    ((nn.GroupNorm, nn.BatchNorm2d, nn.LayerNorm), "norm"),
+    ((ResidualBlock, TransformerBlock), "block"),
+    ((nn.Linear,), "head"),
+)
+
+
+def _named(*layers: nn.Module) -> nn.Sequential:
+    """Chain layers under names that a reader of a plan or heat map knows: conv1, norm1, ..., head."""
+    counts: Counter[str] = Counter()
+    named: dict[str, nn.Module] = {}
+    for layer in layers:
+        kind = next(
+            (k for kinds, k in _KINDS if isinstance(layer, kinds)), type(layer).__name__.lower()
+        )
+        counts[kind] += 1
+        named[kind if kind == "head" else f"{kind}{counts[kind]}"] = layer
+    return nn.Sequential(OrderedDict(named))
+
+
 def _conv(inputs: int, outputs: int) -> list[nn.Module]:
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
     return [convolution, group_norm(outputs), nn.ReLU()]
@@ -120,7 +142,7 @@ def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
     layer holds everything leaves nothing to choose from.
     """
     _need_image("digits_cnn", shape, pixels=4)
-    return nn.Sequential(
+    return _named(
         *_conv(shape[0], 24),
         *_conv(24, 40),
         nn.MaxPool2d(2),
@@ -136,7 +158,7 @@ def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
 def _small_cnn(shape: Shape, classes: int) -> nn.Module:
     """Four convolutions with group normalisation for 28x28 or 32x32 images, 192 k parameters."""
     _need_image("small_cnn", shape, pixels=16)
-    return nn.Sequential(
+    return _named(
         *_conv(shape[0], 48),
         nn.MaxPool2d(2),
         *_conv(48, 80),
@@ -152,7 +174,7 @@ def _small_cnn(shape: Shape, classes: int) -> nn.Module:
 
 def _resnet(name: str, shape: Shape, classes: int, norm: Norm) -> nn.Module:
     _need_image(name, shape, pixels=8)
-    return nn.Sequential(
+    return _named(
         nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
         norm(16),
         nn.ReLU(),
@@ -192,7 +214,7 @@ def _vgg11_bn(shape: Shape, classes: int) -> nn.Module:
             inputs = width
         layers.append(nn.MaxPool2d(2))
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)]
-    return nn.Sequential(*layers)
+    return _named(*layers)
 
 
 @MODELS.register("small_vit")
@@ -200,7 +222,7 @@ def _small_vit(shape: Shape, classes: int) -> nn.Module:
     """Four transformer blocks of width 128 on patches of 8x8 pixels (4x4 below 64 pixels)."""
     _need_image("small_vit", shape, pixels=8)
     patch = 8 if min(shape[1:]) >= 64 else 4
-    return nn.Sequential(
+    return _named(
         VisionTokens(shape, patch=patch, width=128),
         *[TransformerBlock(128, heads=4) for _ in range(4)],
         nn.LayerNorm(128),
@@ -223,4 +245,4 @@ def _har_cnn(shape: Shape, classes: int) -> nn.Module:
         layers.append(nn.MaxPool1d(2))
         inputs = width
     layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(inputs, classes)]
-    return nn.Sequential(*layers)
+    return _named(*layers)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, call_model, to_device
+from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
+from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.profiling.measure import model_device
 
 __all__ = ["Evaluation", "evaluate"]
@@ -25,28 +26,29 @@ class Evaluation:
 
 
 def evaluate(model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch]) -> Evaluation:
-    """Return loss and accuracy of ``model`` in eval mode; the training mode is put back.
+    """Return loss and accuracy of ``model`` in eval mode; every module's mode is put back.
 
     Raises
     ------
     TrainingError
-        If the loader is empty.
+        If the loader is empty, or a batch does not fit the model.
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     loss = right = 0.0
     examples = 0
     try:
         with torch.no_grad():
             for batch in loader:
-                inputs, targets = to_device(batch, model_device(model))
-                outputs = call_model(model, inputs)
-                size = (batch_shape((inputs, targets)) or (1,))[0]
-                loss += float(loss_fn(outputs, targets)) * size
-                right += _right_classes(outputs, targets)
+                batch = to_device(batch, model_device(model))
+                outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
+                size = (batch_shape(batch) or (1,))[0]
+                loss += float(batch_loss) * size
+                right += _right_classes(outputs, batch[1])
                 examples += size
     finally:
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
     if examples == 0:
         raise TrainingError("the test loader gave no batch: check the client's data")
     return Evaluation(loss / examples, right / examples, examples)

@@ -18,8 +18,8 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     """Train only what ``plan`` trains inside the block.
 
     Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
-    that has a stale one. A frozen BatchNorm (or InstanceNorm) runs in eval mode, also after ``model.train()``: it neither
-    uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
+    that has a stale one. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
+    neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
     """
     trained = set(plan.trained_parameters)
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]

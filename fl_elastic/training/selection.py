@@ -115,8 +115,15 @@ class SelectionState:
                 steps_since_probe=int(fields["steps_since_probe"]),
                 probe_gap=int(fields["probe_gap"]),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return cls()
-        lengths_fit = len(state.left_out) == len(state.names)
-        lengths_fit &= len(state.scores) in (0, len(state.names))
-        return state if lengths_fit and np.isfinite(state.scores).all() else cls()
+        return state if state._is_possible() else cls()
+
+    def _is_possible(self) -> bool:
+        """Whether lengths and counts are such as `absorb` and `trained` leave behind."""
+        lengths_fit = len(self.left_out) == len(self.names)
+        lengths_fit &= len(self.scores) in (0, len(self.names))
+        lowest_gap = 1 if self.scores else 0
+        counts_fit = min([self.steps_since_probe, *self.left_out]) >= 0
+        counts_fit &= self.probe_gap >= lowest_gap
+        return lengths_fit and counts_fit and bool(np.isfinite(self.scores).all())

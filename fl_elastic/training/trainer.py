@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
@@ -138,12 +138,13 @@ class ElasticTrainer:
             relative=self.budget.deadline is None,
         )
         log = StepLog(batch_shape(batches[0]), clock)
-        plan = self._deep_plan() or self._select(batches, pace, log, current=None)
+        deep = self._deep_plan()
+        plan = deep or self._select(batches, pace, log, current=None)
         plans = [(0, plan)]
         stream = _epochs(loader, epochs, model_device(self.model))
         batch = next(stream, None)
         while batch is not None and pace.steps_left(plan) > 0:
-            batch = self._train(plan, batch, stream, pace, log)
+            batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
             if batch is not None and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
@@ -171,9 +172,16 @@ class ElasticTrainer:
         )
 
     def _train(
-        self, plan: Plan, batch: Batch, stream: Iterator[Batch], pace: Pace, log: StepLog
+        self,
+        plan: Plan,
+        batch: Batch,
+        stream: Iterator[Batch],
+        pace: Pace,
+        log: StepLog,
+        *,
+        to_the_end: bool,
     ) -> Batch | None:
-        """Train by one plan until the data or the budget ends or a new selection is due."""
+        """Train by one plan until the data or the budget ends or, if it may, a new selection is due."""
         next_batch: Batch | None = batch
         with frozen_outside(plan, self.model):
             tensors = [*plan.trained_parameters, *training_statistics(self.model)]
@@ -186,7 +194,7 @@ class ElasticTrainer:
                     break
                 if pace.reference_due():
                     pace.reference(self._full_step_ratios(batch, log))
-                if self._probe_due(pace) or pace.wants_replan(plan):
+                if not to_the_end and (self._probe_due(pace) or pace.wants_replan(plan)):
                     break
         return next_batch
 
@@ -221,12 +229,14 @@ class ElasticTrainer:
         )
 
     def _with_aliases(self, steps: Counter[str]) -> Counter[str]:
-        """Count the steps of a tied parameter under each of its names."""
-        first_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        counted = Counter(steps)
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            counted[name] = steps[first_name[id(parameter)]]
-        return counted
+        """Count the steps of a tied tensor, or of a layer used twice, under each of its names."""
+        first_name = {id(tensor): name for name, tensor in _named_tensors(self.model, repeat=False)}
+        return Counter(
+            {
+                name: steps[first_name[id(tensor)]]
+                for name, tensor in _named_tensors(self.model, repeat=True)
+            }
+        )
 
     def _profile_for(self, batch: Batch) -> CostProfile:
         """Return the given profile if it fits this model and device, else measure one."""
@@ -353,6 +363,12 @@ class ElasticTrainer:
             correction=correction,
             generator=self._generator,
         )
+
+
+def _named_tensors(model: nn.Module, *, repeat: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers with their names; shared ones once, or under every name."""
+    yield from model.named_parameters(remove_duplicate=not repeat)
+    yield from model.named_buffers(remove_duplicate=not repeat)
 
 
 def _epochs(loader: Iterable[Batch], epochs: int, device: torch.device) -> Iterator[Batch]:

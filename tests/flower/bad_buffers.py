@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scripts import manifest
+from scripted_clients import manifest
 
 from fl_elastic.flower._compat import ndarray_to_bytes
 from fl_elastic.update import Manifest, PartialUpdate, encode, encode_weights

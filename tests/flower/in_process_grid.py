@@ -1,7 +1,7 @@
 """A grid that calls a ClientApp directly: Flower's messages and records without its processes.
 
-Every content is written to bytes and read back on its way, so that nothing is shared that would not be in deployment,
-and nothing travels that could not.
+Every content is written to bytes and read back on its way, so that nothing is shared that would not be in
+deployment, and nothing travels that could not.
 """
 
 from __future__ import annotations

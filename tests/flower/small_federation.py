@@ -1,4 +1,4 @@
-"""Small federations: elastic clients on real models, scripted clients, and dense references in Flower's own terms."""
+"""Small federations: elastic clients on real models, scripted clients, and dense references."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def assert_close(
     rtol: float = 1e-6,
     atol: float = 1e-7,
 ) -> None:
-    """Compare values; the types of ``found`` only with the model's float32, because FedAdam itself returns float64."""
+    """Compare values; types are compared with the model's, because FedAdam itself returns float64."""
     one, other = (as_weights(x) if isinstance(x, ArrayRecord) else x for x in (found, expected))
     assert list(one) == list(other)
     for name, array in one.items():

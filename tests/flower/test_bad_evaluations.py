@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import Result
-from scripts import EXAMPLES, first_arrays, manifest, scripts
+from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     Alter,
     arrays_of,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_buffers import ARRAYS, BUFFERS, Damage, header
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from scripts import EXAMPLES, first_arrays, manifest, scripts
+from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     Alter,
     arrays_of,

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import (
     QFedAvg,
     Strategy,
 )
-from scripts import EXAMPLES, first_arrays, first_weights, manifest, scripts
+from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
 from small_federation import (
     UpdateOf,
     Weights,
@@ -59,9 +59,7 @@ def clipped_mean(by_node: dict[int, UpdateOf], clipping_norm: float) -> Weights:
         for name, delta in deltas.items():
             total[name] += EXAMPLES[node] * min(1.0, clipping_norm / norm) * delta
     examples = sum(EXAMPLES.values())
-    return {
-        name: np.asarray(start[name] + total[name] / examples, np.float32) for name in start
-    }
+    return {name: np.asarray(start[name] + total[name] / examples, np.float32) for name in start}
 
 
 @pytest.mark.parametrize("everything", [True, False], ids=["dense", "partial"])

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     Strategy,
 )
-from scripts import EXAMPLES, first_arrays, manifest, scripts
+from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     UpdateOf,
     Weights,
@@ -60,9 +60,7 @@ def norm_scripts() -> dict[int, UpdateOf]:
 
 
 def trained(strategy: Strategy, rule: str | None, rounds: int = 1) -> Weights:
-    apps = {
-        node: scripted_app(manifest(NORM), update) for node, update in norm_scripts().items()
-    }
+    apps = {node: scripted_app(manifest(NORM), update) for node, update in norm_scripts().items()}
     result, _ = run(PartialUpdates(strategy, rule=rule), apps, first_arrays(NORM), rounds)
     return as_weights(result.arrays)
 
@@ -125,9 +123,7 @@ def test_a_client_with_frozen_norms_does_not_dilute_the_others() -> None:
         for index, (node, policy) in enumerate(policies.items(), start=1)
     }
     start = arrays_of(batch_net())
-    found = as_weights(
-        run(PartialUpdates(quiet(nodes=3), rule="all"), apps, start)[0].arrays
-    )
+    found = as_weights(run(PartialUpdates(quiet(nodes=3), rule="all"), apps, start)[0].arrays)
     local = {node: _trained_alone(node) for node in (1, 4)}
     for name, array in found.items():
         if name.endswith(("running_mean", "running_var")):

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, FedProx, Result
 from in_process_grid import InProcessGrid
-from scripts import EXAMPLES, TRAINED, first_arrays, first_weights, manifest, scripts
+from scripted_clients import EXAMPLES, TRAINED, first_arrays, first_weights, manifest, scripts
 from small_federation import as_weights, assert_close, assert_identical, quiet, run, scripted_app
 
 from fl_elastic.errors import RegistryError, UpdateError
@@ -260,9 +260,7 @@ def test_merging_before_sending_is_refused() -> None:
 
 def test_half_of_the_clients_can_be_drawn() -> None:
     records: list[RoundRecord] = []
-    strategy = PartialUpdates(
-        quiet(fraction_train=0.5, min_train_nodes=1), on_round=records.append
-    )
+    strategy = PartialUpdates(quiet(fraction_train=0.5, min_train_nodes=1), on_round=records.append)
     run(strategy, apps(), first_arrays(), 3)
     assert [len(record.accepted) for record in records] == [2, 2, 2]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
-from scripts import EXAMPLES, first_arrays, first_weights, manifest, scripts
+from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
 from small_federation import (
     Completed,
     UpdateOf,

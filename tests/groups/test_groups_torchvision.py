@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision  # type: ignore[import-untyped]
+import torchvision
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, trace_step

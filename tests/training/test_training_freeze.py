@@ -146,26 +146,30 @@ def frozen_statistics(model: nn.Module) -> dict[str, Tensor]:
 def test_a_frozen_batch_norm_stays_in_eval_whoever_calls_train(caller: str) -> None:
     batches = images(4)
     model = conv_net()
-    modes: list[tuple[bool, bool, bool]] = []
+    norms = [model.get_submodule(name) for name in ("1", "4", "7")]
+    modes: list[tuple[bool, ...]] = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         if caller == "loss":
             model.train()
-        modes.append(tuple(model[k].training for k in (1, 4, 7)))  # type: ignore[arg-type]
+        modes.append(tuple(norm.training for norm in norms))
         return loss_fn(outputs, targets)
+
+    def turn_on(module: nn.Module, _: Any) -> None:
+        module.train()
 
     trainer = trainer_of(model, batches[0], ["11", "7"])
     trainer.loss_fn = loss
     if caller == "hook":
-        model.register_forward_pre_hook(lambda module, _: module.train() and None)
+        model.register_forward_pre_hook(turn_on)
     before = frozen_statistics(model)
-    moved = model[7].running_mean.clone()
+    moved = model.get_buffer("7.running_mean").clone()
     trainer.fit(batches)
     assert set(modes) >= {(False, False, True)}
     assert modes[-len(batches) :] == [(False, False, True)] * len(batches)
     now = dict(model.named_buffers())
     assert all(torch.equal(value, now[name]) for name, value in before.items())
-    assert not torch.equal(moved, model[7].running_mean)
+    assert not torch.equal(moved, model.get_buffer("7.running_mean"))
 
 
 def test_frozen_batch_norm_uses_its_running_statistics() -> None:

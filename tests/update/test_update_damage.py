@@ -195,6 +195,14 @@ def test_a_missing_field_is_refused(field: str) -> None:
     assert refused(pack(header, PAYLOAD))
 
 
+@pytest.mark.parametrize("indices", [[2, 2], [2, 1], [1, 1]])
+def test_repeated_or_falling_indices_are_refused_though_the_payload_fits(
+    indices: list[int],
+) -> None:
+    header = HEADER | {"indices": indices, "steps": [1, 1]}
+    assert "increasing" in refused(pack(header, b"\0" * 24))
+
+
 @pytest.mark.parametrize("length", [0, 1, 35, 37, 36 * 1000])
 def test_a_payload_of_another_length_is_refused(length: int) -> None:
     assert f"payload has {length} bytes" in refused(pack(HEADER, b"\0" * length))

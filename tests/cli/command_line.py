@@ -1,0 +1,49 @@
+"""The command line, called in this process as the installed script calls it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from fl_elastic.cli.main import main
+
+__all__ = ["Ended", "call"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    def is_one_line_of_error(self) -> bool:
+        """Whether it failed with one clear line and nothing else."""
+        return self.is_error_of_lines(1)
+
+    def is_error_of_lines(self, count: int) -> bool:
+        """Whether it failed with so many lines; several mistakes have one each below a heading."""
+        lines = self.err.splitlines()
+        return (
+            self.status == 1
+            and not self.out
+            and len(lines) == count
+            and lines[0].startswith("error: ")
+            and all(line.startswith("  ") for line in lines[1:])
+            and "Traceback" not in self.err
+        )
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> Ended:
+    monkeypatch.setattr(sys, "argv", ["fl-elastic", *map(str, arguments)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    code = ended.value.code
+    return Ended(code if isinstance(code, int) else int(code is not None), *captured)

@@ -1,0 +1,268 @@
+"""``fl-elastic plan``: its JSON, its files, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Ended, call
+
+from fl_elastic.cli import planned
+from fl_elastic.profiling import load_profile
+
+MODELS = """
+import torch
+from torch import nn
+
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+
+def broken():
+    raise RuntimeError("no weights\\nanywhere")
+
+
+def a_number():
+    return 3
+
+
+class Raises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 10)
+
+    def forward(self, x):
+        raise ValueError("no thanks\\nreally")
+
+
+class Types(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 10)
+
+    def forward(self, x):
+        return self.layer(None)
+
+
+class NoParameters(nn.Module):
+    def forward(self, x):
+        return x.mean(dim=(2, 3))
+
+
+not_a_function = 3
+"""
+
+KEYS = {
+    "full_step_seconds", "predicted_step_seconds", "measured_step_seconds", "requested_speedup",
+    "achieved_speedup", "floor_speedup", "groups",
+}  # fmt: skip
+GROUP_KEYS = {
+    "name", "parameters", "update_seconds", "path_seconds", "importance", "selected", "mode",
+}  # fmt: skip
+SMALL = ("--input", "3,16,16", "--batch-size", "4", "--threads", "1")
+
+Plan = Callable[..., Ended]
+
+
+@pytest.fixture
+def plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Plan:
+    """``fl-elastic plan`` in a folder with a module of models."""
+    (tmp_path / "models_of_the_plan_tests.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    # The command puts the working directory there.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "models_of_the_plan_tests", raising=False)
+
+    def planned_by(model: str, *options: object) -> Ended:
+        spec = model.replace("mine:", "models_of_the_plan_tests:")
+        return call(monkeypatch, capsys, "plan", spec, *options)
+
+    return planned_by
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    assert ended.status == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+def test_the_json_has_what_the_contract_says(plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--speedup", "1.5", "--json"))
+    assert set(found) >= KEYS
+    assert found["measured_step_seconds"] is None
+    assert found["requested_speedup"] == 1.5
+    assert found["full_step_seconds"] > 0
+    assert found["achieved_speedup"] == pytest.approx(
+        found["full_step_seconds"] / found["predicted_step_seconds"]
+    )
+    assert [group["name"] for group in found["groups"]] == ["6", "2", "0"]
+    for group in found["groups"]:
+        assert set(group) >= GROUP_KEYS
+        assert isinstance(group["selected"], bool)
+        assert group["selected"] is (group["mode"] != "frozen")
+        assert group["update_seconds"] >= 0
+        assert group["path_seconds"] >= 0
+    assert found["groups"][0]["parameters"] == ["6.weight", "6.bias"]
+
+
+def test_without_a_budget_everything_is_trained(plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--json"))
+    assert found["requested_speedup"] == 1.0
+    assert found["step_fraction"] == 1.0
+    assert all(group["mode"] == "full" for group in found["groups"])
+
+
+def test_a_torchvision_model_is_planned(plan: Plan) -> None:
+    found = result(plan(
+        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
+        "--speedup", "2", "--json",
+    ))  # fmt: skip
+    assert set(found) >= KEYS
+    assert len(found["groups"]) == 26
+    assert any(group["selected"] for group in found["groups"])
+    assert not all(group["selected"] for group in found["groups"])
+    assert found["achieved_speedup"] >= 2 * found["step_fraction"] * 0.99
+
+
+def test_measuring_replaces_the_prediction(plan: Plan) -> None:
+    found = result(
+        plan("mine:tiny", *SMALL, "--policy", "head", "--speedup", "1.2", "--measure", "--json")
+    )
+    assert found["measured_step_seconds"] > 0
+    assert found["achieved_speedup"] == pytest.approx(
+        found["full_step_seconds"] / found["measured_step_seconds"]
+    )
+
+
+@pytest.mark.parametrize("policy", ["head", "full", "bias", "last_k", "random", "elastic"])
+def test_every_policy_can_be_named(policy: str, plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--policy", policy, "--speedup", "1.3", "--json"))
+    assert found["policy"] == policy
+
+
+def test_without_json_it_is_a_table_and_a_sentence(plan: Plan) -> None:
+    ended = plan("mine:tiny", *SMALL, "--speedup", "1.2")
+    assert ended.status == 0
+    assert "importance" in ended.out
+    assert "speed-up asked 1.20" in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize("speedup", ["50", "1e6"])
+def test_beyond_the_floor_it_takes_fewer_steps_and_says_so(speedup: str, plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--speedup", speedup, "--json"))
+    assert found["floor_speedup"] < 50
+    assert 0 < found["step_fraction"] < 1
+    text = " ".join(plan("mine:tiny", *SMALL, "--speedup", speedup).out.split())
+    assert "below the floor: one step cannot be faster than" in text
+    assert "of the steps will be taken" in text
+
+
+def test_the_profile_is_written_and_read_again(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "deep" / "profile.json"
+    first = result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
+    written = path.read_bytes()
+    assert load_profile(path).full_step_seconds == first["full_step_seconds"]
+
+    def again(*arguments: object, **options: object) -> None:
+        raise AssertionError("measured although a profile is at hand")
+
+    monkeypatch.setattr(planned, "profile_model", again)
+    second = result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
+    assert path.read_bytes() == written
+    assert second["full_step_seconds"] == first["full_step_seconds"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"format": "other"}', b"[" * 9999])
+def test_a_corrupt_profile_is_made_anew(content: bytes, plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    found = result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
+    assert load_profile(path).full_step_seconds == found["full_step_seconds"]
+
+
+def test_a_profile_of_another_batch_is_made_anew(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
+    result(plan("mine:tiny", *SMALL, "--batch-size", "8", "--profile", path, "--json"))
+    assert load_profile(path).key.batch_shape == (8, 3, 16, 16)
+
+
+FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown model": (("resnet81",), "unknown model 'resnet81' (did you mean 'resnet"),
+    "unknown module": (("no_such_module:model",), "cannot import no_such_module"),
+    "unknown callable": (("mine:tinny",), "(did you mean 'tiny'?)"),
+    "no callable": (("mine:not_a_function",), "not a function that builds a model"),
+    "not a model": (("mine:a_number",), "not a torch.nn.Module"),
+    "half a name": (("mine:",), "module:callable"),
+    "model that raises": (("mine:broken",), "no weights"),
+    "forward that raises": (("mine:Raises", *SMALL), "no thanks"),
+    "forward of wrong types": (("mine:Types", *SMALL), "error: "),
+    "nothing to train": (("mine:NoParameters", *SMALL), "error: "),
+    "shape the model rejects": (("mine:tiny", "--input", "5,16,16"), "(16, 5, 16, 16)"),
+    "shape of one number": (("mine:tiny", "--input", "7"), "(16, 7)"),
+    "more classes than outputs": (("mine:tiny", *SMALL, "--classes", "5000"), "error: "),
+    "shape with letters": (("mine:tiny", "--input", "3,x"), "'3,x' is not a shape"),
+    "shape of zero": (("mine:tiny", "--input", "3,0,8"), "'3,0,8' is not a shape"),
+    "empty shape": (("mine:tiny", "--input", ""), "'' is not a shape"),
+    "unknown policy": (("mine:tiny", *SMALL, "--policy", "elastik"), "did you mean 'elastic'"),
+    "unknown importance": (("mine:tiny", *SMALL, "--importance", "elastik"), "did you mean"),
+    "slower than full": (("mine:tiny", *SMALL, "--speedup", "0.5"), "speedup 0.5 is below 1"),
+    "negative speedup": (("mine:tiny", *SMALL, "--speedup", "-2"), "not a positive number"),
+    "speedup not a number": (("mine:tiny", *SMALL, "--speedup", "nan"), "not a positive number"),
+    "no memory": (("mine:tiny", *SMALL, "--memory", "1"), "memory"),
+    "no uplink": (("mine:tiny", *SMALL, "--uplink", "1"), "uplink"),
+    "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_it_fails_with_one_line(name: str, plan: Plan) -> None:
+    arguments, hint = FAILURES[name]
+    ended = plan(*(each.replace("MODULE", "models_of_the_plan_tests.py") for each in arguments))
+    assert ended.is_one_line_of_error(), (ended.status, ended.err, ended.out)
+    assert hint in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mine:tiny", "--batch-size", "0"),
+        ("mine:tiny", "--speedup", "fast"),
+        ("mine:tiny", "--spedup", "2"),
+        ("mine:tiny", "--classes", "1"),
+        ("mine:tiny", "--threads", "0"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], plan: Plan) -> None:
+    ended = plan(*arguments)
+    assert ended.status == 2
+    assert arguments[1] in ended.err
+    assert "Traceback" not in ended.err
+    assert not ended.out
+
+
+def test_without_a_command_it_shows_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(monkeypatch, capsys)
+    assert {"plan", "simulate", "bench"} <= set((ended.out + ended.err).split())
+
+
+def test_an_unknown_command_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(monkeypatch, capsys, "plann")
+    assert ended.status == 2
+    assert "plann" in ended.err

@@ -1,0 +1,128 @@
+"""``fl-elastic simulate`` as a user runs it: the demo, Ctrl-C, and going on afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import alive, below, start, wait_until
+
+pytestmark = pytest.mark.deploy
+
+DEMO = Path(__file__).resolve().parents[2] / "simulations" / "scenarios" / "demo.toml"
+METHOD_KEYS = {
+    "final_accuracy", "rounds", "simulated_seconds", "seconds_to_target", "uplink_bytes",
+    "downlink_bytes", "devices", "coverage",
+}  # fmt: skip
+
+SCENARIO = """
+title = "Three devices"
+seeds = [0]
+methods = ["full", "elastic"]
+
+[data]
+dataset = "digits"
+train_limit = 120
+test_limit = 100
+min_examples = 10
+
+[model]
+name = "digits_cnn"
+
+[training]
+rounds = 4
+
+[[fleet]]
+device = "pi_zero_2_w"
+count = 2
+speedup = 4.0
+
+[[fleet]]
+device = "laptop"
+"""
+
+
+def finished(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    """Output and errors of the command, which must end in time."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+
+
+def check_summary(summary: dict[str, Any], rounds: int) -> None:
+    assert list(summary["methods"]) == ["full", "elastic"]
+    for found in summary["methods"].values():
+        assert set(found) >= METHOD_KEYS
+        assert 0 <= found["final_accuracy"] <= 1
+        assert found["rounds"] == rounds
+        assert found["simulated_seconds"] > 0
+        assert found["uplink_bytes"] > 0
+        assert found["downlink_bytes"] > 0
+        for device in found["devices"].values():
+            assert device["requested_speedup"] >= 1
+            assert device["achieved_speedup"] > 0
+        for by_round in found["coverage"].values():
+            assert len(by_round) == rounds
+            assert all(0 <= share <= 1 for shares in by_round for share in shares)
+
+
+def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "simulate", DEMO,
+        "--set", "training.rounds=2", "--set", "seeds=0", "--output", "out",
+    )  # fmt: skip
+    out, err = finished(process, 240)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    check_summary(summary, rounds=2)
+    assert summary["simulated"] is True
+    assert summary["clients"] == 10
+    assert len(summary["methods"]["elastic"]["devices"]) == 6
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+    assert "elastic" in out
+    assert "summary.json" in out
+
+
+def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text(SCENARIO)
+    arguments = ("simulate", "three.toml", "--output", "out")
+    first_cell = tmp_path / "out" / "cells" / "full-0.json"
+    process = start(tmp_path, *arguments)
+    try:
+        assert wait_until(first_cell.exists, 180), "the first method did not finish"
+        started = below(process.pid)
+        assert len(started) > 3, "the engine runs in processes of its own"
+        # A terminal interrupts the whole group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = finished(process, 60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; finished parts are kept"
+    assert "Traceback" not in err
+    assert wait_until(lambda: not alive(started), 20), f"left behind: {alive(started)}"
+    names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert "summary.json" not in names
+    assert not any(name.endswith(".tmp") for name in names)
+    kept = first_cell.read_bytes()
+    assert len(json.loads(kept)["history"]) == 5
+
+    process = start(tmp_path, *arguments, "--resume", "--json")
+    out, err = finished(process, 240)
+    assert process.returncode == 0, err
+    assert first_cell.read_bytes() == kept
+    summary = json.loads(out)
+    check_summary(summary, rounds=4)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary

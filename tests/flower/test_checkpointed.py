@@ -1,0 +1,295 @@
+"""A run that was interrupted goes on as if it had not been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedYogi,
+    Result,
+    Strategy,
+)
+from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
+from small_federation import (
+    Completed,
+    as_record,
+    as_weights,
+    assert_identical,
+    quiet,
+    run,
+    scripted_app,
+    silent_app,
+)
+
+from fl_elastic.errors import CheckpointError
+from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
+
+SERVERS: dict[str, Callable[[], Strategy]] = {
+    "fedavg": lambda: quiet(FedAvg),
+    "fedavgm": lambda: quiet(FedAvgM, server_momentum=0.9),
+    "fedadam": lambda: quiet(FedAdam, eta=0.05, tau=0.01),
+    "fedyogi": lambda: quiet(FedYogi, eta=0.05, tau=0.01),
+    "fedadagrad": lambda: quiet(FedAdagrad, eta=0.05, tau=0.01),
+    "clipped": lambda: DifferentialPrivacyServerSideFixedClipping(
+        quiet(FedAvgM, server_momentum=0.9), 0.0, 0.3, 4
+    ),
+    "adaptive": lambda: DifferentialPrivacyServerSideAdaptiveClipping(
+        quiet(), 0.0, 4, initial_clipping_norm=0.3
+    ),
+}
+
+
+class Interrupted(Exception):
+    """Stands for a crash of the server's process."""
+
+
+def trained(strategy: Strategy, rounds: int, **options: Any) -> Result:
+    apps = {node: scripted_app(manifest(), update) for node, update in scripts().items()}
+    return run(strategy, apps, first_arrays(), rounds, **options)[0]
+
+
+def checkpointed(directory: Path, server: str = "fedavg", **options: Any) -> Checkpointed:
+    return Checkpointed(PartialUpdates(SERVERS[server]()), directory, **options)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("interrupted_after", [1, 2, 4])
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    server: str, interrupted_after: int, tmp_path: Path
+) -> None:
+    whole = trained(PartialUpdates(SERVERS[server]()), 5)
+
+    def crash(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round == interrupted_after:
+            raise Interrupted
+        return None
+
+    with pytest.raises(Interrupted):
+        trained(checkpointed(tmp_path, server), 5, evaluate_fn=crash)
+    resumed = trained(checkpointed(tmp_path, server), 5)
+    assert_identical(resumed.arrays, whole.arrays)
+
+
+def test_state_of_tensors_without_dimensions_is_kept_too(tmp_path: Path) -> None:
+    """Flower's FedAdam holds bare numbers for them."""
+
+    def part(rounds: int, directory: Path) -> dict[str, np.ndarray]:
+        inner = Completed(quiet(FedAdam, eta=0.05, tau=0.01), scripts(), "contributors")
+        apps = {node: silent_app() for node in EXAMPLES}
+        arrays = run(Checkpointed(inner, directory), apps, first_arrays(), rounds)[0].arrays
+        return as_weights(arrays)
+
+    part(2, tmp_path / "parts")
+    resumed, whole = part(4, tmp_path / "parts"), part(4, tmp_path / "whole")
+    for name, array in whole.items():
+        # Without this wrapper the order of replies reaches the last digit.
+        np.testing.assert_allclose(resumed[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_every_round_is_written_and_the_newest_are_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "if missing"
+    seen: list[list[str]] = []
+
+    def look(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round:
+            seen.append(files(directory))
+            stored = load_checkpoint(directory, arrays)
+            assert stored is not None
+            assert stored.server_round == server_round
+            assert_identical(as_record(stored.arrays), arrays)
+        return None
+
+    trained(checkpointed(directory, keep=3), 5, evaluate_fn=look)
+    names = [f"round-{number:06d}.npz" for number in range(1, 6)]
+    assert seen == [names[:1], names[:2], names[:3], names[1:4], names[2:5]]
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_one_file_always_stays(keep: int, tmp_path: Path) -> None:
+    trained(checkpointed(tmp_path, keep=keep), 3)
+    assert files(tmp_path) == ["round-000003.npz"]
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "round-notes.npz").write_text("mine")
+    (tmp_path / ".round-000009.npz.77.tmp").write_text("half a file of a crash")
+    trained(checkpointed(tmp_path, keep=1), 2)
+    resumed = trained(checkpointed(tmp_path, keep=1), 3)
+    assert resumed.arrays
+    assert (tmp_path / "round-notes.npz").read_text() == "mine"
+    assert "round-000003.npz" in files(tmp_path)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def other_version(path: Path) -> None:
+    np.savez(path, about=np.frombuffer(b'{"version": 99}', np.uint8))
+
+
+def no_about(path: Path) -> None:
+    np.savez(path, other=np.zeros(3))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES = [truncate, flip, other_version, no_about, empty]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_costs_one_round(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    whole = trained(PartialUpdates(SERVERS["fedadam"]()), 4)
+    trained(checkpointed(tmp_path, "fedadam"), 3)
+    damage(tmp_path / "round-000003.npz")
+    rounds: list[int] = []
+    resumed = trained(
+        checkpointed(tmp_path, "fedadam"), 4, evaluate_fn=lambda number, _: rounds.append(number)
+    )
+    assert rounds == [2, 3, 4]
+    assert_identical(resumed.arrays, whole.arrays)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_only_are_an_error(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    trained(checkpointed(tmp_path), 2)
+    for path in tmp_path.iterdir():
+        damage(path)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read") as refused:
+        trained(checkpointed(tmp_path), 3)
+    assert "round-000002.npz" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": np.zeros(3, np.float32)},
+        as_weights(first_arrays()) | {"scale": np.zeros(2, np.float32)},
+        as_weights(first_arrays()) | {"more": np.zeros(2, np.float32)},
+    ],
+    ids=["other names", "another shape", "one more"],
+)
+def test_the_checkpoint_of_another_model_is_refused(
+    other: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    trained(checkpointed(tmp_path), 1)
+    with pytest.raises(CheckpointError, match="holds another model") as refused:
+        checkpointed(tmp_path).start(_no_grid(), as_record(other), num_rounds=1)
+    assert "\n" not in str(refused.value)
+
+
+def _no_grid() -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("before", "server"),
+    [("clipped", "fedavg"), ("clipped", "fedavgm"), ("fedavgm", "fedavg"), ("fedadam", "fedavgm")],
+)
+def test_the_checkpoint_of_another_strategy_is_refused(
+    before: str, server: str, tmp_path: Path
+) -> None:
+    trained(checkpointed(tmp_path, before), 1)
+    with pytest.raises(CheckpointError, match="another strategy") as refused:
+        trained(checkpointed(tmp_path, server), 2)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_resume_it_starts_afresh(tmp_path: Path) -> None:
+    trained(checkpointed(tmp_path, "fedavgm"), 5)
+    rounds: list[int] = []
+    fresh = trained(
+        checkpointed(tmp_path, "fedavgm", resume=False),
+        2,
+        evaluate_fn=lambda number, _: rounds.append(number),
+    )
+    assert rounds == [0, 1, 2]
+    assert_identical(fresh.arrays, trained(PartialUpdates(SERVERS["fedavgm"]()), 2).arrays)
+    # What is resumed next is the new run, not the longer one before it.
+    assert files(tmp_path) == ["round-000001.npz", "round-000002.npz"]
+    resumed = trained(checkpointed(tmp_path, "fedavgm"), 3)
+    assert_identical(resumed.arrays, trained(PartialUpdates(SERVERS["fedavgm"]()), 3).arrays)
+
+
+def test_rounds_count_from_the_start_of_the_whole_run(tmp_path: Path) -> None:
+    configured: list[int] = []
+    seen: list[int] = []
+
+    class Watched(FedAvg):
+        def configure_train(self, server_round: int, *arguments: Any, **options: Any) -> Any:
+            configured.append(server_round)
+            return super().configure_train(server_round, *arguments, **options)
+
+    def strategy() -> Checkpointed:
+        return Checkpointed(PartialUpdates(Watched(min_available_nodes=4)), tmp_path)
+
+    trained(strategy(), 2)
+    configured.clear()
+    result = trained(
+        strategy(), 4,
+        evaluate_fn=lambda number, _: seen.append(number) or MetricRecord({"n": number}),
+    )  # fmt: skip
+    assert configured == [3, 4]
+    assert seen == [2, 3, 4]
+    assert sorted(result.train_metrics_clientapp) == [3, 4]
+    assert sorted(result.evaluate_metrics_clientapp) == [3, 4]
+    assert {n: dict(r) for n, r in result.evaluate_metrics_serverapp.items()} == {
+        number: {"n": number} for number in (2, 3, 4)
+    }
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = trained(checkpointed(tmp_path), 3)
+    again = trained(checkpointed(tmp_path), 3)
+    assert_identical(again.arrays, first.arrays)
+    assert again.train_metrics_clientapp == {}
+
+
+def test_a_round_without_a_usable_reply_writes_nothing(tmp_path: Path) -> None:
+    def without_content(reply: Any) -> Any:
+        for name in tuple(reply.content):
+            del reply.content[name]
+        return reply
+
+    trained(checkpointed(tmp_path), 2, alter=without_content)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_directory_that_cannot_be_written_is_one_line(below: str, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(CheckpointError, match="cannot write checkpoint") as refused:
+        trained(checkpointed(blocked / below), 1)
+    assert "\n" not in str(refused.value)
+    assert blocked.read_text() == "in the way"
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path / "missing", first_arrays()) is None
+    assert load_checkpoint(tmp_path, first_arrays()) is None

@@ -1,0 +1,203 @@
+"""What an ElasticClient keeps on disk, since its process lives for one message."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from small_federation import elastic_client
+from small_models import conv_net
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.flower import ElasticClient, client
+from fl_elastic.flower.wire import PACKED
+from fl_elastic.profiling import load_profile, profile_model
+from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+
+
+def build(norm: str = "none") -> nn.Module:
+    torch.manual_seed(7)
+    return conv_net(norm)
+
+
+def elastic(
+    state_dir: Path | None, model: nn.Module | None = None, **options: Any
+) -> ElasticClient:
+    steady = TrainerOptions(closed_loop=False, seed=3)
+    defaults = {"policy": "elastic", "budget": Budget(speedup=1.5), "options": steady}
+    return elastic_client(model or build(), 4, state_dir=state_dir, **(defaults | options))
+
+
+def fit(made: ElasticClient, model: nn.Module | None = None) -> bytes:
+    """One round; fails unless the client sent an update that can be read."""
+    manifest = Manifest.of(model or build())
+    data = encode_weights(weights_of(model or build(), manifest), manifest, version=1)
+    arrays, examples, metrics = made.fit([np.frombuffer(data, np.uint8)], {PACKED: True})
+    assert examples > 0, metrics
+    packed = arrays[0].tobytes()
+    assert decode(packed, manifest).deltas
+    ConfigRecord(metrics)
+    return packed
+
+
+def paths(state_dir: Path, model: nn.Module | None = None) -> tuple[Path, Path]:
+    key = Manifest.of(model or build()).hash
+    return state_dir / f"profile-{key}.json", state_dir / f"selection-{key}.json"
+
+
+def selection(path: Path) -> SelectionState:
+    state = SelectionState.from_json(path.read_text())
+    assert state.names
+    return state
+
+
+def test_profile_and_selection_appear(tmp_path: Path) -> None:
+    state_dir = tmp_path / "made" / "if missing"
+    made = elastic(state_dir)
+    assert not state_dir.exists()
+    fit(made)
+    profile_path, selection_path = paths(state_dir)
+    assert sorted(state_dir.iterdir()) == sorted([profile_path, selection_path])
+    profile = load_profile(profile_path)
+    assert made.report is not None
+    assert profile.full_step_seconds == made.report.full_step_seconds
+    assert selection(selection_path).names == profile.group_names
+
+
+def test_nothing_is_written_without_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit(elastic(None))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_profile_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(elastic(tmp_path))
+    before = paths(tmp_path)[0].read_bytes()
+
+    def again(*arguments: object, **options: object) -> None:
+        raise AssertionError("measured although a profile is stored")
+
+    monkeypatch.setattr(client, "profile_model", again)
+    fit(elastic(tmp_path))
+    assert paths(tmp_path)[0].read_bytes() == before
+
+
+def test_the_selection_goes_on_where_the_last_process_ended(tmp_path: Path) -> None:
+    """Two clients of one fit each, on one directory, are one client of two fits."""
+    fit(elastic(tmp_path / "two"))
+    stored = elastic(tmp_path / "two", profile=load_profile(paths(tmp_path / "two")[0]))
+    profile = stored._profile
+    fit(stored)
+
+    (tmp_path / "one").mkdir()
+    one = elastic(tmp_path / "one", profile=profile)
+    fit(one)
+    after_first = selection(paths(tmp_path / "one")[1])
+    fit(one)
+    assert selection(paths(tmp_path / "one")[1]) == selection(paths(tmp_path / "two")[1])
+    assert selection(paths(tmp_path / "one")[1]) != after_first
+
+
+def test_memory_of_a_profile_needs_no_second_look(tmp_path: Path) -> None:
+    made = elastic(tmp_path)
+    fit(made)
+    paths(tmp_path)[0].unlink()
+    fit(made)
+    assert not paths(tmp_path)[0].exists()
+
+
+DAMAGES: dict[str, bytes] = {
+    "empty": b"",
+    "truncated": b'{"format": "fl_elastic.cost_profile", "vers',
+    "no text": b"\xff\xfe\x00\x80",
+    "another object": b'{"names": 3}',
+    "a list": b"[1, 2]",
+    "null": b"null",
+    "infinite": b'{"names": [], "scores": [], "left_out": [], "steps_since_probe": Infinity,'
+    b' "probe_gap": 1}',
+    "nested deeply": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["profile", "selection"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(damage: str, which: int, tmp_path: Path) -> None:
+    fit(elastic(tmp_path))
+    paths(tmp_path)[which].write_bytes(DAMAGES[damage])
+    fit(elastic(tmp_path))
+    profile_path, selection_path = paths(tmp_path)
+    assert load_profile(profile_path).full_step_seconds > 0
+    assert selection(selection_path).left_out
+
+
+def test_another_model_has_files_of_its_own(tmp_path: Path) -> None:
+    fit(elastic(tmp_path))
+    before = [path.read_bytes() for path in paths(tmp_path)]
+    other = build("group")
+    fit(elastic(tmp_path, build("group")), other)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert [path.read_bytes() for path in paths(tmp_path)] == before
+
+
+def test_a_profile_of_another_case_is_replaced(tmp_path: Path) -> None:
+    fit(elastic(tmp_path))
+    path = paths(tmp_path)[0]
+    document = json.loads(path.read_text())
+    document["key"]["threads"] = 64
+    path.write_text(json.dumps(document))
+    fit(elastic(tmp_path))
+    assert load_profile(path).key.threads == torch.get_num_threads()
+
+
+def test_a_given_profile_is_not_stored(tmp_path: Path) -> None:
+    model = build()
+    made = elastic(tmp_path)
+    made._profile = profile_model(model, made.loss_fn, made.train_loader[0])  # type: ignore[index]
+    fit(made)
+    assert [path.name for path in tmp_path.iterdir()] == [paths(tmp_path)[1].name]
+
+
+def test_a_directory_that_cannot_be_made_does_not_lose_the_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    made = elastic(blocked / "state")
+    first = fit(made)
+    assert fit(made) != b""
+    assert blocked.read_text() == "in the way"
+    assert first == fit(elastic(None, profile=made._profile))
+    warned = [record.getMessage() for record in caplog.records if record.name == "fl_elastic"]
+    assert any("cost profile" in line for line in warned)
+    assert any("cannot keep importance" in line for line in warned)
+    assert not any("\n" in line for line in warned)
+
+
+def test_a_full_disk_does_not_lose_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, data: bytes) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("fl_elastic.profiling.store.write_atomically", full)
+    monkeypatch.setattr(client, "write_atomically", full)
+    fit(elastic(tmp_path))
+    assert caplog.text.count("No space left on device") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_in_the_place_of_a_file_does_not_lose_the_round(tmp_path: Path) -> None:
+    for path in paths(tmp_path):
+        path.mkdir()
+    fit(elastic(tmp_path))
+    assert all(path.is_dir() for path in paths(tmp_path))

@@ -1,0 +1,310 @@
+"""ElasticClient as the NumPyClient it is, and behind both kinds of ClientApp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+from small_federation import (
+    EXAMPLES,
+    arrays_of,
+    as_weights,
+    assert_close,
+    assert_identical,
+    elastic_client,
+    legacy_app,
+    local_data,
+    quiet,
+    run,
+)
+from small_models import conv_net, images, loss_fn
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.errors import RegistryError, TrainingError, UpdateError
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
+from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
+from fl_elastic.flower.wire import ERROR, PACKED, instruction
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.training import TrainerOptions
+from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+
+PLAIN = (int, float, str, bytes, bool)
+
+
+def build(seed: int = 7, norm: str = "batch") -> nn.Module:
+    torch.manual_seed(seed)
+    return conv_net(norm)
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return profile_model(build(), loss_fn, local_data(4)[0])
+
+
+def packed_model(model: nn.Module, version: int = 1) -> np.ndarray:
+    manifest = Manifest.of(model)
+    data = encode_weights(weights_of(model, manifest), manifest, version=version)
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def context() -> Context:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+
+def replied(app: ClientApp, content: RecordDict, kind: str) -> RecordDict:
+    here = context()
+    message = Message(content, dst_node_id=1, message_type=kind)
+    return app(message, here).content
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {"policy": "full"},
+    "head": {"policy": "head"},
+    "bias": {"policy": "bias", "codec": "fp16"},
+    "elastic": {"policy": "elastic", "budget": Budget(speedup=1.5)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_both_kinds_of_app_reply_with_the_same_bytes(name: str, profile: CostProfile) -> None:
+    def client() -> ElasticClient:
+        steady = TrainerOptions(closed_loop=False, seed=3)
+        return elastic_client(build(), 4, options=steady, profile=profile, **OPTIONS[name])
+
+    content = instruction("train", packed_model(build()).tobytes(), ConfigRecord({"x": 1}))
+    legacy = replied(legacy_app(client), content, "train")
+    direct = replied(elastic_client_app(lambda _: client()), content, "train")
+    assert set(legacy) == set(direct)
+    one, other = (each["fitres.parameters"]["0"].data for each in (legacy, direct))
+    assert one == other
+    assert dict(legacy["fitres.num_examples"]) == dict(direct["fitres.num_examples"])
+    assert set(legacy["fitres.metrics"]) == set(direct["fitres.metrics"])
+    update = decode(bytes_to_ndarray(one).tobytes(), Manifest.of(build()))
+    assert update.deltas
+    assert update.num_examples == EXAMPLES[3]
+    assert update.base_version == 1
+
+
+def test_both_kinds_of_app_evaluate_alike() -> None:
+    content = instruction("evaluate", packed_model(build(8)).tobytes(), ConfigRecord())
+    legacy = replied(legacy_app(lambda: elastic_client(build(), 1)), content, "evaluate")
+    app = elastic_client_app(lambda _: elastic_client(build(), 1))
+    direct = replied(app, content, "evaluate")
+    assert {key: dict(record) for key, record in legacy.items()} == {
+        key: dict(record) for key, record in direct.items()
+    } | {"evaluateres.status": dict(legacy["evaluateres.status"])}
+    assert legacy["evaluateres.num_examples"]["num_examples"] == 12
+
+
+def test_a_mixed_fleet_merges_like_one_of_a_kind() -> None:
+    def fleet(message_api: set[int]) -> dict[int, ClientApp]:
+        def client(node: int) -> ElasticClient:
+            return elastic_client(build(), node, policy="head" if node == 2 else "full")
+
+        return {
+            node: elastic_client_app(lambda _, node=node: client(node))
+            if node in message_api
+            else legacy_app(lambda node=node: client(node))
+            for node in range(1, 5)
+        }
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(fraction_evaluate=1.0), on_round=records.append)
+    mixed, _ = run(strategy, fleet({1, 3}), arrays_of(build()), 2)
+    assert not any(record.rejected for record in records)
+    of_a_kind, _ = run(
+        PartialUpdates(quiet(fraction_evaluate=1.0)), fleet(set()), arrays_of(build()), 2
+    )
+    assert_identical(mixed.arrays, of_a_kind.arrays)
+    assert mixed.evaluate_metrics_clientapp == of_a_kind.evaluate_metrics_clientapp
+
+
+def test_fit_returns_plain_python() -> None:
+    client = elastic_client(build(), 2)
+    assert isinstance(client, NumPyClient)
+    for arrays, config in (
+        ([packed_model(build())], {PACKED: True}),
+        (client.get_parameters({}), {}),
+    ):
+        found = client.fit(arrays, config)
+        assert type(found) is tuple
+        parameters, examples, metrics = found
+        assert type(parameters) is list
+        assert all(type(array) is np.ndarray for array in parameters)
+        assert type(examples) is int
+        assert type(metrics) is dict
+        assert metrics
+        assert all(type(key) is str and type(value) in PLAIN for key, value in metrics.items())
+
+
+def test_evaluate_returns_plain_python() -> None:
+    client = elastic_client(build(), 2)
+    loss, examples, metrics = client.evaluate([packed_model(build())], {PACKED: True})
+    assert (type(loss), type(examples)) == (float, int)
+    assert {name: type(value) for name, value in metrics.items()} == {"accuracy": float}
+
+
+def test_metrics_say_what_was_trained() -> None:
+    client = elastic_client(build(), 2, epochs=2)
+    _, examples, metrics = client.fit([packed_model(build())], {PACKED: True})
+    assert examples == 18
+    assert metrics["steps"] == metrics["requested-steps"] == 6
+    assert metrics["trained-groups"] == 7
+    assert metrics["step-seconds"] > 0
+    assert metrics["full-step-seconds"] > 0
+    assert metrics["predicted-seconds"] > 0
+
+
+def test_the_servers_epochs_override_the_clients() -> None:
+    client = elastic_client(build(), 2, epochs=2)
+    metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": 3})[2]
+    assert metrics["steps"] == 9
+
+
+def test_a_plain_list_comes_back_as_a_plain_list() -> None:
+    sent = list(weights_of(build(8), Manifest.of(build())).values())
+    client = elastic_client(build(7), 2, policy="head")
+    arrays, examples, _ = client.fit([array.copy() for array in sent], {})
+    assert examples == 18
+    assert [array.shape for array in arrays] == [array.shape for array in sent]
+    assert [array.dtype for array in arrays] == [array.dtype for array in sent]
+    changed = [not np.array_equal(one, other) for one, other in zip(arrays, sent, strict=True)]
+    assert changed == [name.startswith("11.") for name in client.manifest.names]
+
+
+def test_dense_and_packed_replies_say_the_same() -> None:
+    start = weights_of(build(8), Manifest.of(build()))
+    dense = elastic_client(build(), 3).fit(list(start.values()), {})[0]
+    packed = elastic_client(build(), 3).fit([packed_model(build(8))], {PACKED: True})[0]
+    update = decode(packed[0].tobytes(), Manifest.of(build()))
+    for (name, base), array in zip(start.items(), dense, strict=True):
+        if name.endswith("num_batches_tracked"):
+            assert name not in update.deltas
+        else:
+            np.testing.assert_allclose(base + update.deltas[name], array, rtol=1e-6, atol=1e-7)
+
+
+def test_parameters_are_all_tensors_in_the_manifests_order() -> None:
+    client = elastic_client(build(), 1)
+    state = build().state_dict()
+    arrays = client.get_parameters({})
+    assert tuple(state) == client.manifest.names
+    for tensor, array in zip(state.values(), arrays, strict=True):
+        assert array.tobytes() == tensor.numpy().tobytes()
+
+
+def test_properties_reach_the_server_through_both_kinds_of_app() -> None:
+    def client() -> ElasticClient:
+        return elastic_client(build(), 1, policy="head", budget=Budget(speedup=3), codec="fp16")
+
+    expected = {
+        "manifest": Manifest.of(build()).hash, "policy": "head", "codec": "fp16", "speedup": 3.0,
+    }  # fmt: skip
+    assert client().get_properties({}) == expected
+    direct = replied(elastic_client_app(lambda _: client()), RecordDict(), "query")
+    assert dict(direct["properties"]) == expected
+    asked = RecordDict({"getpropertiesins.config": ConfigRecord({})})
+    legacy = replied(legacy_app(client), asked, "get_properties")
+    assert dict(legacy["getpropertiesres.properties"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ([], "expected one packed buffer, got 0 arrays"),
+        ([np.zeros(3, np.uint8)] * 2, "expected one packed buffer, got 2 arrays"),
+        ([np.zeros(90, np.uint8)], "does not start with the mark"),
+        ([packed_model(build(norm="none"))], "the other side runs another model version"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_reported_to_the_server(
+    arrays: list[np.ndarray], reason: str
+) -> None:
+    client = elastic_client(build(), 1)
+    before = client.get_parameters({})
+    parameters, examples, metrics = client.fit(arrays, {PACKED: True})
+    assert (parameters, examples) == ([], 0)
+    assert reason in metrics[ERROR]
+    assert client.evaluate(arrays, {PACKED: True})[1] == 0
+    assert reason in client.evaluate(arrays, {PACKED: True})[2][ERROR]
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(before, client.get_parameters({}), strict=True)
+    )
+
+
+def test_without_packed_updates_failures_are_raised() -> None:
+    client = elastic_client(build(), 1)
+    with pytest.raises(UpdateError, match="got 1 arrays, the model has"):
+        client.fit([np.zeros(3)], {})
+    with pytest.raises(UpdateError, match="has shape"):
+        client.evaluate([np.zeros(3) for _ in client.manifest.names], {})
+    client.train_loader = []
+    with pytest.raises(TrainingError, match="gave no batch"):
+        client.fit(client.get_parameters({}), {})
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_server_without_the_wrapper_gets_a_hint(kind: str) -> None:
+    stock = RecordDict({"arrays": arrays_of(build()), "config": ConfigRecord({})})
+    app = elastic_client_app(lambda _: elastic_client(build(), 1))
+    with pytest.raises(UpdateError, match="PartialUpdates") as refused:
+        replied(app, stock, kind)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "elastik"}, {"codec": "fp23"}], ids=["policy", "codec"]
+)
+def test_unknown_names_are_refused_before_anything_is_trained(options: dict[str, str]) -> None:
+    with pytest.raises(RegistryError, match="did you mean"):
+        ElasticClient(build(), local_data(1), images(1), budget=Budget(), **options)
+
+
+def test_each_round_starts_from_the_servers_model() -> None:
+    """What the client's model was before does not matter."""
+    fresh = elastic_client(build(7), 2).fit([packed_model(build(8))], {PACKED: True})[0]
+    used = elastic_client(build(9), 2)
+    used.fit([packed_model(build(9))], {PACKED: True})
+    assert used.fit([packed_model(build(8))], {PACKED: True})[0][0].tobytes() == fresh[0].tobytes()
+
+
+def test_one_class_of_device_may_send_half_precision() -> None:
+    def fleet(codec: str) -> dict[int, ClientApp]:
+        return {
+            node: legacy_app(
+                lambda node=node: elastic_client(
+                    build(), node, codec=codec if node == 2 else "fp32"
+                )
+            )
+            for node in (1, 2)
+        }
+
+    found = {}
+    for codec in ("fp32", "fp16"):
+        records: list[RoundRecord] = []
+        strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+        found[codec] = as_weights(run(strategy, fleet(codec), arrays_of(build()))[0].arrays)
+        sizes = {reply.node_id: reply.uplink_bytes for reply in records[0].accepted}
+        assert (sizes[2] < 0.7 * sizes[1]) is (codec == "fp16")
+    floats = {name: array for name, array in found["fp16"].items() if array.dtype == np.float32}
+    assert_close(floats, {name: found["fp32"][name] for name in floats}, rtol=0, atol=1e-3)
+
+
+def test_replies_are_records_that_flower_can_carry() -> None:
+    """Only types that survive serialisation; `InProcessGrid` sends them through it."""
+    content = instruction("train", packed_model(build()).tobytes(), ConfigRecord())
+    reply = replied(elastic_client_app(lambda _: elastic_client(build(), 1)), content, "train")
+    assert {name: type(record) for name, record in reply.items()} == {
+        "fitres.parameters": ArrayRecord,
+        "fitres.num_examples": MetricRecord,
+        "fitres.metrics": ConfigRecord,
+        "fitres.status": ConfigRecord,
+    }

@@ -1,0 +1,225 @@
+"""A deployed federation: a real SuperLink, three real SuperNodes, and one of them dies in training."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_processes import (
+    binary,
+    end,
+    environment,
+    free_port,
+    listening,
+    status_of,
+    wait_until,
+    with_all_below,
+)
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
+
+PROJECT = """
+[project]
+name = "tiny-fleet"
+version = "1.0.0"
+
+[tool.flwr.app]
+publisher = "test"
+
+[tool.flwr.app.components]
+serverapp = "tiny_fleet:server_app"
+clientapp = "tiny_fleet:client_app"
+
+[tool.flwr.app.config]
+results = ""
+"""
+
+APP = """
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.flower import Checkpointed, ElasticClient, PartialUpdates
+from fl_elastic.update import Manifest, weights_of
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+class Batches:
+    def __init__(self, node, asleep):
+        self.node, self.asleep = node, asleep
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.node)
+        if self.asleep:
+            Path(self.asleep).touch()
+            time.sleep(600)
+        for _ in range(3):
+            inputs = torch.randn(8, 6, generator=generator)
+            yield inputs, inputs[:, :3].argmax(dim=1)
+
+
+def client_fn(context):
+    torch.set_num_threads(1)
+    config = context.node_config
+    batches = Batches(int(config["partition-id"]), str(config.get("asleep", "")))
+    return ElasticClient(
+        build(), batches, batches, budget=Budget(speedup=1.2), state_dir=str(config["state-dir"])
+    ).to_client()
+
+
+client_app = ClientApp(client_fn)
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid, context):
+    results = Path(str(context.run_config["results"]))
+    rounds = []
+    strategy = PartialUpdates(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=3),
+        on_round=lambda record: rounds.append(asdict(record)),
+    )
+    model = build()
+    arrays = {n: Array(a) for n, a in weights_of(model, Manifest.of(model)).items()}
+    while len(list(grid.get_node_ids())) < 3:
+        time.sleep(0.5)
+    strategy.inner.min_available_nodes = 2
+    Checkpointed(strategy, results / "checkpoints").start(
+        grid, ArrayRecord(arrays), num_rounds=2, timeout=TIMEOUT
+    )
+    (results / "rounds.json").write_text(json.dumps(rounds))
+"""
+
+ROUND_SECONDS = 25
+"""Enough for two clients to start a process each, on a busy machine, for a round of a few steps."""
+
+
+class Fleet:
+    """A SuperLink and three SuperNodes on the loopback; node 0 falls asleep while it trains."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.results = place / "results"
+        self.asleep = place / "asleep"
+        self.port = free_port()
+        self.env = environment(place / "home")
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.orphans: list[int] = []
+        app = place / "tiny-fleet"
+        app.mkdir()
+        self.results.mkdir()
+        (app / "pyproject.toml").write_text(PROJECT)
+        (app / "tiny_fleet.py").write_text(APP.replace("TIMEOUT", str(ROUND_SECONDS)))
+        (place / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "fleet"\n\n[superlink.fleet]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+
+    def start(self) -> None:
+        self._start(
+            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "--port", self.port, "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        assert wait_until(lambda: listening(self.port), 60), self.log("superlink")
+        for node in range(3):
+            settings = f'partition-id={node} state-dir="{self.place / f"state{node}"}"'
+            if node == 0:
+                settings += f' asleep="{self.asleep}"'
+            self.nodes.append(
+                self._start(
+                    f"node{node}", "flower-supernode", "--insecure",
+                    "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+                    "--port", free_port(), "--node-config", settings,
+                )
+            )  # fmt: skip
+
+    def submit(self) -> str:
+        submitted = subprocess.run(
+            [
+                binary("flwr"), "run", str(self.place / "tiny-fleet"), "fleet", "--format", "json",
+                "--run-config", f'results="{self.results}"',
+            ],
+            env=self.env, cwd=self.place, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=60,
+        )  # fmt: skip
+        assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+        return str(json.loads(submitted.stdout)["run-id"])
+
+    def status(self, run_id: str) -> str:
+        return status_of(run_id, ("fleet",), self.env, self.place)
+
+    def kill(self, node: int) -> None:
+        """End the SuperNode alone, as a crash would; what it started sleeps on until the test ends."""
+        dying = self.nodes[node]
+        self.orphans += [pid for pid in with_all_below(dying.pid) if pid != dying.pid]
+        dying.send_signal(signal.SIGKILL)
+        dying.wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.place / f"{name}.log").read_text()[-3000:]
+
+    def close(self) -> None:
+        running = [process for process in self.started if process.poll() is None]
+        end(with_all_below(*(process.pid for process in running)) + self.orphans)
+        for process in running:
+            process.wait(20)
+
+    def _start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+        words = [binary(str(command[0])), *map(str, command[1:])]
+        with (self.place / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                words, env=self.env | {"FLWR_HOME": str(self.place / "home" / name)},
+                cwd=self.place, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_run_completes_when_a_node_dies_in_training(fleet: Fleet) -> None:
+    run_id = fleet.submit()
+    assert wait_until(fleet.asleep.exists, 90), fleet.log("node0") + fleet.log("superlink")
+    fleet.kill(0)
+    done = fleet.results / "rounds.json"
+    assert wait_until(done.exists, 3 * ROUND_SECONDS + 60), fleet.log("superlink")
+    assert wait_until(lambda: fleet.status(run_id).startswith("finished"), 30, every=1)
+    assert fleet.status(run_id) == "finished:completed"
+    rounds = json.loads(done.read_text())
+    assert [record["server_round"] for record in rounds] == [1, 2]
+    for record in rounds:
+        assert len(record["accepted"]) == 2
+        assert all(reply["num_examples"] == 24 for reply in record["accepted"])
+    # The clients' processes lived for one message each; what they know is on disk.
+    assert all(len(list((fleet.place / f"state{node}").iterdir())) == 2 for node in (1, 2))
+    stored = sorted((fleet.results / "checkpoints").iterdir())
+    assert [path.name for path in stored] == ["round-000001.npz", "round-000002.npz"]
+    with np.load(stored[0]) as one, np.load(stored[1]) as two:
+        assert not np.array_equal(one["array/2.weight"], two["array/2.weight"])

@@ -1,0 +1,77 @@
+"""Evaluating: mean loss and accuracy over every example, and the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import Batch, Reiterable, conv_net, images, loss_fn
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.testing import Snapshot
+from fl_elastic.training import evaluate
+
+
+def together(batches: list[Batch]) -> Batch:
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+@pytest.mark.parametrize("last", [6, 1])
+def test_loss_and_accuracy_are_means_over_examples(last: int) -> None:
+    batches = [*images(3), images(1, size=last, seed=5)[0]]
+    model = conv_net()
+    found = evaluate(model, loss_fn, Reiterable(batches))
+    inputs, targets = together(batches)
+    with torch.no_grad():
+        outputs = model.eval()(inputs)
+    assert found.num_examples == 18 + last
+    assert found.loss == pytest.approx(loss_fn(outputs, targets).item(), rel=1e-5)
+    assert found.accuracy == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
+    assert 0 < found.accuracy < 1
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = conv_net()
+    model[1].eval()
+    torch.autograd.backward(loss_fn(model(images()[0][0]), images()[0][1]))
+    before = Snapshot(model)
+    evaluate(model, loss_fn, images(2))
+    assert before.differences() == []
+    model.eval()
+    evaluate(model, loss_fn, images(2))
+    assert not any(module.training for module in model.modules())
+
+
+def test_modes_are_restored_after_an_error() -> None:
+    model = conv_net()
+    model[4].eval()
+    before = Snapshot(model)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        evaluate(model, loss, images(1))
+    assert before.differences() == []
+
+
+@pytest.mark.parametrize("empty", [[], Reiterable([])])
+def test_an_empty_loader_is_one_line(empty: Any) -> None:
+    with pytest.raises(TrainingError, match="the test loader gave no batch"):
+        evaluate(conv_net(), loss_fn, empty)
+
+
+def test_a_batch_that_does_not_fit_is_one_line() -> None:
+    with pytest.raises(TrainingError) as caught:
+        evaluate(conv_net(), loss_fn, [(torch.randn(4, 9), torch.zeros(4, dtype=torch.long))])
+    assert "\n" not in str(caught.value)
+
+
+def test_outputs_that_are_no_scores_have_no_accuracy() -> None:
+    model = nn.Linear(6, 1)
+    batch = torch.randn(4, 6), torch.randn(4, 1)
+    found = evaluate(model, nn.functional.mse_loss, [batch])
+    assert found.accuracy == 0.0 and found.num_examples == 4
+    assert found.loss == pytest.approx(nn.functional.mse_loss(model(batch[0]), batch[1]).item())

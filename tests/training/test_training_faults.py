@@ -1,0 +1,143 @@
+"""What goes wrong while training is one clear line, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    chain,
+    conv_net,
+    elastic_trainer,
+    images,
+    loss_fn,
+    same_weights,
+    sgd,
+    trainer_of,
+    vectors,
+    weights_of,
+)
+from torch import Tensor
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError, RegistryError, TrainingError
+from fl_elastic.training import ElasticTrainer, TrainerOptions
+
+
+@pytest.mark.parametrize("epochs", [0, -1])
+def test_there_must_be_an_epoch(epochs: int) -> None:
+    with pytest.raises(TrainingError, match=f"epochs {epochs}"):
+        ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(vectors(2), epochs=epochs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("broken", [0, 1, 3])
+def test_a_batch_without_finite_loss_puts_the_model_back(broken: int, value: float) -> None:
+    batches = images(4)
+    model = conv_net()
+    model[1].eval()
+    model[3].bias.requires_grad_(False)
+    trainer = elastic_trainer(model, batches[0], Budget(speedup=1.2))
+    batches[broken] = (torch.full_like(batches[broken][0], value), batches[broken][1])
+    before = weights_of(model)
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(TrainingError) as caught:
+        trainer.fit(batches)
+    assert "\n" not in str(caught.value) and "NaN" in str(caught.value)
+    assert same_weights(before, model)
+    assert flags == [parameter.requires_grad for parameter in model.parameters()]
+    assert modes == [module.training for module in model.modules()]
+    assert trainer.update().deltas == {}
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (torch.randn(8, 5), torch.zeros(8, dtype=torch.long)),
+        (torch.randn(8, 6), torch.zeros(7, dtype=torch.long)),
+        (torch.randn(8, 6), torch.full((8,), 3)),
+        (torch.randn(8, 6),),
+        torch.randn(8, 6),
+    ],
+    ids=["features", "targets", "class", "single", "no pair"],
+)
+def test_a_batch_that_does_not_fit_is_one_line_and_puts_the_model_back(at: int, bad: Any) -> None:
+    batches: list[Any] = vectors(4)
+    batches[at] = bad
+    model = chain()
+    before = weights_of(model)
+    with pytest.raises(TrainingError) as caught:
+        ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(batches)
+    assert "\n" not in str(caught.value)
+    assert same_weights(before, model)
+
+
+def test_a_failed_fit_after_a_good_one_leaves_no_update() -> None:
+    batches = vectors(3)
+    trainer = trainer_of(chain(), batches[0], ["6"])
+    trainer.fit(batches)
+    assert trainer.update().deltas
+    with pytest.raises(TrainingError):
+        trainer.fit([(batches[0][0] * math.nan, batches[0][1])])
+    assert trainer.update().deltas == {}
+
+
+def test_an_error_of_the_loss_function_leaves_flags_and_modes_as_they_were() -> None:
+    batches = images(3)
+    model = conv_net()
+    calls = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("the user's own")
+        return loss_fn(outputs, targets)
+
+    trainer = trainer_of(model, batches[0], ["11"])
+    trainer.loss_fn = loss
+    with pytest.raises(KeyError, match="own"):
+        trainer.fit(batches)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+    assert not any("train" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
+    model = chain()
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="head")
+    trainer.fit(vectors(2))
+    with torch.no_grad():
+        model.get_parameter("6.weight").fill_(value)
+    with pytest.raises(TrainingError, match=r"'6.weight' is no longer finite.*learning rate"):
+        trainer.update()
+
+
+def test_unknown_names_are_explained_at_once() -> None:
+    with pytest.raises(RegistryError, match="did you mean 'elastic'"):
+        ElasticTrainer(chain(), loss_fn, sgd, budget=Budget(), policy="elastc")
+    with pytest.raises(RegistryError, match="did you mean 'magnitude'"):
+        ElasticTrainer(
+            chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(importance="magnitud")
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reselect_every": 0}, "reselect_every 0"),
+        ({"smoothing": 1.0}, "smoothing"),
+        ({"smoothing": -0.1}, "smoothing"),
+        ({"smoothing": math.nan}, "smoothing"),
+        ({"exploration": -1.0}, "exploration"),
+        ({"exploration": math.nan}, "exploration"),
+        ({"deep_every": -1}, "deep_every"),
+    ],
+)
+def test_impossible_options_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
+        TrainerOptions(**settings)

@@ -1,0 +1,126 @@
+"""Loaders of every kind: lists, data loaders, streams, and those that give nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    Batch,
+    Reiterable,
+    chain,
+    loss_fn,
+    same_weights,
+    sgd,
+    trainer_of,
+    vectors,
+    weights_of,
+)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.testing import Snapshot
+from fl_elastic.training import ElasticTrainer
+from fl_elastic.training.batches import first_batches, loader_size
+
+
+def loaders() -> dict[str, Callable[[list[Batch]], Iterable[Batch]]]:
+    def stacked(batches: list[Batch]) -> TensorDataset:
+        return TensorDataset(
+            torch.cat([inputs for inputs, _ in batches]), torch.cat([t for _, t in batches])
+        )
+
+    class Stream(IterableDataset[Batch]):
+        def __init__(self, dataset: TensorDataset) -> None:
+            self.dataset = dataset
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([self.dataset[index] for index in range(len(self.dataset))])
+
+    class Sized(Reiterable):
+        def __len__(self) -> int:
+            return len(self.batches)
+
+    return {
+        "list": lambda batches: batches,
+        "tuple": tuple,
+        "re-iterable without length": Reiterable,
+        "re-iterable with length": Sized,
+        "data loader": lambda batches: DataLoader(stacked(batches), batch_size=8),
+        "data loader of a stream": lambda batches: DataLoader(
+            Stream(stacked(batches)), batch_size=8
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", loaders())
+@pytest.mark.parametrize("last", [8, 3], ids=["even", "smaller last batch"])
+def test_loaders_of_every_kind_train_alike(kind: str, last: int) -> None:
+    batches = [*vectors(3), vectors(1, size=last, seed=9)[0]]
+    model = chain()
+    plain = deepcopy(model)
+    report = trainer_of(model, batches[0], ["6", "2"]).fit(loaders()[kind](batches), epochs=2)
+    trainer_of(plain, batches[0], ["6", "2"]).fit(batches, epochs=2)
+    assert report.steps == report.requested_steps == 8
+    assert same_weights(weights_of(plain), model)
+    if kind != "re-iterable with length":
+        assert report.num_examples == 24 + last
+
+
+def test_a_loader_may_say_itself_how_many_examples_it_has() -> None:
+    class Knowing(Reiterable):
+        dataset_size = 17
+
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Iterator[Batch]:
+            raise AssertionError("read although it says its size")
+
+    assert loader_size(Knowing([]), vectors()[0]) == (2, 17)
+
+
+def test_first_batches_reads_no_further() -> None:
+    read = []
+
+    class Watching(Reiterable):
+        def __iter__(self) -> Iterator[Batch]:
+            for index, batch in enumerate(self.batches):
+                read.append(index)
+                yield batch
+
+    assert len(first_batches(Watching(vectors(5)), 2, "cpu")) == 2
+    assert read == [0, 1]
+    assert len(first_batches(vectors(1), 2, "cpu")) == 1
+
+
+class NoExamples(Dataset[Any]):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError(index)
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [[], Reiterable([]), DataLoader(NoExamples(), batch_size=2)],
+    ids=["list", "none", "torch"],
+)
+def test_an_empty_loader_is_one_line(empty: Any) -> None:
+    with pytest.raises(TrainingError, match="the loader gave no batch") as caught:
+        ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(empty)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_loader_that_can_be_read_only_once_is_one_line(count: int) -> None:
+    model = chain()
+    before = Snapshot(model)
+    with pytest.raises(TrainingError, match="read again") as caught:
+        ElasticTrainer(model, loss_fn, sgd, budget=Budget(speedup=1.2)).fit(iter(vectors(count)))
+    assert "\n" not in str(caught.value) and before.differences() == []

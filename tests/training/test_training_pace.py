@@ -1,0 +1,206 @@
+"""Holding the pace, with made-up times."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fl_elastic.groups import GroupKind, TensorGroup
+from fl_elastic.planning import Mode, Plan
+from fl_elastic.training.pace import Pace
+from fl_elastic.training.step_log import StepLog
+
+GROUP = TensorGroup("only", ("only.weight",), ((1,),), GroupKind.LINEAR)
+WINDOW = 20
+
+
+def plan_of(predicted: float, allowed: float = math.inf) -> Plan:
+    return Plan("test", (GROUP,), (Mode.FULL,), 2 * predicted, predicted, 0.1, allowed, 0.0)
+
+
+def pace_of(allowed: float, steps: int, *, correct: bool = True, relative: bool = False) -> Pace:
+    return Pace(allowed, steps, correct=correct, relative=relative)
+
+
+def take(pace: Pace, steps: int, seconds: float, *, whole: bool = True) -> None:
+    for _ in range(steps):
+        pace.record(seconds, whole_batch=whole)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_without_a_limit_every_step_is_taken(correct: bool) -> None:
+    pace = pace_of(math.inf, 50, correct=correct)
+    take(pace, 30, 1e9)
+    assert pace.steps_left(plan_of(1.0)) == 20
+    assert not pace.wants_replan(plan_of(1e-9))
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_at_least_one_step_is_taken_and_no_second_one(correct: bool) -> None:
+    plan = plan_of(100.0, allowed=0.1)
+    pace = pace_of(1.0, 10, correct=correct)
+    assert pace.steps_left(plan) == 1
+    take(pace, 1, 100.0)
+    assert pace.steps_left(plan) == 0
+
+
+def test_open_loop_follows_the_prediction_whatever_is_measured() -> None:
+    pace = pace_of(25.0, 50, correct=False)
+    plan = plan_of(1.0, allowed=0.5)
+    assert pace.steps_left(plan) == 25
+    take(pace, 10, 99.0)
+    assert pace.steps_left(plan) == 15
+    assert not pace.wants_replan(plan) and pace.correction == 1.0
+    take(pace, 15, 99.0)
+    assert pace.steps_left(plan) == 0
+
+
+def test_open_loop_takes_every_step_of_a_plan_that_just_fits() -> None:
+    pace = pace_of(10 * 0.1, 10, correct=False)
+    assert pace.steps_left(plan_of(0.1, allowed=0.1)) == 10
+
+
+def test_closed_loop_predicts_until_it_has_measured_a_window() -> None:
+    pace = pace_of(30.0, 100)
+    plan = plan_of(1.0)
+    assert pace.steps_left(plan) == 30
+    take(pace, WINDOW - 1, 0.5)
+    assert pace.steps_left(plan) == math.floor(30 - 9.5 + 0.5)
+    take(pace, 1, 0.5)
+    assert pace.steps_left(plan) == math.floor((30 - 10) / 0.5 + 0.5)
+
+
+def test_half_a_step_of_grace_is_given() -> None:
+    pace = pace_of(10.4, 100)
+    assert pace.steps_left(plan_of(1.0)) == 10
+    assert pace_of(10.6, 100).steps_left(plan_of(1.0)) == 11
+
+
+def test_steps_left_never_exceed_those_requested() -> None:
+    pace = pace_of(1e6, 40)
+    take(pace, 39, 1e-3)
+    assert pace.steps_left(plan_of(1.0)) == 1
+    take(pace, 1, 1e-3)
+    assert pace.steps_left(plan_of(1.0)) == 0
+
+
+def test_smaller_batches_cost_time_but_do_not_enter_the_estimate() -> None:
+    pace = pace_of(100.0, 100)
+    take(pace, WINDOW, 1.0)
+    take(pace, 30, 0.01, whole=False)
+    assert pace.spent == pytest.approx(WINDOW + 0.3) and pace.steps == 50
+    plan = plan_of(1.0)
+    assert pace.steps_left(plan) == 50
+    assert not pace.wants_replan(plan)
+
+
+def test_a_pace_that_is_met_wants_no_new_plan() -> None:
+    pace = pace_of(100.0, 100)
+    take(pace, WINDOW, 1.015)
+    assert not pace.wants_replan(plan_of(1.0)) and pace.correction == 1.0
+
+
+@pytest.mark.parametrize("measured", [0.5, 1.5, 3.0])
+def test_a_pace_that_is_missed_teaches_the_correction(measured: float) -> None:
+    pace = pace_of(100.0, 100)
+    plan = plan_of(1.0, allowed=1.0)
+    take(pace, WINDOW - 1, measured)
+    assert not pace.wants_replan(plan)
+    take(pace, 1, measured)
+    assert pace.wants_replan(plan) and pace.corrected
+    assert pace.correction == pytest.approx(measured)
+
+
+def test_after_a_new_plan_the_old_ones_times_are_forgotten() -> None:
+    pace = pace_of(200.0, 100)
+    take(pace, WINDOW, 3.0)
+    assert pace.wants_replan(plan_of(1.0, allowed=2.0))
+    pace.replanned()
+    assert not pace.corrected and not pace.wants_replan(plan_of(1.0, allowed=2.0))
+    assert pace.correction == 3.0 and pace.spent == 60.0
+    take(pace, WINDOW, 1.5)
+    # The new plan was predicted to take 0.5 s and takes three times that, as was already known.
+    assert not pace.wants_replan(plan_of(0.5, allowed=2.0))
+
+
+def test_one_slow_step_is_no_reason() -> None:
+    pace = pace_of(100.0, 100)
+    take(pace, WINDOW - 2, 1.0)
+    take(pace, 2, 40.0)
+    assert not pace.wants_replan(plan_of(1.0))
+
+
+def test_a_plan_of_few_long_steps_is_left_alone() -> None:
+    # It takes fewer steps by choice: each is longer than its share, and that is no miss.
+    pace = pace_of(100.0, 100)
+    plan = plan_of(4.0, allowed=1.0)
+    assert pace.steps_left(plan) == 25
+    take(pace, WINDOW, 4.0)
+    assert not pace.wants_replan(plan)
+    assert pace.steps_left(plan) == 5
+
+
+def test_full_steps_are_timed_after_a_window_and_ever_more_rarely() -> None:
+    pace = pace_of(1000.0, 1000, relative=True)
+    due = []
+    for count in range(1, 400):
+        take(pace, 1, 1.0)
+        if pace.reference_due():
+            due.append(count)
+            pace.reference([1.0, 1.0])
+    assert due == [20, 40, 80, 160, 320]
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        pace_of(100.0, 1000, relative=False),
+        pace_of(100.0, 1000, correct=False, relative=True),
+        pace_of(math.inf, 1000, relative=True),
+    ],
+    ids=["deadline", "open loop", "no limit"],
+)
+def test_full_steps_are_timed_only_for_a_speedup_in_closed_loop(pace: Pace) -> None:
+    take(pace, 500, 1.0)
+    assert not pace.reference_due()
+
+
+def test_a_device_that_slows_down_gets_more_seconds_for_the_same_speedup() -> None:
+    pace = pace_of(100.0, 100, relative=True)
+    plan = plan_of(1.0, allowed=1.0)
+    take(pace, WINDOW, 2.0)
+    pace.reference([1.9, 2.0, 2.1])
+    assert pace.drift == 2.0 and pace.allowed_seconds == 200.0
+    assert not pace.wants_replan(plan)
+    assert pace.steps_left(plan) == 80
+    pace.reference([1.0] * 9)
+    assert pace.drift == 1.0
+    assert pace.wants_replan(plan)
+
+
+def clock_of(*times: float) -> StepLog:
+    ticks = iter(times)
+    return StepLog((4, 2), lambda: next(ticks))
+
+
+def test_the_log_counts_steps_losses_and_times() -> None:
+    import torch
+
+    log = clock_of(0.0, 1.0, 5.0, 8.0, 10.0, 12.0, 20.0, 20.5)
+    whole, part = (torch.zeros(4, 2), None), (torch.zeros(3, 2), None)
+    losses = iter([3.0, 2.0, 1.0, 0.5])
+    plan = plan_of(0.7)
+    results = [
+        log.step(batch, plan, tensors, lambda _: next(losses))
+        for batch, tensors in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]
+    ]
+    assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]
+    assert log.losses == [3.0, 2.0, 1.0, 0.5]
+    assert log.tensor_steps == {"a": 2, "b": 3}
+    assert log.seconds == 6.5 and log.predicted_seconds == pytest.approx(2.8)
+    assert log.median_step_seconds == 2.0
+
+
+def test_a_log_without_whole_batches_has_no_step_time() -> None:
+    assert clock_of().median_step_seconds == 0.0

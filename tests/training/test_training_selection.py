@@ -1,0 +1,219 @@
+"""The memory of importance: smoothing, drift, turns of the groups left out, and its stored form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_elastic.training import SelectionState, TrainerOptions
+
+NAMES = ("head", "middle", "stem")
+OPTIONS = TrainerOptions(reselect_every=10, drift=0.8, smoothing=0.5, exploration=0.1)
+
+
+def fresh() -> SelectionState:
+    state = SelectionState()
+    state.fit_to(NAMES)
+    return state
+
+
+def step(state: SelectionState, steps: int) -> None:
+    state.steps_since_probe += steps
+
+
+def test_the_first_probe_is_due_at_once_and_counts_as_drift() -> None:
+    state = fresh()
+    assert state.probe_due()
+    assert state.absorb(np.array([2.0, 1.0, -4.0]), OPTIONS)
+    assert state.scores == [0.5, 0.25, -1.0]
+    assert not state.probe_due()
+
+
+def test_the_next_probe_is_due_after_the_gap() -> None:
+    state = fresh()
+    state.absorb(np.ones(3), OPTIONS)
+    step(state, 9)
+    assert not state.probe_due()
+    step(state, 1)
+    assert state.probe_due()
+
+
+def test_the_gap_doubles_up_to_eightfold_while_importance_stays_alike() -> None:
+    state = fresh()
+    gaps = []
+    for _ in range(6):
+        state.absorb(np.array([1.0, 0.5, 0.2]), OPTIONS)
+        gaps.append(state.probe_gap)
+    assert gaps == [10, 20, 40, 80, 80, 80]
+
+
+def test_drift_brings_the_gap_back() -> None:
+    state = fresh()
+    for _ in range(4):
+        assert state.probe_gap in (0, 10, 20, 40)
+        state.absorb(np.array([1.0, 0.0, 0.0]), OPTIONS)
+    assert state.absorb(np.array([0.0, 0.0, 1.0]), OPTIONS)
+    assert state.probe_gap == 10 and state.steps_since_probe == 0
+
+
+@pytest.mark.parametrize(
+    ("angle", "drifted"), [(30.0, False), (36.0, False), (38.0, True), (90.0, True)]
+)
+def test_drift_is_an_angle_between_old_and_new(angle: float, drifted: bool) -> None:
+    # The cosine of 36.9 degrees is 0.8.
+    state = fresh()
+    state.absorb(np.array([1.0, 0.0, 0.0]), OPTIONS)
+    turned = np.array([np.cos(np.radians(angle)), np.sin(np.radians(angle)), 0.0])
+    assert state.absorb(7.0 * turned, OPTIONS) is drifted
+
+
+def test_drift_does_not_depend_on_the_size_of_the_scores() -> None:
+    state = fresh()
+    state.absorb(np.array([1.0, 0.5, 0.2]), OPTIONS)
+    assert not state.absorb(1e-9 * np.array([1.0, 0.5, 0.2]), OPTIONS)
+    assert state.scores == pytest.approx([1.0, 0.5, 0.2])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25, 0.9])
+def test_scores_are_a_moving_average_of_scaled_probes(smoothing: float) -> None:
+    options = replace(OPTIONS, smoothing=smoothing)
+    state = fresh()
+    state.absorb(np.array([1.0, 0.5, -0.5]), options)
+    state.absorb(np.array([0.0, 8.0, 4.0]), options)
+    expected = smoothing * np.array([1.0, 0.5, -0.5]) + (1 - smoothing) * np.array([0.0, 1.0, 0.5])
+    assert state.scores == pytest.approx(expected)
+
+
+def test_probes_of_zeros_are_taken_as_drift_and_divide_nothing() -> None:
+    state = fresh()
+    assert state.absorb(np.zeros(3), OPTIONS)
+    assert state.scores == [0.0, 0.0, 0.0]
+    assert state.absorb(np.ones(3), OPTIONS)
+    assert np.isfinite(state.worth(OPTIONS, [1, 1, 1])).all()
+
+
+def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> None:
+    state = fresh()
+    state.scores, state.left_out = [1.0, -0.5, 3.0], [0, 4, 1]
+    sizes = [10.0, 30.0, 60.0]
+    presence = (1 / 3 + np.array([0.1, 0.3, 0.6])) / 2
+    expected = np.array([0.25, 0.0, 0.75]) + 0.1 * presence * np.array([1, 5, 2])
+    assert state.worth(OPTIONS, sizes) == pytest.approx(expected)
+    without = state.worth(replace(OPTIONS, exploration=0.0), sizes)
+    assert without == pytest.approx([0.25, 0.0, 0.75])
+
+
+@given(
+    scores=st.lists(st.floats(-1, 1), min_size=1, max_size=6),
+    left_out=st.integers(0, 100),
+    exploration=st.floats(0.001, 1),
+)
+def test_worth_is_positive_and_grows_with_the_turns_missed(
+    scores: list[float], left_out: int, exploration: float
+) -> None:
+    options = replace(OPTIONS, exploration=exploration)
+    state = SelectionState(("x",) * len(scores), scores, [left_out] * len(scores))
+    later = replace(state, left_out=[left_out + 1] * len(scores))
+    sizes = np.ones(len(scores))
+    now, then = state.worth(options, sizes), later.worth(options, sizes)
+    assert (now > 0).all() and (then > now).all()
+    assert then - now == pytest.approx(exploration * np.ones(len(scores)) / len(scores))
+
+
+def test_turns_missed_are_counted_per_fit() -> None:
+    state = fresh()
+    for mask in ([True, False, False], [True, True, False], [True, False, False]):
+        state.trained(mask)
+    assert state.left_out == [0, 1, 3]
+    state.trained([False, False, True])
+    assert state.left_out == [1, 2, 0]
+
+
+def test_a_deep_fit_is_drawn_and_becomes_certain() -> None:
+    options = replace(OPTIONS, deep_every=4)
+    state = fresh()
+    state.left_out = [0, 1, 1]
+    drawn = [state.deep_due(options, np.random.default_rng(seed)) for seed in range(400)]
+    assert 60 < sum(drawn) < 140
+    state.left_out = [0, 1, 8]
+    assert all(state.deep_due(options, np.random.default_rng(seed)) for seed in range(50))
+    state.left_out = [0, 0, 0]
+    assert not any(state.deep_due(options, np.random.default_rng(seed)) for seed in range(50))
+    state.left_out = [0, 99, 99]
+    assert not state.deep_due(replace(options, deep_every=0), np.random.default_rng(0))
+
+
+def test_another_models_scores_are_dropped() -> None:
+    state = fresh()
+    state.absorb(np.ones(3), OPTIONS)
+    state.trained([True, False, False])
+    step(state, 5)
+    kept = replace(state)
+    state.fit_to(list(NAMES))
+    assert state == kept
+    state.fit_to(["other", "groups"])
+    assert state == SelectionState(("other", "groups"), [], [0, 0])
+
+
+@given(
+    scores=st.lists(st.floats(-1, 1), max_size=5),
+    steps=st.integers(0, 10**6),
+    gap=st.integers(1, 10**6),
+)
+def test_the_state_comes_back_from_json(scores: list[float], steps: int, gap: int) -> None:
+    names = tuple(f"group {index} ä" for index in range(len(scores)))
+    state = SelectionState(names, scores, [3] * len(scores), steps, gap)
+    assert SelectionState.from_json(state.to_json()) == state
+    unprobed = replace(state, scores=[])
+    assert SelectionState.from_json(unprobed.to_json()) == unprobed
+
+
+def stored(**changes: Any) -> str:
+    state = SelectionState(NAMES, [1.0, 0.5, 0.0], [0, 1, 2], 5, 20)
+    return json.dumps(json.loads(state.to_json()) | changes)
+
+
+GARBAGE = {
+    "empty": "",
+    "no json": "{",
+    "deep": "[" * 100_000,
+    "a list": "[1, 2]",
+    "null": "null",
+    "a number": "3",
+    "no fields": "{}",
+    "fewer scores": stored(scores=[1.0]),
+    "more counts": stored(left_out=[0, 1, 2, 3]),
+    "scores are words": stored(scores=["a", "b", "c"]),
+    "scores are NaN": stored(scores=[float("nan"), 0, 0]),
+    "scores are infinite": stored(scores=[float("inf"), 0, 0]),
+    "scores are null": stored(scores=None),
+    "scores beyond floating point": stored(scores=[10**400, 0, 0]),
+    "counts are negative": stored(left_out=[0, -1, 2]),
+    "counts are infinite": stored(left_out=[0, float("inf"), 2]),
+    "steps are infinite": stored(steps_since_probe=float("inf")),
+    "steps are negative": stored(steps_since_probe=-1),
+    "gap is null": stored(probe_gap=None),
+    "gap is negative": stored(probe_gap=-5),
+    "gap is zero though there are scores": stored(probe_gap=0),
+    "names are a number": stored(names=5),
+}
+
+
+def test_the_undamaged_text_is_read() -> None:
+    assert SelectionState.from_json(stored()).scores == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_gives_a_fresh_state(kind: str) -> None:
+    assert SelectionState.from_json(GARBAGE[kind]) == SelectionState()
+
+
+@given(text=st.text(max_size=50))
+def test_any_text_gives_a_state(text: str) -> None:
+    assert SelectionState.from_json(text) == SelectionState()
