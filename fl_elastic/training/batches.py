@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, batch_shape, to_device
 
-__all__ = ["LoaderSize", "first_batches", "loader_size"]
+__all__ = ["LoaderSize", "epochs_of", "first_batches", "loader_size"]
 
 LoaderSize = tuple[int, int]
 
@@ -46,3 +46,10 @@ def _length(loader: Iterable[Batch]) -> int | None:
 def _batch_size(batch: Batch) -> int:
     shape = batch_shape(batch)
     return shape[0] if shape else 1
+
+
+def epochs_of(loader: Iterable[Batch], epochs: int, device: Any) -> Iterator[Batch]:
+    """Yield the batches of several passes over ``loader`` on ``device``."""
+    for _ in range(epochs):
+        for batch in loader:
+            yield to_device(batch, device)

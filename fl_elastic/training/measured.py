@@ -12,15 +12,16 @@ from torch import nn
 
 from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
 from fl_elastic.planning import Mode, Plan, PlanRequest, Policy
-from fl_elastic.profiling import clock_for
+from fl_elastic.profiling import Clock, CostProfile, clock_for
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.training.freeze import frozen_outside
 
-__all__ = ["MeasuredPlan", "measure_plan", "plan_measured"]
+__all__ = ["MeasuredPlan", "full_pass_ratios", "measure_plan", "plan_measured"]
 
 _TOLERANCE = 0.02
 _TRIES = 4
+_REFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,21 @@ def plan_measured(
         tried.add(plan.modes)
         best = min(best, measure(plan), key=lambda found: abs(found.speedup / wanted - 1))
     return best
+
+
+def full_pass_ratios(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, profile: CostProfile, clock: Clock
+) -> list[float]:
+    """Time forward and backward passes that train everything, relative to the profile; no weight moves."""
+    passes = profile.full_step_seconds - float(profile.optimizer_seconds.sum())
+    ratios = []
+    with untouched(model):
+        for group in profile.graph.groups:
+            for name in group.parameters:
+                model.get_parameter(name).requires_grad_(True)
+        for _ in range(_REFERENCES):
+            started = clock()
+            compute_loss(model, loss_fn, batch).backward()  # type: ignore[no-untyped-call]
+            ratios.append((clock() - started) / passes)
+            model.zero_grad(set_to_none=True)
+    return ratios

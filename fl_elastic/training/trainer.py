@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss, to_device, untouched
+from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.profiling import CostProfile, clock_for, profile_model
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
-from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.aliases import under_every_name
+from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.freeze import frozen_outside, training_statistics
+from fl_elastic.training.measured import full_pass_ratios
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace
 from fl_elastic.training.report import FitReport
@@ -30,8 +32,6 @@ from fl_elastic.training.step_log import StepLog
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 
 __all__ = ["ElasticTrainer"]
-
-_REFERENCES = 3
 
 
 class ElasticTrainer:
@@ -141,7 +141,7 @@ class ElasticTrainer:
         deep = self._deep_plan()
         plan = deep or self._select(batches, pace, log, current=None)
         plans = [(0, plan)]
-        stream = _epochs(loader, epochs, model_device(self.model))
+        stream = epochs_of(loader, epochs, model_device(self.model))
         batch = next(stream, None)
         while batch is not None and pace.steps_left(plan) > 0:
             batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
@@ -193,7 +193,7 @@ class ElasticTrainer:
                 if next_batch is None:
                     break
                 if pace.reference_due():
-                    pace.reference(self._full_step_ratios(batch, log))
+                    pace.reference(self._time_full_passes(batch, log))
                 if not to_the_end and (self._probe_due(pace) or pace.wants_replan(plan)):
                     break
         return next_batch
@@ -212,7 +212,7 @@ class ElasticTrainer:
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
         now = weights_of(self.model, self.manifest)
-        steps = self._with_aliases(self._tensor_steps)
+        steps = under_every_name(self.model, self._tensor_steps)
         deltas = {}
         for name in self.manifest.names:
             if steps[name] > 0:
@@ -226,16 +226,6 @@ class ElasticTrainer:
             steps={name: steps[name] for name in deltas},
             num_examples=self._num_examples,
             base_version=base_version,
-        )
-
-    def _with_aliases(self, steps: Counter[str]) -> Counter[str]:
-        """Count the steps of a tied tensor, or of a layer used twice, under each of its names."""
-        first_name = {id(tensor): name for name, tensor in _named_tensors(self.model, repeat=False)}
-        return Counter(
-            {
-                name: steps[first_name[id(tensor)]]
-                for name, tensor in _named_tensors(self.model, repeat=True)
-            }
         )
 
     def _profile_for(self, batch: Batch) -> CostProfile:
@@ -313,21 +303,10 @@ class ElasticTrainer:
             pace.spent += spent
         return plan
 
-    def _full_step_ratios(self, batch: Batch, log: StepLog) -> list[float]:
-        """Time forward and backward passes that train everything, relative to the profile; no weight moves."""
-        profile, ratios = self._profiled(), []
-        with untouched(self.model):
-            for group in profile.graph.groups:
-                for name in group.parameters:
-                    self.model.get_parameter(name).requires_grad_(True)
-            for _ in range(_REFERENCES):
-                started = log.clock()
-                compute_loss(self.model, self.loss_fn, batch).backward()  # type: ignore[no-untyped-call]
-                seconds = log.clock() - started
-                self.model.zero_grad(set_to_none=True)
-                passes = profile.full_step_seconds - float(profile.optimizer_seconds.sum())
-                ratios.append(seconds / passes)
-                log.selection_seconds += seconds
+    def _time_full_passes(self, batch: Batch, log: StepLog) -> list[float]:
+        started = log.clock()
+        ratios = full_pass_ratios(self.model, self.loss_fn, batch, self._profiled(), log.clock)
+        log.selection_seconds += log.clock() - started
         return ratios
 
     def _everything_fits(self, correction: float) -> bool:
@@ -363,15 +342,3 @@ class ElasticTrainer:
             correction=correction,
             generator=self._generator,
         )
-
-
-def _named_tensors(model: nn.Module, *, repeat: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers with their names; shared ones once, or under every name."""
-    yield from model.named_parameters(remove_duplicate=not repeat)
-    yield from model.named_buffers(remove_duplicate=not repeat)
-
-
-def _epochs(loader: Iterable[Batch], epochs: int, device: torch.device) -> Iterator[Batch]:
-    for _ in range(epochs):
-        for batch in loader:
-            yield to_device(batch, device)
