@@ -22,7 +22,7 @@ __all__ = ["bench_budget"]
 
 _MODELS = ("torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:vgg11_bn", "small_vit")
 _SPEEDUPS = (1.5, 2.0, 2.5)
-_BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 120
+_BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 100
 
 
 def bench_budget(results: Results) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -140,12 +142,32 @@ def run_cells(
             path = simulation.cell_file(method.name, seed)
             progress.cell(method.name, seed, scenario.training.rounds)
             if simulation.resume and path.exists():
-                cells.append(Cell.from_json(path.read_text()))
+                cells.append(_finished_cell(path, _fingerprint(scenario, method)))
                 continue
             cell = _run_cell(simulation, grid, progress, method, seed, profile, profile_path)
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
     return cells, profile.graph.groups
+
+
+def _finished_cell(path: Path, fingerprint: str) -> Cell:
+    try:
+        cell = Cell.from_json(path.read_text(errors="replace"))
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+    if cell.scenario != fingerprint:
+        raise ScenarioError(
+            f"{path} is the result of another scenario: choose another folder, or leave out --resume"
+        )
+    return cell
+
+
+def _fingerprint(scenario: Scenario, method: MethodSection) -> str:
+    """Return what tells whether a result is that of this method in this scenario, whatever else is run."""
+    table = json.loads(scenario.to_json())
+    decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
+    decisive["method"] = table["method"][method.name]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _run_cell(
@@ -157,7 +179,8 @@ def _run_cell(
     profile: CostProfile,
     profile_path: Path,
 ) -> Cell:
-    scenario, cell = simulation.scenario, Cell(method.name, seed)
+    scenario = simulation.scenario
+    cell = Cell(method.name, seed, scenario=_fingerprint(scenario, method))
     model = scenario_model(scenario, simulation.data_root, seed)
     manifest = Manifest.of(model)
     batches = test_batches(scenario, simulation.data_root)

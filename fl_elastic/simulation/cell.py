@@ -71,6 +71,8 @@ class Cell:
         What the steps of each client in each round took.
     rejected : int
         Updates that the server left out.
+    scenario : str
+        Which scenario it belongs to, so that a run is not continued with results of another.
     """
 
     method: str
@@ -79,6 +81,7 @@ class Cell:
     coverage: dict[str, list[list[float]]] = field(default_factory=dict)
     steps: list[MeasuredSteps] = field(default_factory=list)
     rejected: int = 0
+    scenario: str = ""
 
     def evaluated(self, accuracy: float, loss: float) -> None:
         """Enter the global model's quality; costs are those entered so far."""

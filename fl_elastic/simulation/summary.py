@@ -71,7 +71,9 @@ def environment() -> dict[str, str]:
 
 
 def _final_accuracy(cell: Cell) -> float:
-    return statistics.fmean(row["accuracy"] for row in cell.history[-_FINAL_ROUNDS:])
+    # The first row is the untrained model, not a round.
+    rounds = cell.history[1:] or cell.history
+    return statistics.fmean(row["accuracy"] for row in rounds[-_FINAL_ROUNDS:])
 
 
 def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:

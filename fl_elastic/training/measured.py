@@ -17,11 +17,10 @@ from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.training.freeze import frozen_outside
 
-__all__ = ["MeasuredPlan", "full_pass_ratios", "measure_plan", "plan_measured"]
+__all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
 _TOLERANCE = 0.02
 _TRIES = 4
-_REFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -99,19 +98,15 @@ def plan_measured(
     return best
 
 
-def full_pass_ratios(
+def full_pass_ratio(
     model: nn.Module, loss_fn: LossFn, batch: Batch, profile: CostProfile, clock: Clock
-) -> list[float]:
-    """Time forward and backward passes that train everything, relative to the profile; no weight moves."""
+) -> float:
+    """Time a forward and backward pass that trains everything, relative to the profile; no weight moves."""
     passes = profile.full_step_seconds - float(profile.optimizer_seconds.sum())
-    ratios = []
     with untouched(model):
         for group in profile.graph.groups:
             for name in group.parameters:
                 model.get_parameter(name).requires_grad_(True)
-        for _ in range(_REFERENCES):
-            started = clock()
-            compute_loss(model, loss_fn, batch).backward()  # type: ignore[no-untyped-call]
-            ratios.append((clock() - started) / passes)
-            model.zero_grad(set_to_none=True)
-    return ratios
+        started = clock()
+        compute_loss(model, loss_fn, batch).backward()  # type: ignore[no-untyped-call]
+        return (clock() - started) / passes

@@ -12,6 +12,7 @@ __all__ = ["Pace"]
 
 _WINDOW = 20
 _TOLERANCE = 0.02
+_SAMPLES = 5
 
 
 class Pace:
@@ -67,15 +68,19 @@ class Pace:
             self._recent.append(seconds)
 
     def reference_due(self) -> bool:
-        """Whether a full step should be timed now: at 20 steps, and each time the steps have doubled."""
-        watching = self.correct and self._relative and self._limited
-        return watching and self.steps >= self._next_reference and self._measured() is not None
+        """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.
 
-    def reference(self, ratios: list[float]) -> None:
-        """Take in full steps, each as the ratio of its time to the cost profile's."""
-        self._references += ratios
+        One at a time, between steps of the plan: full steps in a row find their data in the cache.
+        """
+        watching = self.correct and self._relative and self._limited
+        return watching and self.steps > self._next_reference - _SAMPLES
+
+    def reference(self, ratio: float) -> None:
+        """Take in a full step, as the ratio of its time to the cost profile's."""
+        self._references.append(ratio)
         self.drift = statistics.median(self._references)
-        self._next_reference = 2 * self.steps
+        if self.steps >= self._next_reference:
+            self._next_reference = 2 * self.steps
 
     def replanned(self) -> None:
         """Forget the step times of the plan before."""

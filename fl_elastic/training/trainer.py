@@ -23,7 +23,7 @@ from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training.aliases import under_every_name
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.freeze import frozen_outside, training_statistics
-from fl_elastic.training.measured import full_pass_ratios
+from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace
 from fl_elastic.training.report import FitReport
@@ -193,7 +193,7 @@ class ElasticTrainer:
                 if next_batch is None:
                     break
                 if pace.reference_due():
-                    pace.reference(self._time_full_passes(batch, log))
+                    pace.reference(self._time_full_pass(batch, log))
                 if not to_the_end and (self._probe_due(pace) or pace.wants_replan(plan)):
                     break
         return next_batch
@@ -303,11 +303,11 @@ class ElasticTrainer:
             pace.spent += spent
         return plan
 
-    def _time_full_passes(self, batch: Batch, log: StepLog) -> list[float]:
+    def _time_full_pass(self, batch: Batch, log: StepLog) -> float:
         started = log.clock()
-        ratios = full_pass_ratios(self.model, self.loss_fn, batch, self._profiled(), log.clock)
+        ratio = full_pass_ratio(self.model, self.loss_fn, batch, self._profiled(), log.clock)
         log.selection_seconds += log.clock() - started
-        return ratios
+        return ratio
 
     def _everything_fits(self, correction: float) -> bool:
         request = self._request(correction)

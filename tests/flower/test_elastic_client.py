@@ -126,6 +126,18 @@ def test_a_mixed_fleet_merges_like_one_of_a_kind() -> None:
     assert mixed.evaluate_metrics_clientapp == of_a_kind.evaluate_metrics_clientapp
 
 
+def test_the_server_may_start_from_a_state_dict() -> None:
+    """The way of Flower's own examples; the server then knows its model as arrays only."""
+    apps = {node: legacy_app(lambda node=node: elastic_client(build(), node)) for node in (1, 2)}
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+    from_state, _ = run(strategy, apps, ArrayRecord(build().state_dict()))
+    assert not records[0].rejected
+    from_arrays, _ = run(PartialUpdates(quiet(nodes=2)), apps, arrays_of(build()))
+    assert_identical(from_state.arrays, from_arrays.arrays)
+    build().load_state_dict(from_state.arrays.to_torch_state_dict())
+
+
 def test_fit_returns_plain_python() -> None:
     client = elastic_client(build(), 2)
     assert isinstance(client, NumPyClient)

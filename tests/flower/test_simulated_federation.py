@@ -131,12 +131,36 @@ def test_resume_takes_finished_cells_as_they_are(tmp_path: Path) -> None:
     assert results(resumed) == results(whole)
 
 
-def test_a_damaged_cell_is_named_on_resume(tmp_path: Path) -> None:
-    simulated(tmp_path, scenario(methods=["full"]))
-    (tmp_path / "cells" / "full-0.json").write_text('{"method": "fu')
+@pytest.mark.parametrize("content", [b'{"method": "fu', b"\xff\xfe", b""])
+def test_a_damaged_cell_is_named_on_resume(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "full-0.json").write_bytes(content)
     with pytest.raises(ScenarioError, match="stored result cannot be read") as refused:
         simulated(tmp_path, scenario(methods=["full"]), resume=True)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": SCENARIO["training"] | {"rounds": 3}},
+        {"data": SCENARIO["data"] | {"train_limit": 200}},
+        {"method": {"full": {"codec": "fp16"}}},
+    ],
+    ids=["rounds", "data", "method"],
+)
+def test_results_of_another_scenario_are_not_taken(changes: Any, tmp_path: Path) -> None:
+    simulated(tmp_path, scenario(methods=["full"]))
+    with pytest.raises(ScenarioError, match=r"full-0.json is the result of another scenario"):
+        simulated(tmp_path, scenario(methods=["full"], **changes), resume=True)
+
+
+def test_resume_may_add_methods_and_seeds(tmp_path: Path) -> None:
+    simulated(tmp_path, scenario(methods=["full"]))
+    progress = Recorder()
+    more = scenario(methods=["full", "head"], seeds=[0, 1], title="more")
+    assert len(simulated(tmp_path, more, progress, resume=True)) == 4
+    assert len(progress.rounds) == 3 * 3
 
 
 def test_budgets_hold_and_show_in_the_summary(tmp_path: Path) -> None:
