@@ -31,7 +31,7 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run the command line; exit with 1 and one line on an error that fl_elastic foresees."""
+    """Run the command line; exit with 1 and one line on an error that fl_elastic or the disk gives."""
     # Telemetry of the libraries underneath is off unless asked for, and one of their warnings is quiet.
     for switch in (
         "FLWR_TELEMETRY_ENABLED",
@@ -43,7 +43,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         app()
-    except ElasticError as error:
+    except (ElasticError, OSError) as error:
+        # An OSError here is a disk that filled up, or a folder that was taken away.
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as end:

@@ -142,6 +142,8 @@ class ElasticClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         version = self._load_weights(parameters, config)
+        if float(config.get("proximal-mu", 0.0)) > 0:
+            _LOG.warning("the server asks for FedProx's proximal term, which is not applied yet")
         trainer = ElasticTrainer(
             self.model,
             self.loss_fn,
