@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
@@ -64,3 +65,36 @@ def test_flower_example_is_about_twenty_lines() -> None:
 @pytest.mark.parametrize("link", re.findall(r"\]\(((?!http|#)[^)]+)\)", README))
 def test_linked_files_exist(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+RESULTS = ROOT / "simulations" / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("scenario", ["demo", "fashion_mnist", "cifar10"])
+def test_tables_show_the_committed_results(scenario: str) -> None:
+    methods = json.loads((RESULTS / f"{scenario}.json").read_text())["methods"]
+    full = methods["full"]
+    for name, method in methods.items():
+        row = (
+            f"| {name} | {100 * method['final_accuracy']:.1f} ± {100 * method['final_accuracy_std']:.1f} "
+            f"| {method['simulated_seconds'] / full['simulated_seconds']:.2f} "
+            f"| {method['uplink_bytes'] / full['uplink_bytes']:.2f} |"
+        )
+        assert row in README
+
+
+def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:
+    rows = json.loads((RESULTS / "solver.json").read_text())["rows"]
+    exact, largest = rows["exactness"], rows["time at 500 groups"]
+    claim = f"{exact['mismatches']} of {exact['instances']:,} random instances"
+    assert claim in README
+    assert f"{largest['median_cpu_milliseconds']:.1f} ms at 500 groups" in README
+
+
+def test_budget_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "budget.json").read_text())["rows"]
+    models = {name.split(" at ")[0] for name in rows}
+    assert len(models) == 4
+    for model in models:
+        cells = [rows[f"{model} at {speedup}"]["achieved_speedup"] for speedup in (1.5, 2.0, 2.5)]
+        assert f"| {model} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in README

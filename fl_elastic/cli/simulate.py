@@ -32,6 +32,9 @@ def simulate(
             "--resume", help="Take finished methods and seeds of an earlier run as they are."
         ),
     ] = False,
+    table: Annotated[
+        Path | None, typer.Option(help="File for the summary without curves, small enough to keep.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a federation of unequal devices and compare methods."""
@@ -40,6 +43,8 @@ def simulate(
     from fl_elastic.flower.simulated_server import Simulation
     from fl_elastic.report import results_table
     from fl_elastic.simulation import Scenario
+    from fl_elastic.simulation.summary import without_curves
+    from fl_elastic.storage import write_atomically
 
     loaded = Scenario.load(scenario, override or ())
     output = output.resolve()
@@ -48,6 +53,8 @@ def simulate(
     with SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress)
     summary_path, page = write_results(summary, output)
+    if table is not None:
+        write_atomically(table, (json.dumps(without_curves(summary), indent=1) + "\n").encode())
     if as_json:
         typer.echo(json.dumps(summary))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,7 +13,7 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.simulation.cell import Cell
 from fl_elastic.simulation.scenario import Scenario
 
-__all__ = ["environment", "summarise"]
+__all__ = ["environment", "summarise", "without_curves"]
 
 _FINAL_ROUNDS = 5
 
@@ -56,6 +56,15 @@ def summarise(
         "groups": [group.name for group in groups],
         "methods": methods,
     }
+
+
+def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary without history and coverage: small enough to keep under version control."""
+    methods = {
+        name: {key: value for key, value in method.items() if key not in ("history", "coverage")}
+        for name, method in summary["methods"].items()
+    }
+    return {**summary, "methods": methods}
 
 
 def environment() -> dict[str, str]:

@@ -84,7 +84,7 @@ def test_every_truncation_is_one_line(stored: Path) -> None:
 )
 def test_what_is_no_json_is_one_line(stored: Path, text: str | bytes) -> None:
     stored.write_bytes(text if isinstance(text, bytes) else text.encode())
-    one_line_error(stored)
+    assert "delete it" in one_line_error(stored)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"x"', "{}", '{"format": "other"}'])
