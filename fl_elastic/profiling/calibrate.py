@@ -10,6 +10,7 @@ from itertools import combinations
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.groups import Batch, LossFn, compute_loss
 from fl_elastic.profiling.clock import Clock
@@ -85,6 +86,10 @@ def _train_only(model: nn.Module, raw: CostProfile, mask: Mask) -> None:
             parameter = model.get_parameter(name)
             parameter.requires_grad_(bool(on))
             parameter.grad = None
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and (own := list(module.parameters())):
+            # As in training: a frozen BatchNorm runs in eval mode, which is cheaper.
+            module.training = any(parameter.requires_grad for parameter in own)
 
 
 def _time_step(

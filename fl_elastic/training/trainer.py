@@ -145,7 +145,11 @@ class ElasticTrainer:
         batch = next(stream, None)
         while batch is not None and pace.steps_left(plan) > 0:
             batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
-            if batch is not None and pace.steps_left(plan) > 0:
+            if batch is not None and pace.reference_due():
+                # Outside the frozen block: a full step also trains the norms that the plan freezes.
+                pace.reference(self._time_full_pass(batch, log))
+            due = plan is not deep and (pace.corrected or self._probe_due(pace))
+            if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
         if pace.steps == 0:
@@ -181,7 +185,7 @@ class ElasticTrainer:
         *,
         to_the_end: bool,
     ) -> Batch | None:
-        """Train by one plan until the data or the budget ends or, if it may, a new selection is due."""
+        """Train by one plan until the data or the budget ends, or a full step or new selection is due."""
         next_batch: Batch | None = batch
         with frozen_outside(plan, self.model):
             tensors = [*plan.trained_parameters, *training_statistics(self.model)]
@@ -193,7 +197,7 @@ class ElasticTrainer:
                 if next_batch is None:
                     break
                 if pace.reference_due():
-                    pace.reference(self._time_full_pass(batch, log))
+                    break
                 if not to_the_end and (self._probe_due(pace) or pace.wants_replan(plan)):
                     break
         return next_batch
