@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -145,11 +146,11 @@ class _Reference(Strategy):
     def summary(self) -> None:
         self.inner.summary()
 
-    def instruction(self, server_round: int, content: RecordDict) -> RecordDict:
-        raise NotImplementedError
+    @abstractmethod
+    def instruction(self, server_round: int, content: RecordDict) -> RecordDict: ...
 
-    def dense(self, replies: list[Message]) -> list[tuple[Weights, int]]:
-        raise NotImplementedError
+    @abstractmethod
+    def dense(self, replies: list[Message]) -> list[tuple[Weights, int]]: ...
 
 
 class DenseLists(_Reference):
