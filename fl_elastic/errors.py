@@ -12,6 +12,7 @@ __all__ = [
     "DatasetError",
     "ElasticError",
     "ModelError",
+    "PlanError",
     "ProfileError",
     "RegistryError",
     "ScenarioError",
@@ -30,6 +31,10 @@ class BudgetError(ElasticError, ValueError):
 
 class ModelError(ElasticError, ValueError):
     """A model cannot be named, built, or traced into tensor groups."""
+
+
+class PlanError(ElasticError, ValueError):
+    """A plan asks for a mode that means nothing or does not fit the model."""
 
 
 class ProfileError(ElasticError, ValueError):

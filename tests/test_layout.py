@@ -17,6 +17,7 @@ FLOW = [
     ["errors"],
     ["registry", "budget", "storage", "losses"],
     ["groups"],
+    ["ops"],
     ["profiling"],
     ["importance"],
     ["planning"],

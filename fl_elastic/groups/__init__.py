@@ -9,15 +9,18 @@ from fl_elastic.groups.forward import (
     to_device,
 )
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups.mode import Axis, Mode
 from fl_elastic.groups.trace import Trace, tensor_groups, trace_step
 from fl_elastic.groups.untouched import untouched
 
 __all__ = [
+    "Axis",
     "BackwardGraph",
     "BackwardNode",
     "Batch",
     "GroupKind",
     "LossFn",
+    "Mode",
     "TensorGroup",
     "Trace",
     "batch_shape",

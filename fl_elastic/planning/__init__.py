@@ -1,9 +1,10 @@
 """Which tensor groups to train: the exact solver, and the policies that call it."""
 
+from fl_elastic.groups import Mode
 from fl_elastic.planning.elastic import ElasticPolicy
 from fl_elastic.planning.fixed import BiasPolicy, FullPolicy, HeadPolicy, LastKPolicy
 from fl_elastic.planning.knapsack import Selection, prefix_knapsack
-from fl_elastic.planning.plan import Mode, Plan
+from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import (
     PlanRequest,
     Policy,

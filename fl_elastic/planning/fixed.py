@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.planning.plan import Mode, Plan
+from fl_elastic.groups import Mode
+from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
 
 __all__ = ["BiasPolicy", "FullPolicy", "HeadPolicy", "LastKPolicy"]

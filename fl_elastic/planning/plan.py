@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
-from fl_elastic.groups import TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.profiling import Mask
 
-__all__ = ["Mode", "Plan"]
-
-
-class Mode(StrEnum):
-    """How a tensor group is trained."""
-
-    FROZEN = "frozen"
-    BIAS = "bias"
-    FULL = "full"
-
-    def trains(self, group: TensorGroup) -> tuple[str, ...]:
-        """Return the names of the parameters of ``group`` that this mode trains."""
-        if self is Mode.FULL:
-            return group.parameters
-        return group.vectors() if self is Mode.BIAS else ()
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True)
@@ -59,12 +44,12 @@ class Plan:
     @property
     def mask(self) -> Mask:
         """Groups that are trained in any mode, shape (N,)."""
-        return np.array([mode is not Mode.FROZEN for mode in self.modes])
+        return np.array([not mode.is_frozen for mode in self.modes])
 
     @property
     def depth(self) -> int:
         """Index of the deepest trained group; everything below it is the frozen prefix."""
-        return max(i for i, mode in enumerate(self.modes) if mode is not Mode.FROZEN)
+        return max(i for i, mode in enumerate(self.modes) if not mode.is_frozen)
 
     @property
     def trained_parameters(self) -> tuple[str, ...]:

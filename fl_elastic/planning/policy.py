@@ -12,9 +12,9 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.importance.base import Scores
-from fl_elastic.planning.plan import Mode, Plan
+from fl_elastic.planning.plan import Plan
 from fl_elastic.profiling import CostProfile, Mask
 from fl_elastic.registry import Registry
 
@@ -104,7 +104,7 @@ class PlanRequest:
         BudgetError
             If it exceeds the memory or the uplink, which fewer steps cannot mend.
         """
-        mask = np.array([mode is not Mode.FROZEN for mode in modes])
+        mask = np.array([not mode.is_frozen for mode in modes])
         profile, budget, groups = self.profile, self.budget, self.profile.graph.groups
         needed = profile.step_bytes(mask)
         if budget.memory is not None and needed > budget.memory:

@@ -1,0 +1,115 @@
+"""How one tensor group is trained: the vocabulary that costs, plans and gradient operations share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups.graph import TensorGroup
+
+__all__ = ["Axis", "Mode"]
+
+Axis = Literal["in", "out"]
+_KINDS = ("frozen", "bias", "channels", "filtered", "full")
+_CHANNELS = re.compile(r"(in|out)/(\d+(?:\.\d+)?)")
+_FILTERED = re.compile(r"(w|wx)(\d+)")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a tensor group is trained.
+
+    Use the constants `FROZEN`, `BIAS` and `FULL`, and the constructors `channels` and `filtered`.
+
+    Attributes
+    ----------
+    kind : {"frozen", "bias", "channels", "filtered", "full"}
+        What is trained of the group.
+    fraction : float
+        Share of the channels whose weights are trained, in (0, 1]; 1 unless ``kind`` is "channels".
+    axis : {"in", "out"}
+        Which channels ``fraction`` speaks of.
+    patch : int
+        Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
+    filters_input : bool
+        Whether the input gradient is filtered as well (WX) or exact (W).
+
+    Examples
+    --------
+    >>> [str(mode) for mode in (Mode.FULL, Mode.channels(0.25), Mode.filtered(2), Mode.filtered(4, inputs=True))]
+    ['full', 'in/4', 'w2', 'wx4']
+    >>> Mode.parse("out/8") == Mode.channels(1 / 8, axis="out")
+    True
+    """
+
+    kind: str
+    fraction: float = 1.0
+    axis: Axis = "in"
+    patch: int = 1
+    filters_input: bool = False
+
+    FROZEN: ClassVar[Mode]
+    BIAS: ClassVar[Mode]
+    FULL: ClassVar[Mode]
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise PlanError(f"mode {self.kind!r} is unknown, use one of {', '.join(_KINDS)}")
+        if not 0 < self.fraction <= 1:
+            raise PlanError(f"channel fraction {self.fraction} is not in (0, 1]")
+        if self.axis not in ("in", "out"):
+            raise PlanError(f"channel axis {self.axis!r} is neither 'in' nor 'out'")
+        if self.patch < 1:
+            raise PlanError(f"patch side {self.patch} must be at least 1")
+
+    @classmethod
+    def channels(cls, fraction: float, axis: Axis = "in") -> Mode:
+        """Return the mode that trains ``fraction`` of a layer's channels, and its bias."""
+        return cls("channels", fraction=fraction, axis=axis)
+
+    @classmethod
+    def filtered(cls, patch: int, *, inputs: bool = False) -> Mode:
+        """Return the mode of a gradient filtered over patches of side ``patch``."""
+        return cls("filtered", patch=patch, filters_input=inputs)
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """Return the mode that ``str`` gave ``text``; raises PlanError for any other text."""
+        if text in ("frozen", "bias", "full"):
+            return cls(text)
+        if (found := _CHANNELS.fullmatch(text)) and float(found[2]) >= 1:
+            return cls.channels(1 / float(found[2]), "in" if found[1] == "in" else "out")
+        if found := _FILTERED.fullmatch(text):
+            return cls.filtered(int(found[2]), inputs=found[1] == "wx")
+        raise PlanError(
+            f"mode {text!r} is unknown, use frozen, bias, full, in/4, out/4, w2 or wx2 (any number)"
+        )
+
+    def __str__(self) -> str:
+        if self.kind == "channels":
+            return f"{self.axis}/{1 / self.fraction:g}"
+        if self.kind == "filtered":
+            return f"{'wx' if self.filters_input else 'w'}{self.patch}"
+        return self.kind
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing of the group is trained."""
+        return self.kind == "frozen"
+
+    def trains(self, group: TensorGroup) -> tuple[str, ...]:
+        """Return the names of the parameters of ``group`` that this mode trains, whole or in part."""
+        if self.kind == "frozen":
+            return ()
+        return group.vectors() if self.kind == "bias" else group.parameters
+
+    def channel_count(self, channels: int) -> int:
+        """Return how many of ``channels`` are trained: ``fraction`` of them rounded down, at least one."""
+        return max(1, int(channels * self.fraction))
+
+
+Mode.FROZEN = Mode("frozen")
+Mode.BIAS = Mode("bias")
+Mode.FULL = Mode("full")
