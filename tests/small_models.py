@@ -259,7 +259,7 @@ def trainer_of(
         profile=flat_profile(model, batch),
         options=TrainerOptions(**settings),
     )
-    trainer._policy = Chosen(*sets)
+    trainer.chooser.policy = Chosen(*sets)
     return trainer
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "map_tensors",
     "outputs_and_loss",
     "split_batch",
+    "tensor_bytes",
     "to_device",
 ]
 
@@ -43,6 +44,13 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def to_device(value: Any, device: torch.device | str) -> Any:
     """Move every tensor inside ``value`` to ``device``."""
     return map_tensors(lambda tensor: tensor.to(device), value)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return the content of a tensor of any type as bytes, row after row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:

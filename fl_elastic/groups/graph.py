@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BackwardGraph", "BackwardNode", "GroupKind", "TensorGroup"]
+__all__ = ["BackwardGraph", "BackwardNode", "Cut", "GroupKind", "TensorGroup"]
 
 
 class GroupKind(StrEnum):
@@ -68,11 +68,43 @@ class BackwardNode:
         Index of the tensor group whose parameters it owns.
     inputs : tuple of int
         Nodes that receive its error gradient: always deeper, that is, with a larger index.
+    shape : tuple of int
+        Shape of what the operation put out in the forward pass, batch first; empty if unknown.
+    module : str
+        The innermost module whose output this is; empty for an operation outside of modules.
     """
 
     name: str
     group: int | None
     inputs: tuple[int, ...]
+    shape: tuple[int, ...] = ()
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place where one tensor is all that the rest of the model sees.
+
+    Attributes
+    ----------
+    module : str
+        The module whose output the tensor is, or whose input.
+    at_input : bool
+        Whether it is the module's input.
+    node : int
+        Index of the node that made the tensor.
+    groups_above : int
+        How many groups lie between it and the loss: exactly the first ones in backward order.
+    skipped : tuple of (str, shape)
+        Modules that need not run when the tensor is given, besides ``module`` if it is its output, with the shape
+        of what each puts out, batch first.
+    """
+
+    module: str
+    at_input: bool
+    node: int
+    groups_above: int
+    skipped: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +117,11 @@ class BackwardGraph:
 
     groups: tuple[TensorGroup, ...]
     nodes: tuple[BackwardNode, ...]
+    cuts: tuple[Cut, ...] = ()
+
+    def cut_below(self, depth: int) -> Cut | None:
+        """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""
+        return next((cut for cut in self.cuts if cut.groups_above > depth), None)
 
     @property
     def head(self) -> int:

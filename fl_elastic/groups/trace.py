@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
+from fl_elastic.groups.calls import Call, recorded_calls
+from fl_elastic.groups.cuts import find_cuts
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.untouched import untouched
@@ -82,7 +84,8 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
 
 def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     """Run one forward pass and return its live backward graph; buffers and RNG do advance."""
-    loss, sources = loss_from_inputs(model, loss_fn, batch)
+    with recorded_calls(model) as calls:
+        loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = _nodes_by_age(loss)
     leaves = {node: name for node in order if (name := _leaf_parameter(node, names)) is not None}
@@ -97,18 +100,22 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     group_of, members = _group_owners([(node, owned[node][0]) for node in live if owned[node][0]])
     groups = _name_groups(model, members)
     position = {node: index for index, node in enumerate(live)}
+    modules = _modules_of(calls)
     nodes = tuple(
         BackwardNode(
             name=node.name(),
             group=group_of.get(node),
             inputs=tuple(position[n] for n, _ in node.next_functions if n in position),
+            shape=_shape_of(node),
+            module=modules.get(node, ""),
         )
         for node in live
     )
     weight_nodes = tuple(
         (inner, group_of[node]) for node in live for inner in owned[node][1] if node in group_of
     )
-    return Trace(BackwardGraph(groups, nodes), loss, tuple(live), weight_nodes)
+    cuts = find_cuts(nodes, position, calls)
+    return Trace(BackwardGraph(groups, nodes, cuts), loss, tuple(live), weight_nodes)
 
 
 def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, set[Any]]:
@@ -134,6 +141,17 @@ def _differentiable_inputs(inputs: Any) -> tuple[Any, set[Any]]:
         return copy
 
     return map_tensors(attach, inputs), sources
+
+
+def _modules_of(calls: list[Call]) -> dict[Any, str]:
+    """Return the innermost module that put out each node; a later call is nested deeper."""
+    return {call.output_node: call.module for call in calls if call.output_node is not None}
+
+
+def _shape_of(node: Any) -> tuple[int, ...]:
+    """Return the shape of what an operation put out, empty where torch does not say."""
+    outputs = getattr(node, "_input_metadata", ())
+    return tuple(int(length) for length in outputs[0].shape) if outputs else ()
 
 
 def _age(node: Any) -> int:

@@ -21,6 +21,7 @@ from fl_elastic.groups.trace import loss_from_inputs
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, Seconds
 
 __all__ = ["OptimizerFn", "model_device", "profile_key", "profile_model"]
@@ -109,7 +110,10 @@ def profile_model(
             node_saved_bytes=saved,
             optimizer_bytes_per_weight=0.0,
         )
-        return calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
+        # Its saved activations would take the memory that the passes below work in.
+        del trace
+        profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
+        return measure_prefix(profile, model, batch, timer)
 
 
 def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:

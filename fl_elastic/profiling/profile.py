@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TypeAlias
 
@@ -57,6 +57,13 @@ class CostProfile:
         Activation bytes that are kept because this node runs backward, counted once per storage.
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
+    cut_plain_seconds, cut_inference_seconds : array, shape (C,)
+        Forward pass up to each of the graph's cuts: frozen as it is, and as inference with BatchNorm folded; empty
+        if that was not measured.
+    lookup_seconds : float
+        Finding out which examples of a batch are in a feature cache.
+    lookup_seconds_per_value : float
+        Reading one number out of it.
     """
 
     key: ProfileKey
@@ -68,20 +75,23 @@ class CostProfile:
     fixed_seconds: float
     node_saved_bytes: Seconds
     optimizer_bytes_per_weight: float
+    cut_plain_seconds: Seconds = field(default_factory=lambda: np.zeros(0))
+    cut_inference_seconds: Seconds = field(default_factory=lambda: np.zeros(0))
+    lookup_seconds: float = 0.0
+    lookup_seconds_per_value: float = 0.0
 
     def __post_init__(self) -> None:
-        groups, nodes = len(self.graph.groups), len(self.graph.nodes)
-        for field in fields(self):
-            value = getattr(self, field.name)
+        lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
             if isinstance(value, np.ndarray):
-                expected = nodes if field.name.startswith("node_") else groups
-                if value.shape != (expected,):
-                    raise ProfileError(
-                        f"{field.name} has shape {value.shape}, expected ({expected},)"
-                    )
+                expected = lengths.get(name.partition("_")[0], len(self.graph.groups))
+                unmeasured = name.startswith("cut_") and value.shape == (0,)
+                if not unmeasured and value.shape != (expected,):
+                    raise ProfileError(f"{name} has shape {value.shape}, expected ({expected},)")
             if isinstance(value, (np.ndarray, float, int)):
                 if not np.isfinite(value).all() or np.less(value, 0).any():
-                    raise ProfileError(f"{field.name} holds a negative or non-finite cost")
+                    raise ProfileError(f"{name} holds a negative or non-finite cost")
 
     def __len__(self) -> int:
         return len(self.graph.groups)

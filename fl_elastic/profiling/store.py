@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups import BackwardGraph, BackwardNode, Cut, GroupKind, TensorGroup
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.storage import write_atomically
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 
 FORMAT = "fl_elastic.cost_profile"
-VERSION = 1
+VERSION = 2
 
 _ARRAYS = (
     "node_update_seconds",
@@ -27,8 +27,15 @@ _ARRAYS = (
     "optimizer_seconds",
     "forward_seconds",
     "node_saved_bytes",
+    "cut_plain_seconds",
+    "cut_inference_seconds",
 )
-_NUMBERS = ("fixed_seconds", "optimizer_bytes_per_weight")
+_NUMBERS = (
+    "fixed_seconds",
+    "optimizer_bytes_per_weight",
+    "lookup_seconds",
+    "lookup_seconds_per_value",
+)
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
@@ -39,6 +46,7 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
         "key": asdict(profile.key),
         "groups": [asdict(group) for group in profile.graph.groups],
         "nodes": [asdict(node) for node in profile.graph.nodes],
+        "cuts": [asdict(cut) for cut in profile.graph.cuts],
     }
     document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
     document |= {name: getattr(profile, name) for name in _NUMBERS}
@@ -106,18 +114,38 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
     )
     nodes = tuple(
         BackwardNode(
-            str(node["name"]), _index(node["group"]), tuple(int(n) for n in node["inputs"])
+            name=str(node["name"]),
+            group=_index(node["group"]),
+            inputs=tuple(int(n) for n in node["inputs"]),
+            shape=_shape(node["shape"]),
+            module=str(node["module"]),
         )
         for node in document["nodes"]
     )
-    _check_graph(groups, nodes)
+    cuts = tuple(
+        Cut(
+            module=str(cut["module"]),
+            at_input=bool(cut["at_input"]),
+            node=int(cut["node"]),
+            groups_above=int(cut["groups_above"]),
+            skipped=tuple((str(name), _shape(shape)) for name, shape in cut["skipped"]),
+        )
+        for cut in document["cuts"]
+    )
+    _check_graph(groups, nodes, cuts)
     key = document["key"] | {"batch_shape": tuple(document["key"]["batch_shape"])}
     values: dict[str, Any] = {n: np.array(document[n], dtype=np.float64) for n in _ARRAYS}
     values |= {name: float(document[name]) for name in _NUMBERS}
-    return CostProfile(key=ProfileKey(**key), graph=BackwardGraph(groups, nodes), **values)
+    return CostProfile(key=ProfileKey(**key), graph=BackwardGraph(groups, nodes, cuts), **values)
 
 
-def _check_graph(groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...]) -> None:
+def _shape(lengths: Any) -> tuple[int, ...]:
+    return tuple(int(length) for length in lengths)
+
+
+def _check_graph(
+    groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...], cuts: tuple[Cut, ...]
+) -> None:
     """Raise ProfileError unless shapes are possible, indices stay inside and groups have an owner."""
     for group in groups:
         negative = any(length < 0 for shape in group.shapes for length in shape)
@@ -127,6 +155,9 @@ def _check_graph(groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...
         owner_known = node.group is None or 0 <= node.group < len(groups)
         if not owner_known or not all(index < below < len(nodes) for below in node.inputs):
             raise ProfileError(f"node {index} points outside the graph")
+    for cut in cuts:
+        if not 0 <= cut.node < len(nodes) or not 0 < cut.groups_above < len(groups):
+            raise ProfileError(f"the cut at {cut.module!r} lies outside the graph")
     owned = {node.group for node in nodes if node.group is not None}
     if not groups or len(owned) != len(groups):
         raise ProfileError(f"{len(owned)} of {len(groups)} groups are owned by a node")

@@ -1,18 +1,23 @@
 """Train what the plan says, within the budget."""
 
+from fl_elastic.training.elastic_forward import ForwardOptions, ForwardReport
 from fl_elastic.training.evaluate import Evaluation, evaluate
 from fl_elastic.training.freeze import frozen_outside
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
+from fl_elastic.training.variants import Variants
 
 __all__ = [
     "ElasticTrainer",
     "Evaluation",
     "FitReport",
+    "ForwardOptions",
+    "ForwardReport",
     "SelectionState",
     "TrainerOptions",
+    "Variants",
     "evaluate",
     "frozen_outside",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_elastic.errors import BudgetError
+from fl_elastic.training.elastic_forward import ForwardOptions
 
 __all__ = ["TrainerOptions"]
 
@@ -35,6 +36,8 @@ class TrainerOptions:
     closed_loop : bool
         Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
         alone, so that a simulation is reproducible.
+    forward : ForwardOptions, optional
+        Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     seed : int
@@ -48,6 +51,7 @@ class TrainerOptions:
     exploration: float = 0.3
     deep_every: int = 4
     closed_loop: bool = True
+    forward: ForwardOptions | None = None
     clock: str = "auto"
     seed: int = 0
 

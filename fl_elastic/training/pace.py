@@ -60,12 +60,24 @@ class Pace:
         """Seconds that all steps of the fit may take, at the device's present speed."""
         return self._allowed_seconds * self.drift
 
-    def record(self, seconds: float, *, whole_batch: bool) -> None:
-        """Count a step; steps with a smaller batch do not enter the estimate."""
+    def record(
+        self, seconds: float, *, whole_batch: bool, steady_seconds: float | None = None
+    ) -> None:
+        """Count a step; steps with a smaller batch do not enter the estimate.
+
+        Parameters
+        ----------
+        seconds : float
+            What it took.
+        whole_batch : bool
+            Whether its batch was whole.
+        steady_seconds : float, optional
+            What it would have taken on average, if this one did more (or less) than its share.
+        """
         self.spent += seconds
         self.steps += 1
         if whole_batch:
-            self._recent.append(seconds)
+            self._recent.append(seconds if steady_seconds is None else steady_seconds)
 
     def reference_due(self) -> bool:
         """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.

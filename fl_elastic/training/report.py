@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_elastic.planning import Plan
+from fl_elastic.training.elastic_forward import ForwardReport
 
 __all__ = ["FitReport"]
 
@@ -39,6 +40,8 @@ class FitReport:
         Score per group name at the last selection; empty if the policy uses none.
     num_examples : int
         Examples in the loader.
+    forward : ForwardReport or None
+        What the elastic forward pass did; None if it was not asked for.
     """
 
     plan: Plan
@@ -54,6 +57,7 @@ class FitReport:
     losses: tuple[float, ...]
     importance: dict[str, float]
     num_examples: int
+    forward: ForwardReport | None = None
 
     @property
     def step_speedup(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
-from fl_elastic.importance import Probe, make_importance
-from fl_elastic.planning import Plan, PlanRequest, make_policy
-from fl_elastic.profiling import CostProfile, clock_for, profile_model
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import Clock, CostProfile, clock_for, elastic_forward, profile_model
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training.aliases import under_every_name
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
+from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.elastic_forward import ElasticForward, expected_prefix_seconds
 from fl_elastic.training.freeze import frozen_outside, training_statistics
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
@@ -91,13 +92,14 @@ class ElasticTrainer:
         self.manifest = Manifest.of(model)
         self.plan: Plan | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self._policy = make_policy(policy)
-        self._importance = make_importance(self.options.importance)
-        self._generator = np.random.default_rng(self.options.seed)
+        self.chooser = PlanChooser(
+            model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
+            state=self.state, optimizer=self._optimizing,
+        )  # fmt: skip
+        self._forward: ElasticForward | None = None
         self._base: dict[str, NDArray[Any]] | None = None
         self._tensor_steps: Counter[str] = Counter()
         self._num_examples = 0
-        self._requested_steps = 1
 
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
         """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.
@@ -112,8 +114,7 @@ class ElasticTrainer:
         """
         if epochs < 1:
             raise TrainingError(f"epochs {epochs} must be at least 1")
-        needed = self._importance.batches_needed if self._policy.uses_importance else 1
-        batches = first_batches(loader, needed, model_device(self.model))
+        batches = first_batches(loader, self.chooser.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
         self._base = weights_of(self.model, self.manifest)
         self._tensor_steps.clear()
@@ -122,6 +123,10 @@ class ElasticTrainer:
         except TrainingError:
             load_weights(self.model, self.manifest, self._base)
             raise
+        finally:
+            if self._forward is not None:
+                self._forward.close()
+                self._forward = None
 
     def _fit(
         self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
@@ -129,7 +134,8 @@ class ElasticTrainer:
         profile = self._profile_for(batches[0])
         self._optimizing()
         clock = clock_for(model_device(self.model), self.options.clock)
-        self._requested_steps = requested
+        forward = self._forward = self._elastic_forward(epochs, clock)
+        self.chooser.begin(self._planned_with(profile), requested)
         allowed = self.budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
         pace = Pace(
             allowed,
@@ -138,7 +144,7 @@ class ElasticTrainer:
             relative=self.budget.deadline is None,
         )
         log = StepLog(batch_shape(batches[0]), clock)
-        deep = self._deep_plan()
+        deep = self.chooser.deep_plan()
         plan = deep or self._select(batches, pace, log, current=None)
         plans = [(0, plan)]
         stream = epochs_of(loader, epochs, model_device(self.model))
@@ -148,7 +154,7 @@ class ElasticTrainer:
             if batch is not None and pace.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
                 pace.reference(self._time_full_pass(batch, log))
-            due = plan is not deep and (pace.corrected or self._probe_due(pace))
+            due = plan is not deep and (pace.corrected or self.chooser.probe_due(pace.correction))
             if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
@@ -173,6 +179,7 @@ class ElasticTrainer:
             losses=tuple(log.losses),
             importance=dict(zip(self.state.names, self.state.scores, strict=False)),
             num_examples=self._num_examples,
+            forward=None if forward is None else forward.report(),
         )
 
     def _train(
@@ -187,18 +194,30 @@ class ElasticTrainer:
     ) -> Batch | None:
         """Train by one plan until the data or the budget ends, or a full step or new selection is due."""
         next_batch: Batch | None = batch
-        with frozen_outside(plan, self.model):
+        graph, forward = self._profiled().graph, self._forward
+        expected = self._expected_prefix_seconds(plan)
+        with ExitStack() as stack:
+            stack.enter_context(frozen_outside(plan, self.model))
+            if forward is not None:
+                stack.enter_context(forward.splitting(graph, plan.depth, batch))
             tensors = [*plan.trained_parameters, *training_statistics(self.model)]
             while next_batch is not None and pace.steps_left(plan) > 0:
+                before = 0.0 if forward is None else forward.prefix_seconds
                 seconds, whole = log.step(next_batch, plan, tensors, self._step)
-                pace.record(seconds, whole_batch=whole)
+                # Filling a cache makes the first epoch dearer; the pace goes by what a step takes on average.
+                steady = seconds
+                if forward is not None and forward.terms is not None:
+                    steady += expected * pace.drift - (forward.prefix_seconds - before)
+                pace.record(seconds, whole_batch=whole, steady_seconds=steady)
                 self.state.steps_since_probe += 1
                 next_batch = next(stream, None)
                 if next_batch is None:
                     break
                 if pace.reference_due():
                     break
-                if not to_the_end and (self._probe_due(pace) or pace.wants_replan(plan)):
+                if not to_the_end and (
+                    self.chooser.probe_due(pace.correction) or pace.wants_replan(plan)
+                ):
                     break
         return next_batch
 
@@ -240,8 +259,23 @@ class ElasticTrainer:
                 self.model, self.loss_fn, batch,
                 optimizer_fn=self.optimizer_fn, clock=self.options.clock,
             )  # fmt: skip
-        self.state.fit_to(self.profile.group_names)
         return self.profile
+
+    def _elastic_forward(self, epochs: int, clock: Clock) -> ElasticForward | None:
+        if self.options.forward is None:
+            return None
+        return ElasticForward(
+            self.model, self.options.forward,
+            examples=self._num_examples, epochs=epochs, clock=clock,
+        )  # fmt: skip
+
+    def _planned_with(self, profile: CostProfile) -> CostProfile:
+        """Return the costs that plans are made with: those of the forward pass as it will run."""
+        return profile if self._forward is None else elastic_forward(profile, self._forward.terms)
+
+    def _expected_prefix_seconds(self, plan: Plan) -> float:
+        profile = self._profiled()
+        return expected_prefix_seconds(profile, self._planned_with(profile), plan.depth)
 
     def _optimizing(self) -> torch.optim.Optimizer:
         """Return the optimiser, made at first use and kept from fit to fit."""
@@ -259,7 +293,8 @@ class ElasticTrainer:
         """Take one training step and return its loss."""
         optimizer = self._optimizing()
         optimizer.zero_grad(set_to_none=True)
-        loss = compute_loss(self.model, self.loss_fn, batch)
+        with nullcontext() if self._forward is None else self._forward.step(batch):
+            loss = compute_loss(self.model, self.loss_fn, batch)
         value = loss.item()
         if not np.isfinite(value):
             raise TrainingError(
@@ -270,36 +305,17 @@ class ElasticTrainer:
         optimizer.step()
         return value
 
-    def _probe_due(self, pace: Pace) -> bool:
-        """Whether importance must be measured: not while everything fits, at the measured pace."""
-        due = self._policy.uses_importance and self.state.probe_due()
-        return due and not self._everything_fits(pace.correction)
-
-    def _deep_plan(self) -> Plan | None:
-        """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
-        selects = self._policy.uses_importance and not self._everything_fits(1.0)
-        if not selects or not self.state.deep_due(self.options, self._generator):
-            return None
-        request = self._request(1.0)
-        if not request.fits_bytes(np.ones(len(request.profile), dtype=bool)):
-            return None
-        return make_policy("full").plan(request)
-
     def _select(self, batches: list[Batch], pace: Pace, log: StepLog, current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
         started = log.clock()
         keep = False
-        if self._probe_due(pace):
-            drifted = self.state.absorb(self._importance.score(self._probe(batches)), self.options)
-            keep = current is not None and not drifted and not pace.corrected
+        if self.chooser.probe_due(pace.correction):
+            drifted = self.chooser.measure_importance(batches)
+            keep = not drifted and not pace.corrected
             log.predicted_seconds += (
-                self._importance.batches_needed * self._profiled().full_step_seconds
+                self.chooser.batches_needed * self._profiled().full_step_seconds
             )
-        plan = (
-            current
-            if keep and current is not None
-            else self._policy.plan(self._request(pace.correction))
-        )
+        plan = current if keep and current is not None else self.chooser.plan(pace.correction)
         pace.replanned()
         spent = log.clock() - started
         log.selection_seconds += spent
@@ -312,37 +328,3 @@ class ElasticTrainer:
         ratio = full_pass_ratio(self.model, self.loss_fn, batch, self._profiled(), log.clock)
         log.selection_seconds += log.clock() - started
         return ratio
-
-    def _everything_fits(self, correction: float) -> bool:
-        request = self._request(correction)
-        return request.fits(np.ones(len(request.profile), dtype=bool))
-
-    def _probe(self, batches: list[Batch]) -> Probe:
-        return Probe(
-            model=self.model,
-            loss_fn=self.loss_fn,
-            groups=self._profiled().graph.groups,
-            batches=batches,
-            shadow_optimizer=self._shadow_optimizer,
-            generator=self._generator,
-        )
-
-    def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a copy of the optimiser, state included, that drives ``parameters``."""
-        shadow = self.optimizer_fn(parameters)
-        # load_state_dict keeps the tensors it is given: without a copy the probe would move the real state.
-        shadow.load_state_dict(deepcopy(self._optimizing().state_dict()))
-        return shadow
-
-    def _request(self, correction: float) -> PlanRequest:
-        profile, scores = self._profiled(), self.state.scores
-        return PlanRequest(
-            profile=profile,
-            budget=self.budget,
-            importance=self.state.worth(self.options, profile.parameter_bytes)
-            if scores
-            else np.zeros(len(profile)),
-            steps=self._requested_steps,
-            correction=correction,
-            generator=self._generator,
-        )

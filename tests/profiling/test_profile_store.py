@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import ProfileError
 from fl_elastic.profiling import CostProfile, load_or_measure, load_profile, save_profile
+from fl_elastic.profiling.store import VERSION
 from fl_elastic.testing import made_up_profile
 
 ARRAYS = [
@@ -93,11 +94,11 @@ def test_json_of_something_else_is_no_profile(stored: Path, text: str) -> None:
     assert "is not a cost profile" in one_line_error(stored)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, VERSION + 1, str(VERSION), None])
 def test_another_version_is_named(stored: Path, version: Any) -> None:
     document = json.loads(stored.read_text())
     stored.write_text(json.dumps(document | {"version": version}))
-    assert f"has version {version!r}, expected 1" in one_line_error(stored)
+    assert f"has version {version!r}, expected {VERSION}" in one_line_error(stored)
 
 
 def test_a_profile_of_another_case_says_what_differs(stored: Path) -> None:

@@ -1,0 +1,82 @@
+"""Which modules ran in one forward pass, in what nesting, and which autograd nodes they met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Call", "recorded_calls"]
+
+
+@dataclass
+class Call:
+    """One call of one module.
+
+    Attributes
+    ----------
+    module : str
+        Its name in the model; empty for the model itself.
+    parents : tuple of int
+        Indices of the calls that it ran inside of, outermost first.
+    input_node, output_node : node or None
+        Autograd node of the only tensor that went in, and of the tensor that came out.
+    output_shape : tuple of int or None
+        Shape of that tensor; None if something else came out.
+    is_random : bool
+        Whether the module drops things at random in its present mode.
+    """
+
+    module: str
+    parents: tuple[int, ...]
+    input_node: Any = None
+    output_node: Any = None
+    output_shape: tuple[int, ...] | None = None
+    is_random: bool = False
+
+
+@contextmanager
+def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
+    """Record every module call of ``model`` inside the block, in the order in which the calls began."""
+    calls: list[Call] = []
+    stack: list[int] = []
+    handles = []
+
+    def entering(name: str) -> Any:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            node = _only_node((*arguments, *keywords.values()))
+            calls.append(Call(name, tuple(stack), node, is_random=_is_random(module)))
+            stack.append(len(calls) - 1)
+
+        return hook
+
+    def leaving(_: nn.Module, __: Any, output: Any) -> None:
+        call = calls[stack.pop()]
+        if isinstance(output, Tensor):
+            call.output_node, call.output_shape = output.grad_fn, tuple(output.shape)
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(entering(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(leaving))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether this is a dropout of any kind that is active; there is no common base class to ask."""
+    name = type(module).__name__
+    drops = "Dropout" in name or name in ("StochasticDepth", "DropPath")
+    return drops and module.training and bool(getattr(module, "p", 1.0))
+
+
+def _only_node(values: tuple[Any, ...]) -> Any:
+    """Return the autograd node of the one tensor among the arguments of a call, if it is the first and only."""
+    if len(values) == 1 and isinstance(values[0], Tensor):
+        return values[0].grad_fn
+    return None

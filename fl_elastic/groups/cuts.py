@@ -1,0 +1,98 @@
+"""Places where one tensor is all that the rest of the model sees: where a frozen prefix may end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_elastic.groups.calls import Call
+from fl_elastic.groups.graph import BackwardNode, Cut
+
+__all__ = ["find_cuts"]
+
+
+def find_cuts(
+    nodes: Sequence[BackwardNode], position: Mapping[Any, int], calls: Sequence[Call]
+) -> tuple[Cut, ...]:
+    """Return the cuts of one forward pass, shallowest first, at most one between two tensor groups.
+
+    Parameters
+    ----------
+    nodes : sequence of BackwardNode
+        In backward order.
+    position : mapping
+        Index of each live autograd node.
+    calls : sequence of Call
+        Every module call of the forward pass.
+
+    Notes
+    -----
+    A node is a bottleneck if no edge of the graph leads from above it to below it. Of the bottlenecks between
+    the same two groups the one nearest to the loss is kept, where the tensor has been pooled most. The output of
+    a dropout is none, because its randomness belongs to the part that is trained.
+    """
+    bottlenecks = _bottlenecks(nodes)
+    often = Counter(call.module for call in calls)
+    users = Counter(below for node in nodes for below in node.inputs)
+    random = {position.get(call.output_node) for call in calls if call.is_random}
+    best: dict[int, Cut] = {}
+    for index, call in enumerate(calls):
+        if not call.module or often[call.module] > 1:
+            continue
+        for at_input, node in ((False, call.output_node), (True, call.input_node)):
+            place = position.get(node) if node is not None else None
+            if place is None or place not in bottlenecks or place in random:
+                continue
+            # Where the same tensor also goes past the module, giving it to the module alone is not enough.
+            skipped = None if at_input and users[place] > 1 else _skipped(calls, index)
+            if skipped is None:
+                continue
+            cut = Cut(call.module, at_input, place, bottlenecks[place], skipped)
+            known = best.get(cut.groups_above)
+            if known is None or _rank(cut) < _rank(known):
+                best[cut.groups_above] = cut
+    return tuple(best[above] for above in sorted(best))
+
+
+def _bottlenecks(nodes: Sequence[BackwardNode]) -> dict[int, int]:
+    """Return the bottleneck nodes, each with the number of groups above it, nearer to the loss.
+
+    Groups in backward order are numbered by their deepest node; a bottleneck whose groups above are not the first
+    ones (a tied tensor on both sides) is left out.
+    """
+    found: dict[int, int] = {}
+    furthest = 0
+    groups: set[int] = set()
+    for index, node in enumerate(nodes):
+        if furthest <= index and groups == set(range(len(groups))):
+            below = {n.group for n in nodes[index:] if n.group is not None}
+            if groups and below and not below & groups:
+                found[index] = len(groups)
+        furthest = max([furthest, *node.inputs])
+        if node.group is not None:
+            groups.add(node.group)
+    return found
+
+
+def _rank(cut: Cut) -> tuple[int, bool, int]:
+    """Order cuts between the same groups: nearest to the loss, outputs before inputs, outermost module."""
+    return cut.node, cut.at_input, cut.module.count(".")
+
+
+def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+    """Return the outermost modules that ran before the call at ``index`` and do not contain it.
+
+    None if one of them puts out something else than a tensor, for which nothing can stand in.
+    """
+    around = {*calls[index].parents}
+    skipped: dict[str, tuple[int, ...]] = {}
+    for position, call in enumerate(calls[:index]):
+        if position not in around and set(call.parents) <= around:
+            if call.output_shape is None or skipped.get(call.module) not in (
+                None,
+                call.output_shape,
+            ):
+                return None
+            skipped[call.module] = call.output_shape
+    return tuple(skipped.items())

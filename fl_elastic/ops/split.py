@@ -1,0 +1,226 @@
+"""Run a model only up to a cut, as inference, or only from a cut on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups import BackwardGraph, Cut, call_model
+from fl_elastic.groups.forward import map_tensors
+from fl_elastic.ops.folding import fold, foldable_pairs
+
+__all__ = ["SplitModel"]
+
+_TOLERANCE = 1e-3
+
+
+class SplitModel:
+    """A model that is run in two parts, before and after a cut.
+
+    Between entering and leaving the block, `features` runs the frozen prefix as inference (no gradient, eval mode,
+    BatchNorm folded into convolutions) and stops at the cut; `outputs` runs the rest on given features, and
+    the model's own forward is as ever. The model's code is not needed: modules before the cut are stood in for.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its prefix must not change inside the block.
+    graph : BackwardGraph
+        Of a step of this model.
+    cut : Cut
+        One of ``graph.cuts``.
+    channels_last : bool
+        Whether four-dimensional inputs of the prefix are laid out channels last.
+    folded : bool
+        Whether BatchNorm is folded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: BackwardGraph,
+        cut: Cut,
+        *,
+        channels_last: bool = True,
+        folded: bool = True,
+    ) -> None:
+        self.model = model
+        self.cut = cut
+        self._channels_last = channels_last
+        self._pairs = foldable_pairs(graph, model, below=cut.node) if folded else []
+        self._traced_batch = graph.nodes[cut.node].shape[0]
+        self._part = "whole"
+        self._features: Tensor | None = None
+        self._solid = False
+        self._before: list[tuple[nn.Module, Any]] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
+
+    @property
+    def prefix_modules(self) -> list[nn.Module]:
+        """The outermost modules that lie wholly before the cut."""
+        names = [name for name, _ in self.cut.skipped]
+        return [self.model.get_submodule(n) for n in (*names, *self._last_module())]
+
+    def __enter__(self) -> SplitModel:
+        for module in self.prefix_modules:
+            self._modes += [(inner, inner.training) for inner in module.modules()]
+            module.eval()
+        for name, shape in self.cut.skipped:
+            self._shadow(self.model.get_submodule(name), self._standing_in(shape))
+        for convolution, norm in self._pairs:
+            self._fold(self.model.get_submodule(convolution), self.model.get_submodule(norm))
+        self._shadow(self.model.get_submodule(self.cut.module), self._at_the_cut)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for module, before in reversed(self._before):
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+        for module, mode in self._modes:
+            module.training = mode
+        self._before, self._modes = [], []
+
+    def features(self, inputs: Any) -> Tensor:
+        """Return the tensor at the cut for ``inputs``, without a graph."""
+        self._part = "prefix"
+        try:
+            with torch.no_grad():
+                call_model(self.model, map_tensors(self._laid_out, inputs))
+        except _Reached as reached:
+            return reached.tensor
+        finally:
+            self._part = "whole"
+        raise ModelError(f"the model did not reach its cut at {self.cut.module!r}")
+
+    @contextmanager
+    def given(self, features: Tensor) -> Iterator[None]:
+        """Make the model run from the cut on inside the block, whatever inputs it is called with.
+
+        The inputs only feed what stands outside of modules before the cut, whose results are not used.
+        """
+        self._part, self._features = "suffix", features
+        try:
+            yield
+        finally:
+            self._part, self._features = "whole", None
+
+    def outputs(self, inputs: Any, features: Tensor) -> Any:
+        """Return the model's outputs for ``features``."""
+        with self.given(features):
+            return call_model(self.model, inputs)
+
+    def check(self, inputs: Any) -> None:
+        """Raise ModelError unless both parts together give what the whole model gives, in eval mode."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                whole = call_model(self.model, inputs)
+                features = self.features(inputs)
+                try:
+                    parts = self.outputs(inputs, features)
+                except RuntimeError:
+                    # Code between modules that works in place needs real tensors to stand in.
+                    self._solid = True
+                    parts = self.outputs(inputs, features)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(
+                f"the model cannot be run from its cut at {self.cut.module!r} on: {reason}"
+            ) from error
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        if not _alike(whole, parts):
+            raise ModelError(
+                f"the model gives other outputs when it is run from its cut at {self.cut.module!r} on"
+            )
+
+    def _last_module(self) -> tuple[str, ...]:
+        return () if self.cut.at_input else (self.cut.module,)
+
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        if self._channels_last and tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _shadow(self, module: nn.Module, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Put an instance attribute before the class's forward, on top of one that may be there."""
+        self._before.append((module, module.__dict__.get("forward")))
+        module.__dict__["forward"] = make(module.forward)
+
+    def _standing_in(self, shape: tuple[int, ...]) -> Callable[[Any], Callable[..., Any]]:
+        def make(plain: Any) -> Callable[..., Any]:
+            def forward(*arguments: Any, **keywords: Any) -> Any:
+                if self._part != "suffix" or self._features is None:
+                    return plain(*arguments, **keywords)
+                batch = len(self._features) if shape[:1] == (self._traced_batch,) else shape[0]
+                if self._solid:
+                    return self._features.new_zeros(batch, *shape[1:])
+                # Of the right shape for code between modules, but without memory or time.
+                return self._features.new_zeros(()).expand(batch, *shape[1:])
+
+            return forward
+
+        return make
+
+    def _at_the_cut(self, plain: Any) -> Callable[..., Any]:
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            if self._part == "suffix":
+                return plain(self._features) if self.cut.at_input else self._features
+            if self._part == "prefix":
+                if self.cut.at_input:
+                    raise _Reached((*arguments, *keywords.values())[0])
+                raise _Reached(plain(*arguments, **keywords))
+            return plain(*arguments, **keywords)
+
+        return forward
+
+    def _fold(self, convolution: nn.Module, norm: nn.Module) -> None:
+        folded = fold(convolution, norm) if isinstance(convolution, nn.Conv2d) else None
+        if folded is not None:
+            self._shadow(convolution, lambda plain: self._in_prefix(folded, plain))
+            self._shadow(norm, lambda plain: self._in_prefix(lambda inputs: inputs, plain))
+
+    def _in_prefix(self, ours: Callable[[Tensor], Tensor], plain: Any) -> Callable[[Tensor], Any]:
+        return lambda inputs: ours(inputs) if self._part == "prefix" else plain(inputs)
+
+
+class _Reached(Exception):
+    """Carries the tensor at the cut out of the model's forward."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+
+def _alike(whole: Any, parts: Any) -> bool:
+    """Whether two outputs are equal up to the rounding of folded weights."""
+    seen: list[list[Tensor]] = [[], []]
+    for values, tensors in zip((whole, parts), seen, strict=True):
+
+        def note(tensor: Tensor, tensors: list[Tensor] = tensors) -> Tensor:
+            tensors.append(tensor.float())
+            return tensor
+
+        map_tensors(note, values)
+    if len(seen[0]) != len(seen[1]):
+        return False
+    return all(
+        a.shape == b.shape
+        and bool(((a - b).abs().max() <= _TOLERANCE * a.abs().max().clamp(min=1e-6)).item())
+        for a, b in zip(*seen, strict=True)
+    )

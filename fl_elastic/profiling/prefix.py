@@ -1,0 +1,187 @@
+"""What the forward pass up to each cut costs, and what it costs once the frozen prefix runs as inference."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.groups import BackwardGraph, Batch, call_model, untouched
+from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.ops.split import SplitModel
+from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.profile import CostProfile, Seconds
+
+__all__ = ["CacheTerms", "elastic_forward", "feature_shape", "measure_prefix"]
+
+_REPEATS = 3
+_VALUES = 1 << 19
+
+
+@dataclass(frozen=True)
+class CacheTerms:
+    """What a feature cache may hold, for its price in a plan.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        Bound of the cache.
+    value_bytes : int
+        Bytes of one stored number.
+    examples : int
+        Different examples in one epoch.
+    epochs : float
+        Passes over them for which one prefix stays frozen.
+    """
+
+    limit_bytes: int
+    value_bytes: int
+    examples: int
+    epochs: float
+
+    def computed_share(self, values: int) -> float:
+        """Return the share of the steps' examples whose prefix must be computed.
+
+        Each example that fits is computed once; each that does not, in every epoch.
+
+        Examples
+        --------
+        >>> CacheTerms(limit_bytes=1000, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
+        0.25
+        >>> CacheTerms(limit_bytes=500, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
+        0.625
+        """
+        fitting = min(1.0, self.limit_bytes / (self.value_bytes * values * max(self.examples, 1)))
+        return 1.0 - fitting * (1.0 - 1.0 / max(self.epochs, 1.0))
+
+
+def feature_shape(graph: BackwardGraph, cut_index: int) -> tuple[int, ...]:
+    """Return the shape of one example's features at a cut."""
+    return graph.nodes[graph.cuts[cut_index].node].shape[1:]
+
+
+def elastic_forward(profile: CostProfile, cache: CacheTerms | None = None) -> CostProfile:
+    """Return the profile of steps whose frozen prefix runs as inference, and out of a cache if there is one.
+
+    The forward pass at each depth loses what the prefix below the nearest cut costs, and gains what it costs as
+    inference for the examples that must be computed, plus the look-up. Averaged over the epochs: the
+    first one, which fills the cache, is dearer than the others.
+    """
+    if not profile.graph.cuts or len(profile.cut_plain_seconds) == 0:
+        return profile
+    forward = profile.forward_seconds.copy()
+    for depth in range(len(forward)):
+        saving = 0.0
+        for index, cut in enumerate(profile.graph.cuts):
+            if cut.groups_above > depth:
+                saving = profile.cut_plain_seconds[index] - _prefix_seconds(profile, index, cache)
+                break
+        forward[depth] = max(forward[depth] - saving, 1e-9)
+    return replace(profile, forward_seconds=forward)
+
+
+def _prefix_seconds(profile: CostProfile, index: int, cache: CacheTerms | None) -> float:
+    inference = float(profile.cut_inference_seconds[index])
+    if cache is None:
+        return inference
+    values = math.prod(feature_shape(profile.graph, index))
+    batch = profile.graph.nodes[profile.graph.cuts[index].node].shape[0]
+    share = cache.computed_share(values)
+    reading = profile.lookup_seconds + profile.lookup_seconds_per_value * values * batch
+    # Computing what is missing is also the price if looking it up would be dearer: the cache is then left out.
+    return min(share * inference + reading, inference)
+
+
+def measure_prefix(
+    profile: CostProfile, model: nn.Module, batch: Batch, timer: Clock
+) -> CostProfile:
+    """Return the profile with what an elastic forward pass costs; the model is left as it was.
+
+    One pass gives the seconds up to every cut, by the clock at each. Passes of the frozen model as it is and as
+    inference are taken in turn, the fastest of each counts, and both are scaled to the forward pass of real steps.
+    """
+    graph, inputs = profile.graph, batch[0]
+    looking_up, per_value = _lookup_seconds(inputs, timer)
+    profile = replace(profile, lookup_seconds=looking_up, lookup_seconds_per_value=per_value)
+    if not graph.cuts:
+        return replace(profile, cut_plain_seconds=np.zeros(0), cut_inference_seconds=np.zeros(0))
+    fastest = np.full((2, len(graph.cuts) + 1), np.inf)
+    with untouched(model), torch.no_grad():
+        model.eval()
+        for repeat in range(_REPEATS + 1):
+            plain = _seconds_at_cuts(model, graph, lambda: call_model(model, inputs), timer)
+            with SplitModel(model, graph, graph.cuts[0]) as split:
+                inference = _seconds_at_cuts(model, graph, lambda: split.features(inputs), timer)
+            if repeat:
+                fastest = np.minimum(fastest, [plain, inference])
+    scale = min(1.0, float(profile.forward_seconds[0]) / max(fastest[0, -1], 1e-12))
+    seconds = np.maximum(fastest[:, :-1] * scale, 0.0)
+    return replace(
+        profile,
+        cut_plain_seconds=seconds[0],
+        cut_inference_seconds=np.minimum(seconds[0], seconds[1]),
+    )
+
+
+def _seconds_at_cuts(
+    model: nn.Module, graph: BackwardGraph, run: Callable[[], Any], timer: Clock
+) -> Seconds:
+    """Return the seconds up to each cut and, as the last, of the whole pass; shape (C + 1,)."""
+    with _stamps(model, graph, timer) as stamps:
+        started = timer()
+        run()
+        ended = timer()
+    places = range(len(graph.cuts))
+    return np.array([*(stamps.get(index, ended) for index in places), ended]) - started
+
+
+@contextmanager
+def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[dict[int, float]]:
+    """Note the time at each cut; a cut whose module does not return normally has none."""
+    stamps: dict[int, float] = {}
+    handles = []
+    for index, cut in enumerate(graph.cuts):
+        module = model.get_submodule(cut.module)
+
+        def note(*_: Any, index: int = index) -> None:
+            stamps.setdefault(index, timer())
+
+        handles.append(
+            module.register_forward_pre_hook(note)
+            if cut.at_input
+            else module.register_forward_hook(note)
+        )
+    try:
+        yield stamps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
+    """Return the seconds to digest a batch, and per number to gather and convert stored features."""
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(note, inputs)
+    rows = torch.zeros(16, _VALUES // 16, dtype=torch.float16)
+    places = torch.arange(16)
+    digesting, reading = np.inf, np.inf
+    for _ in range(_REPEATS):
+        started = timer()
+        for tensor in tensors:
+            hashlib.blake2b(tensor_bytes(tensor))
+        middle = timer()
+        rows[places].float()
+        digesting, reading = min(digesting, middle - started), min(reading, timer() - middle)
+    return float(digesting), float(reading) / _VALUES

@@ -1,0 +1,139 @@
+"""Choose what to train: when to measure importance, when to train everything, and what the policy is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.importance import Probe, make_importance
+from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.calibrate import OptimizerFn
+from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.selection import SelectionState
+
+__all__ = ["PlanChooser"]
+
+
+class PlanChooser:
+    """Asks a policy for plans, with scores that are measured when they are due.
+
+    Parameters
+    ----------
+    model, loss_fn, optimizer_fn :
+        As given to the trainer.
+    policy : str
+        Registered policy.
+    budget : Budget
+        What one fit may spend.
+    options : TrainerOptions
+        How to select.
+    state : SelectionState
+        Scores remembered from earlier fits.
+    optimizer : callable
+        Returns the real optimiser, whose state a probe starts from.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        optimizer_fn: OptimizerFn,
+        *,
+        policy: str,
+        budget: Budget,
+        options: TrainerOptions,
+        state: SelectionState,
+        optimizer: Callable[[], torch.optim.Optimizer],
+    ) -> None:
+        self.policy = make_policy(policy)
+        self.importance = make_importance(options.importance)
+        self.budget = budget
+        self.options = options
+        self.state = state
+        self.requested_steps = 1
+        self._model, self._loss_fn, self._optimizer_fn = model, loss_fn, optimizer_fn
+        self._optimizer = optimizer
+        self._generator = np.random.default_rng(options.seed)
+        self._costs: CostProfile | None = None
+
+    @property
+    def batches_needed(self) -> int:
+        """Batches that one probe takes."""
+        return self.importance.batches_needed if self.policy.uses_importance else 1
+
+    def begin(self, costs: CostProfile, requested_steps: int) -> None:
+        """Start a fit: plan for that many steps at these costs."""
+        self._costs = costs
+        self.requested_steps = requested_steps
+        self.state.fit_to(costs.group_names)
+
+    def probe_due(self, correction: float) -> bool:
+        """Whether importance must be measured: not while everything fits, at the measured pace."""
+        due = self.policy.uses_importance and self.state.probe_due()
+        return due and not self._everything_fits(correction)
+
+    def measure_importance(self, batches: Sequence[Batch]) -> bool:
+        """Probe the importance of every group; return whether it has drifted."""
+        return self.state.absorb(self.importance.score(self.probe(batches)), self.options)
+
+    def plan(self, correction: float) -> Plan:
+        """Return what the policy chooses at the measured pace."""
+        return self.policy.plan(self._request(correction))
+
+    def deep_plan(self) -> Plan | None:
+        """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
+        selects = self.policy.uses_importance and not self._everything_fits(1.0)
+        if not selects or not self.state.deep_due(self.options, self._generator):
+            return None
+        request = self._request(1.0)
+        if not request.fits_bytes(np.ones(len(request.profile), dtype=bool)):
+            return None
+        return make_policy("full").plan(request)
+
+    def probe(self, batches: Sequence[Batch]) -> Probe:
+        """Return what an importance score may look at."""
+        return Probe(
+            model=self._model,
+            loss_fn=self._loss_fn,
+            groups=self._known_costs().graph.groups,
+            batches=batches,
+            shadow_optimizer=self._shadow_optimizer,
+            generator=self._generator,
+        )
+
+    def _known_costs(self) -> CostProfile:
+        if self._costs is None:
+            raise TrainingError("there is no cost profile before the first fit")
+        return self._costs
+
+    def _everything_fits(self, correction: float) -> bool:
+        request = self._request(correction)
+        return request.fits(np.ones(len(request.profile), dtype=bool))
+
+    def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a copy of the optimiser, state included, that drives ``parameters``."""
+        shadow = self._optimizer_fn(parameters)
+        # load_state_dict keeps the tensors it is given: without a copy the probe would move the real state.
+        shadow.load_state_dict(deepcopy(self._optimizer().state_dict()))
+        return shadow
+
+    def _request(self, correction: float) -> PlanRequest:
+        costs, scores = self._known_costs(), self.state.scores
+        return PlanRequest(
+            profile=costs,
+            budget=self.budget,
+            importance=self.state.worth(self.options, costs.parameter_bytes)
+            if scores
+            else np.zeros(len(costs)),
+            steps=self.requested_steps,
+            correction=correction,
+            generator=self._generator,
+        )

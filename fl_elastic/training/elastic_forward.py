@@ -1,0 +1,246 @@
+"""Training steps whose frozen prefix runs as inference, or comes out of a cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import BudgetError, ModelError
+from fl_elastic.groups import BackwardGraph, Batch, Cut, untouched
+from fl_elastic.ops.split import SplitModel
+from fl_elastic.profiling import CacheTerms, Clock, CostProfile
+from fl_elastic.training.feature_cache import FeatureCache, fingerprint, sample_ids
+from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
+
+__all__ = ["ElasticForward", "ForwardOptions", "ForwardReport", "expected_prefix_seconds"]
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """How the frozen prefix runs.
+
+    The prefix runs in eval mode: a dropout or random depth inside of it is off, as it is in inference.
+
+    Parameters
+    ----------
+    cache_bytes : int
+        Bound of the feature cache; 0 for none. It pays when the same prepared examples come back within one fit,
+        that is, with several epochs and no random augmentation of the inputs.
+    precision : {"fp16", "fp32", "int8"}
+        How features are stored.
+    path : path-like, optional
+        File for the cache instead of memory.
+    channels_last : bool
+        Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
+    augment : callable, optional
+        Random change of the features, applied anew in each step: augmentation that a cache allows.
+    """
+
+    cache_bytes: int = 0
+    precision: str = "fp16"
+    path: str | os.PathLike[str] | None = None
+    channels_last: bool = True
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        FeatureCodec(self.precision, (1,))
+        if self.cache_bytes < 0:
+            raise BudgetError(f"cache_bytes {self.cache_bytes} must not be negative")
+
+
+@dataclass(frozen=True)
+class ForwardReport:
+    """What the elastic forward pass of one fit did.
+
+    Attributes
+    ----------
+    cut : str
+        Module at whose output (or input) the last prefix ended; empty if no step had a frozen prefix.
+    computed, found : int
+        Examples whose prefix was computed, and found in the cache.
+    cache_bytes : int
+        Bytes in the cache at the end.
+    prefix_seconds : float
+        Time of computing prefixes.
+    refused : str
+        Why the prefix or its cache was not used as asked; empty if it was.
+    """
+
+    cut: str
+    computed: int
+    found: int
+    cache_bytes: int
+    prefix_seconds: float
+    refused: str
+
+
+class ElasticForward:
+    """Runs steps of one fit with the frozen prefix as inference.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place.
+    options : ForwardOptions
+        How.
+    examples, epochs : int
+        Size of one epoch, and how many the fit was asked for: what a cache is worth depends on them.
+    clock : callable
+        Gives seconds.
+    """
+
+    def __init__(
+        self, model: nn.Module, options: ForwardOptions, *, examples: int, epochs: int, clock: Clock
+    ) -> None:
+        self.options = options
+        self.prefix_seconds = 0.0
+        self.refused = ""
+        self._model = model
+        self._examples, self._epochs = examples, epochs
+        self._clock = clock
+        self._checked: dict[str, bool] = {}
+        self._split: SplitModel | None = None
+        self._cut = ""
+        self._computed = self._found = self._since_found = 0
+        self._cache: FeatureCache | None = None
+        if options.cache_bytes and epochs > 1:
+            self._cache = FeatureCache(options.cache_bytes, options.precision, options.path)
+
+    @property
+    def terms(self) -> CacheTerms | None:
+        """What the planner may count on; None without a cache."""
+        if self._cache is None:
+            return None
+        size = PRECISIONS[self.options.precision].itemsize
+        return CacheTerms(self.options.cache_bytes, size, self._examples, self._epochs)
+
+    @contextmanager
+    def splitting(self, graph: BackwardGraph, depth: int, batch: Batch) -> Iterator[None]:
+        """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it."""
+        cut = graph.cut_below(depth)
+        with ExitStack() as stack:
+            if cut is not None:
+                split = SplitModel(
+                    self._model, graph, cut, channels_last=self.options.channels_last
+                )
+                stack.enter_context(split)
+                if self._works(split, cut, batch):
+                    self._split, self._cut = split, cut.module
+                    stack.callback(self._leave)
+                    self._open_cache(split, graph, cut)
+            yield
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Make the model run on the features of ``batch`` inside the block, where a prefix is split off."""
+        if self._split is None:
+            yield
+            return
+        started = self._clock()
+        features = self._features(self._split, batch[0])
+        self.prefix_seconds += self._clock() - started
+        if self.options.augment is not None:
+            features = self.options.augment(features)
+        with self._split.given(features):
+            yield
+
+    def report(self) -> ForwardReport:
+        """Return what was done so far."""
+        used = 0 if self._cache is None else self._cache.used_bytes
+        return ForwardReport(
+            self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
+        )
+
+    def close(self) -> None:
+        """Give the cache's memory or file back."""
+        if self._cache is not None:
+            self._cache.close()
+
+    def _leave(self) -> None:
+        self._split = None
+
+    def _works(self, split: SplitModel, cut: Cut, batch: Batch) -> bool:
+        """Whether the two parts give what the whole gives; tried once per cut."""
+        if cut.module not in self._checked:
+            try:
+                with untouched(self._model):
+                    split.check(batch[0])
+                self._checked[cut.module] = True
+            except ModelError as error:
+                self._checked[cut.module] = False
+                self.refused = f"no elastic forward pass: {error}"
+        return self._checked[cut.module]
+
+    def _open_cache(self, split: SplitModel, graph: BackwardGraph, cut: Cut) -> None:
+        if self._cache is None:
+            return
+        prefix = fingerprint(split.prefix_modules, f"{cut.module}/{cut.at_input}")
+        try:
+            self._cache.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
+        except BudgetError as error:
+            self._give_up(str(error))
+
+    def _give_up(self, reason: str) -> None:
+        self.refused = f"no feature cache: {reason}"
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = None
+
+    def _features(self, split: SplitModel, inputs: Any) -> Tensor:
+        if self._cache is None:
+            self._computed += _count(inputs)
+            return split.features(inputs)
+        if not isinstance(inputs, Tensor):
+            self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
+            return self._features(split, inputs)
+        ids = sample_ids(inputs)
+        rows = self._cache.rows(ids)
+        missing = [index for index, row in enumerate(rows) if row is None]
+        known = [(index, row) for index, row in enumerate(rows) if row is not None]
+        self._computed += len(missing)
+        self._found += len(known)
+        self._since_found = 0 if known else self._since_found + len(ids)
+        if self._since_found > 2 * self._examples:
+            self._give_up(
+                "no example came back unchanged in two epochs; augment the features (augment=...) or draw from "
+                "a few variants of each example (Variants)"
+            )
+            return split.features(inputs)
+        if not known:
+            features = split.features(inputs)
+            self._cache.store(ids, features)
+            return features
+        stored = self._cache.read([row for _, row in known]).to(inputs.device)
+        if not missing:
+            return _laid_out(stored, self.options.channels_last)
+        computed = split.features(inputs[missing])
+        self._cache.store([ids[index] for index in missing], computed)
+        whole = torch.empty(len(ids), *computed.shape[1:], device=inputs.device)
+        whole[[index for index, _ in known]] = stored
+        whole[missing] = computed.to(whole.dtype)
+        return _laid_out(whole, self.options.channels_last)
+
+
+def _laid_out(features: Tensor, channels_last: bool) -> Tensor:
+    if channels_last and features.dim() == 4:
+        return features.contiguous(memory_format=torch.channels_last)
+    return features
+
+
+def _count(inputs: Any) -> int:
+    return len(inputs) if isinstance(inputs, Tensor) else 1
+
+
+def expected_prefix_seconds(profile: CostProfile, elastic: CostProfile, depth: int) -> float:
+    """Return what the prefix of a step costs on average by an elastic profile."""
+    saved = profile.forward_seconds[depth] - elastic.forward_seconds[depth]
+    for index, cut in enumerate(profile.graph.cuts):
+        if cut.groups_above > depth:
+            return float(profile.cut_plain_seconds[index] - saved)
+    return 0.0

@@ -1,0 +1,83 @@
+"""Features as stored numbers: 32, 16 or 8 bits each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_elastic.errors import BudgetError
+
+__all__ = ["PRECISIONS", "FeatureCodec"]
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
+_FEWEST_POSITIONS = 8
+
+
+@dataclass(frozen=True)
+class FeatureCodec:
+    """How features of one shape are stored, as one row of bytes per example.
+
+    Parameters
+    ----------
+    precision : {"fp32", "fp16", "int8"}
+        fp16 saturates beyond 65504. int8 stores each channel of each example on its own scale from least to
+        greatest value (each example's, if a channel has fewer than 8 positions); the error is at most half a
+        255th of that range.
+    shape : tuple of int
+        Shape of one example's features.
+    """
+
+    precision: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise BudgetError(
+                f"feature precision {self.precision!r} is unknown, use {', '.join(PRECISIONS)}"
+            )
+
+    @property
+    def scales(self) -> int:
+        """How many pairs of scale and least value an example has; 0 unless it is stored as int8."""
+        if self.precision != "int8":
+            return 0
+        positions = math.prod(self.shape[1:])
+        return self.shape[0] if len(self.shape) > 1 and positions >= _FEWEST_POSITIONS else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one example takes."""
+        return math.prod(self.shape) * PRECISIONS[self.precision].itemsize + 8 * self.scales
+
+    def encode(self, features: Tensor) -> Tensor:
+        """Return rows of bytes, shape (B, row_bytes), for features of shape (B, *shape)."""
+        flat = features.detach().reshape(len(features), -1).cpu().float()
+        if self.precision == "fp32":
+            return _bytes_of(flat)
+        if self.precision == "fp16":
+            limit = torch.finfo(torch.float16).max
+            return _bytes_of(flat.clamp(-limit, limit).half())
+        parts = flat.reshape(len(flat), self.scales, -1)
+        least = parts.amin(2, keepdim=True)
+        scale = ((parts.amax(2, keepdim=True) - least) / 255).clamp(min=1e-12)
+        codes = ((parts - least) / scale).round().clamp(0, 255).to(torch.uint8)
+        header = torch.cat([least, scale], 2).reshape(len(flat), -1)
+        return torch.cat([_bytes_of(header), codes.reshape(len(flat), -1)], 1)
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Return the features, shape (B, *shape), of rows that `encode` gave."""
+        count = len(rows)
+        if self.precision != "int8":
+            values = rows.contiguous().view(PRECISIONS[self.precision]).float()
+            return values.reshape(count, *self.shape)
+        header = rows[:, : 8 * self.scales].contiguous().view(torch.float32)
+        least, scale = header.reshape(count, self.scales, 2, 1).unbind(2)
+        codes = rows[:, 8 * self.scales :].reshape(count, self.scales, -1)
+        return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
