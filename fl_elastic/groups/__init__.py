@@ -8,7 +8,7 @@ from fl_elastic.groups.forward import (
     compute_loss,
     to_device,
 )
-from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Cut, GroupKind, TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block, Cut, GroupKind, TensorGroup
 from fl_elastic.groups.mode import Axis, Mode
 from fl_elastic.groups.trace import Trace, tensor_groups, trace_step
 from fl_elastic.groups.untouched import untouched
@@ -18,6 +18,7 @@ __all__ = [
     "BackwardGraph",
     "BackwardNode",
     "Batch",
+    "Block",
     "Cut",
     "GroupKind",
     "LossFn",

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fl_elastic.groups.calls import Call
-from fl_elastic.groups.graph import BackwardNode, Cut
+from fl_elastic.groups.graph import BackwardNode, Block, Cut
 
-__all__ = ["find_cuts"]
+__all__ = ["find_blocks", "find_cuts"]
 
 
 def find_cuts(
@@ -53,6 +53,24 @@ def find_cuts(
             if known is None or _rank(cut) < _rank(known):
                 best[cut.groups_above] = cut
     return tuple(best[above] for above in sorted(best))
+
+
+def find_blocks(
+    nodes: Sequence[BackwardNode], position: Mapping[Any, int], calls: Sequence[Call]
+) -> tuple[Block, ...]:
+    """Return the modules whose input and output are both such a tensor, with more than one node inside."""
+    bottlenecks = _bottlenecks(nodes)
+    often = Counter(call.module for call in calls)
+    blocks = []
+    for call in calls:
+        ends = [position.get(node) for node in (call.output_node, call.input_node)]
+        if not call.module or often[call.module] > 1 or None in ends:
+            continue
+        output, given = (end for end in ends if end is not None)
+        inner = given in bottlenecks and (output in bottlenecks or output < min(bottlenecks))
+        if inner and given - output > 1:
+            blocks.append(Block(call.module, output, given))
+    return tuple(blocks)
 
 
 def _bottlenecks(nodes: Sequence[BackwardNode]) -> dict[int, int]:

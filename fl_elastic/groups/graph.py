@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BackwardGraph", "BackwardNode", "Cut", "GroupKind", "TensorGroup"]
+__all__ = ["BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
 
 
 class GroupKind(StrEnum):
@@ -108,16 +108,48 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Block:
+    """A module between two such places, which can be run a second time from its one input.
+
+    Attributes
+    ----------
+    module : str
+        The module.
+    output_node, input_node : int
+        Indices of the nodes that made its output and its input.
+    """
+
+    module: str
+    output_node: int
+    input_node: int
+
+    @property
+    def nodes(self) -> range:
+        """Indices of the nodes inside of it."""
+        return range(self.output_node, self.input_node)
+
+
+@dataclass(frozen=True)
 class BackwardGraph:
     """Tensor groups and nodes of one step, both in backward order (index 0 is next to the loss).
 
     A tensor group that several nodes share (tied weights) stands at its deepest node, because only there
     is its gradient complete.
+
+    Attributes
+    ----------
+    groups, nodes : tuple
+        What is trained, and what runs.
+    cuts : tuple of Cut
+        Where a frozen prefix may end, nearest to the loss first.
+    blocks : tuple of Block
+        What may be recomputed instead of stored; blocks may contain each other.
     """
 
     groups: tuple[TensorGroup, ...]
     nodes: tuple[BackwardNode, ...]
     cuts: tuple[Cut, ...] = ()
+    blocks: tuple[Block, ...] = ()
 
     def cut_below(self, depth: int) -> Cut | None:
         """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.calls import Call, recorded_calls
-from fl_elastic.groups.cuts import find_cuts
+from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.untouched import untouched
@@ -115,7 +115,8 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
         (inner, group_of[node]) for node in live for inner in owned[node][1] if node in group_of
     )
     cuts = find_cuts(nodes, position, calls)
-    return Trace(BackwardGraph(groups, nodes, cuts), loss, tuple(live), weight_nodes)
+    blocks = find_blocks(nodes, position, calls)
+    return Trace(BackwardGraph(groups, nodes, cuts, blocks), loss, tuple(live), weight_nodes)
 
 
 def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, set[Any]]:

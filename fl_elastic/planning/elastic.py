@@ -11,9 +11,9 @@ from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
-from fl_elastic.profiling import Mask
+from fl_elastic.profiling import Mask, mask_bytes
 
-__all__ = ["ElasticPolicy"]
+__all__ = ["ElasticPolicy", "dearer_steps"]
 
 _RECOSTINGS = 4
 _PRICES = 24
@@ -49,7 +49,7 @@ class ElasticPolicy(Policy):
             request.may_trade_steps
             and request.allowed_step_seconds < request.profile.full_step_seconds
         ):
-            for dearer in _dearer_steps(request):
+            for dearer in dearer_steps(request):
                 best = max(best, self._within_bytes(dearer), key=request.expected_decrease)
         return request.plan_of_mask("elastic", best)
 
@@ -104,13 +104,14 @@ class ElasticPolicy(Policy):
 
     def _refuse(self, request: PlanRequest) -> None:
         profile, budget, head = request.profile, request.budget, request.head_mask()
+        memory = mask_bytes(profile, head, lean=request.lean)
         raise BudgetError(
-            f"not even the head fits: it needs {profile.step_bytes(head):.0f} bytes of memory (budget "
-            f"{budget.memory}) and {profile.parameter_bytes[head].sum():.0f} of uplink (budget {budget.uplink})"
+            f"not even the head fits: it needs {memory:.0f} bytes of memory (budget {budget.memory}) and "
+            f"{profile.parameter_bytes[head].sum():.0f} of uplink (budget {budget.uplink})"
         )
 
 
-def _dearer_steps(request: PlanRequest) -> list[PlanRequest]:
+def dearer_steps(request: PlanRequest) -> list[PlanRequest]:
     """Return requests that allow longer steps, up to a full one."""
     lowest = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
     allowances = np.geomspace(lowest, request.profile.full_step_seconds, _ALLOWANCES + 1)[1:]

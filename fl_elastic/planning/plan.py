@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +31,12 @@ class Plan:
         What the budget allows per step; infinite without a time budget.
     predicted_step_bytes : float
         Saved activations, gradients and optimiser state of one step.
+    lean : bool
+        Whether layers run by `fl_elastic.ops`, which keep only what their mode needs.
+    recomputed : tuple of str
+        Modules that keep only their input and run a second time in the backward pass.
+    channels : mapping of str to tuple of int
+        Trained channels of each group whose mode is a share of its channels; filled in by the trainer.
     """
 
     policy: str
@@ -40,6 +47,9 @@ class Plan:
     floor_step_seconds: float
     allowed_step_seconds: float
     predicted_step_bytes: float
+    lean: bool = False
+    recomputed: tuple[str, ...] = ()
+    channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def mask(self) -> Mask:

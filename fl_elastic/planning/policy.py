@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -12,13 +12,15 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups import Block, Mode, TensorGroup
 from fl_elastic.importance.base import Scores
+from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
-from fl_elastic.profiling import CostProfile, Mask
+from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
+from fl_elastic.profiling import CostProfile, Mask, mask_bytes, recompute_seconds, step_memory
 from fl_elastic.registry import Registry
 
-__all__ = ["PlanRequest", "Policy", "make_policy", "policies", "register_policy"]
+__all__ = ["PlanRequest", "Policy", "make_policy", "policies", "register_policy", "sent_bytes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,8 @@ class PlanRequest:
         Measured over predicted step time, learnt while training.
     allowed_override : float, optional
         Allowed step seconds to plan with instead of the budget's.
+    fidelity : Fidelity, optional
+        What the cheaper modes keep of each group's gradient.
     generator : numpy.random.Generator
         The only source of randomness.
     """
@@ -49,6 +53,7 @@ class PlanRequest:
     steps: int = 1
     correction: float = 1.0
     allowed_override: float | None = None
+    fidelity: Fidelity | None = None
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
@@ -92,41 +97,68 @@ class PlanRequest:
     def fits_bytes(self, mask: Mask) -> bool:
         """Whether a step of ``mask`` fits memory and uplink."""
         memory, uplink = self.budget.memory, self.budget.uplink
-        return (memory is None or self.profile.step_bytes(mask) <= memory) and (
-            uplink is None or float(self.profile.parameter_bytes[mask].sum()) <= uplink
+        if uplink is not None and float(self.profile.parameter_bytes[mask].sum()) > uplink:
+            return False
+        return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
+
+    def fits_modes(self, modes: Sequence[Mode]) -> bool:
+        """Whether a step that trains each group in its mode, storing all it needs, fits every limit."""
+        memory, uplink = self.budget.memory, self.budget.uplink
+        return (
+            self.profile.plan_seconds(modes) <= self.allowed_step_seconds * (1 + 1e-9)
+            and (uplink is None or self.uplink_bytes(modes) <= uplink)
+            and (memory is None or step_memory(self.profile, modes, lean=self.lean).total <= memory)
         )
 
-    def plan(self, policy: str, modes: list[Mode]) -> Plan:
+    @property
+    def lean(self) -> bool:
+        """Whether steps will run by operations that keep less: where memory is limited."""
+        return self.budget.memory is not None
+
+    def uplink_bytes(self, modes: Sequence[Mode]) -> float:
+        """Return what a plan sends as fp32; of a layer trained by channels, those channels."""
+        pairs = zip(self.profile.graph.groups, modes, strict=True)
+        return sum(sent_bytes(group, mode) for group, mode in pairs)
+
+    def plan(self, policy: str, modes: Sequence[Mode], recomputed: Sequence[Block] = ()) -> Plan:
         """Return the plan that trains each group in its mode.
+
+        Where it exceeds the memory, blocks are recomputed until it fits.
 
         Raises
         ------
         BudgetError
-            If it exceeds the memory or the uplink, which fewer steps cannot mend.
+            If it exceeds the memory even so, or the uplink, which fewer steps cannot mend.
         """
-        mask = np.array([not mode.is_frozen for mode in modes])
-        profile, budget, groups = self.profile, self.budget, self.profile.graph.groups
-        needed = profile.step_bytes(mask)
-        if budget.memory is not None and needed > budget.memory:
-            raise BudgetError(
-                f"policy {policy!r} needs {needed:.0f} bytes for a step, memory budget is "
-                f"{budget.memory:.0f}: raise it, lower the batch size, or use policy 'elastic'"
-            )
-        sent = sum(_sent_bytes(group, mode) for group, mode in zip(groups, modes, strict=True))
+        profile, budget = self.profile, self.budget
+        memory = step_memory(profile, modes, lean=self.lean, recomputed=recomputed).total
+        if budget.memory is not None and memory > budget.memory:
+            found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
+            if found is None:
+                least = least_memory(profile, modes, lean=self.lean)
+                raise BudgetError(
+                    f"policy {policy!r} needs {least:.0f} bytes for a step at the least, memory budget is "
+                    f"{budget.memory:.0f}: raise it to {least:.0f}, lower the batch size, or use policy 'elastic'"
+                )
+            recomputed, memory = found.blocks, found.bytes
+        sent = self.uplink_bytes(modes)
         if budget.uplink is not None and sent > budget.uplink:
             raise BudgetError(
                 f"policy {policy!r} sends {sent:.0f} bytes, uplink budget is {budget.uplink:.0f}: "
-                "raise it or use policy 'elastic'"
+                f"raise it to {sent:.0f} or use policy 'elastic'"
             )
+        again = sum(recompute_seconds(profile, block) for block in recomputed)
         return Plan(
             policy=policy,
-            groups=groups,
+            groups=profile.graph.groups,
             modes=tuple(modes),
             full_step_seconds=profile.full_step_seconds,
-            predicted_step_seconds=profile.step_seconds(mask),
+            predicted_step_seconds=profile.plan_seconds(modes) + again,
             floor_step_seconds=profile.floor_step_seconds,
             allowed_step_seconds=self.allowed_step_seconds,
-            predicted_step_bytes=needed,
+            predicted_step_bytes=memory,
+            lean=self.lean,
+            recomputed=tuple(block.module for block in recomputed),
         )
 
     def plan_of_mask(self, policy: str, mask: Mask) -> Plan:
@@ -134,11 +166,17 @@ class PlanRequest:
         return self.plan(policy, [Mode.FULL if on else Mode.FROZEN for on in mask])
 
 
-def _sent_bytes(group: TensorGroup, mode: Mode) -> float:
+def sent_bytes(group: TensorGroup, mode: Mode) -> float:
     """Return the bytes that a group trained in ``mode`` sends as fp32."""
-    sent = mode.trains(group)
-    shapes = zip(group.parameters, group.shapes, strict=True)
-    return 4.0 * sum(math.prod(shape) for name, shape in shapes if name in sent)
+    sent, total = mode.trains(group), 0.0
+    for name, shape in zip(group.parameters, group.shapes, strict=True):
+        size = 4.0 * math.prod(shape) if name in sent else 0.0
+        if mode.kind == "channels" and len(shape) > 1 and size:
+            # A depthwise weight has its channels on the first axis only.
+            channels = shape[0] if mode.axis == "out" or shape[1] == 1 else shape[1]
+            size *= mode.channel_count(channels) / channels
+        total += size
+    return total
 
 
 class Policy(ABC):
@@ -151,12 +189,21 @@ class Policy(ABC):
     ----------
     uses_importance : bool
         Whether `plan` reads ``request.importance``.
+    modes : tuple of Mode
+        Modes besides frozen, bias and full that it may choose, whose costs and fidelity it needs measured.
+    importance_name : str or None
+        Registered importance that it is defined by; None takes the trainer's.
+    channel_score_name : str or None
+        Registered channel score that it is defined by; None takes the trainer's.
     selects : bool
         Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
         too small.
     """
 
     uses_importance: ClassVar[bool] = False
+    modes: ClassVar[tuple[Mode, ...]] = ()
+    importance_name: ClassVar[str | None] = None
+    channel_score_name: ClassVar[str | None] = None
     selects: ClassVar[bool] = True
 
     @abstractmethod

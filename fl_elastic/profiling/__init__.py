@@ -2,20 +2,30 @@
 
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.measure import profile_model
+from fl_elastic.profiling.memory import StepMemory, mask_bytes, recompute_seconds, step_memory
+from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.modes import STANDARD_MODES, measure_modes
 from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
 from fl_elastic.profiling.profile import CostProfile, Mask, ProfileKey
 from fl_elastic.profiling.store import load_or_measure, load_profile, save_profile
 
 __all__ = [
+    "STANDARD_MODES",
     "CacheTerms",
     "Clock",
     "CostProfile",
     "Mask",
+    "ModeCosts",
     "ProfileKey",
+    "StepMemory",
     "clock_for",
     "elastic_forward",
     "load_or_measure",
     "load_profile",
+    "mask_bytes",
+    "measure_modes",
     "profile_model",
+    "recompute_seconds",
     "save_profile",
+    "step_memory",
 ]

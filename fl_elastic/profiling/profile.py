@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TypeAlias
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.profiling.mode_costs import ModeCosts
 
 __all__ = ["CostProfile", "Mask", "ProfileKey", "Seconds"]
 
@@ -64,6 +66,8 @@ class CostProfile:
         Finding out which examples of a batch are in a feature cache.
     lookup_seconds_per_value : float
         Reading one number out of it.
+    modes : ModeCosts, optional
+        What groups cost in other modes than full, if that was measured.
     """
 
     key: ProfileKey
@@ -79,6 +83,7 @@ class CostProfile:
     cut_inference_seconds: Seconds = field(default_factory=lambda: np.zeros(0))
     lookup_seconds: float = 0.0
     lookup_seconds_per_value: float = 0.0
+    modes: ModeCosts | None = None
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}
@@ -155,7 +160,7 @@ class CostProfile:
         """
         if not mask.any():
             return float(self.forward_seconds[0])
-        running, passing = self._running_nodes(mask)
+        running, passing = self.running_nodes(mask)
         trained = np.array([n.group is not None and mask[n.group] for n in self.graph.nodes])
         depth = int(np.flatnonzero(mask)[-1])
         return float(
@@ -166,15 +171,29 @@ class CostProfile:
             + self.fixed_seconds
         )
 
-    def step_bytes(self, mask: Mask) -> float:
-        """Return the bytes one step keeps: saved activations, gradients and optimiser state."""
-        running, _ = self._running_nodes(mask)
-        weights = self.parameter_bytes[mask].sum() / 4.0
-        return float(
-            self.node_saved_bytes[running].sum() + weights * (4.0 + self.optimizer_bytes_per_weight)
-        )
+    def plan_seconds(self, modes: Sequence[Mode]) -> float:
+        """Return the seconds of one step that trains each group in its mode.
 
-    def _running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
+        A mode that was not measured is charged as the whole group.
+        """
+        mask = np.array([not mode.is_frozen for mode in modes])
+        seconds = self.step_seconds(mask)
+        if self.modes is None or not mask.any():
+            return seconds
+        _, passing = self.running_nodes(mask)
+        owners = self.graph.group_nodes()
+        for group in np.flatnonzero(mask).tolist():
+            column = self.modes.column(modes[group])
+            if column is None or not np.isfinite(self.modes.update_ratio[group, column]):
+                continue
+            nodes = list(owners[group])
+            own = self.node_update_seconds[nodes].sum()
+            way = self.node_path_seconds[[n for n in nodes if passing[n]]].sum()
+            seconds += own * (float(self.modes.update_ratio[group, column]) - 1)
+            seconds += way * (float(self.modes.path_ratio[group, column]) - 1)
+        return seconds
+
+    def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
         """Return which nodes run backward at all, and which pass the error gradient on."""
         nodes = self.graph.nodes
         running = np.zeros(len(nodes), dtype=bool)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, BackwardNode, Cut, GroupKind, TensorGroup
+from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Cut, GroupKind, Mode, TensorGroup
+from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.storage import write_atomically
 
@@ -46,8 +48,15 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
         "key": asdict(profile.key),
         "groups": [asdict(group) for group in profile.graph.groups],
         "nodes": [asdict(node) for node in profile.graph.nodes],
+        "blocks": [asdict(block) for block in profile.graph.blocks],
         "cuts": [asdict(cut) for cut in profile.graph.cuts],
     }
+    if profile.modes is not None:
+        document["modes"] = {
+            "modes": [str(mode) for mode in profile.modes.modes],
+            "update_ratio": _numbers_or_none(profile.modes.update_ratio),
+            "path_ratio": _numbers_or_none(profile.modes.path_ratio),
+        }
     document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
     document |= {name: getattr(profile, name) for name in _NUMBERS}
     try:
@@ -95,6 +104,24 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     return profile
 
 
+def _numbers_or_none(ratios: NDArray[np.float64]) -> list[list[float | None]]:
+    """Return nested lists with None for NaN, which JSON does not have."""
+    return [[None if np.isnan(r) else float(r) for r in row] for row in ratios]
+
+
+def _mode_costs(stored: Any, groups: int) -> ModeCosts | None:
+    if stored is None:
+        return None
+    modes = tuple(Mode.parse(text) for text in stored["modes"])
+    tables = [
+        np.array([[np.nan if r is None else float(r) for r in row] for row in stored[name]])
+        for name in ("update_ratio", "path_ratio")
+    ]
+    if any(table.shape != (groups, len(modes)) for table in tables):
+        raise ProfileError("its modes do not have one row per group")
+    return ModeCosts(modes, tables[0], tables[1])
+
+
 def _index(value: object) -> int | None:
     """Return a group index as it was stored; `True` and 1.0 are none, although they equal 1."""
     if value is not None and type(value) is not int:
@@ -132,11 +159,21 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
         )
         for cut in document["cuts"]
     )
-    _check_graph(groups, nodes, cuts)
+    blocks = tuple(
+        Block(str(block["module"]), int(block["output_node"]), int(block["input_node"]))
+        for block in document["blocks"]
+    )
+    _check_graph(groups, nodes, cuts, blocks)
     key = document["key"] | {"batch_shape": tuple(document["key"]["batch_shape"])}
+    modes = _mode_costs(document.get("modes"), len(groups))
     values: dict[str, Any] = {n: np.array(document[n], dtype=np.float64) for n in _ARRAYS}
     values |= {name: float(document[name]) for name in _NUMBERS}
-    return CostProfile(key=ProfileKey(**key), graph=BackwardGraph(groups, nodes, cuts), **values)
+    return CostProfile(
+        key=ProfileKey(**key),
+        graph=BackwardGraph(groups, nodes, cuts, blocks),
+        modes=modes,
+        **values,
+    )
 
 
 def _shape(lengths: Any) -> tuple[int, ...]:
@@ -144,7 +181,10 @@ def _shape(lengths: Any) -> tuple[int, ...]:
 
 
 def _check_graph(
-    groups: tuple[TensorGroup, ...], nodes: tuple[BackwardNode, ...], cuts: tuple[Cut, ...]
+    groups: tuple[TensorGroup, ...],
+    nodes: tuple[BackwardNode, ...],
+    cuts: tuple[Cut, ...],
+    blocks: tuple[Block, ...],
 ) -> None:
     """Raise ProfileError unless shapes are possible, indices stay inside and groups have an owner."""
     for group in groups:
@@ -158,6 +198,9 @@ def _check_graph(
     for cut in cuts:
         if not 0 <= cut.node < len(nodes) or not 0 < cut.groups_above < len(groups):
             raise ProfileError(f"the cut at {cut.module!r} lies outside the graph")
+    for block in blocks:
+        if not 0 <= block.output_node < block.input_node < len(nodes):
+            raise ProfileError(f"the block {block.module!r} lies outside the graph")
     owned = {node.group for node in nodes if node.group is not None}
     if not groups or len(owned) != len(groups):
         raise ProfileError(f"{len(owned)} of {len(groups)} groups are owned by a node")

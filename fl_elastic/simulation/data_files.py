@@ -19,7 +19,14 @@ import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError
 
-__all__ = ["cache_folder", "decoded_jpegs", "idx_split", "npz_arrays", "torchvision_split"]
+__all__ = [
+    "cache_folder",
+    "decode_jpegs",
+    "decoded_jpegs",
+    "idx_split",
+    "npz_arrays",
+    "torchvision_split",
+]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -173,27 +180,38 @@ def decoded_jpegs(name: str, path: Path, shape: tuple[int, int, int]) -> Arrays:
         found = {}
         for split in ("train", "test"):
             offsets = packed[f"off_{split}"]
-            try:
-                found[f"x_{split}"] = _decode(packed[f"jpeg_{split}"], offsets, shape)
-            except _UNREADABLE as error:  # Pillow's own error is an OSError
-                raise _damaged(name, path, error) from None
+            found[f"x_{split}"] = decode_jpegs(name, path, packed[f"jpeg_{split}"], offsets, shape)
             found[f"y_{split}"] = packed[f"y_{split}"]
         _write_cache(cached, stamp, found)
     return found
 
 
-def _decode(
-    packed: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], shape: tuple[int, int, int]
+def decode_jpegs(
+    name: str,
+    path: Path,
+    packed: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    shape: tuple[int, int, int],
 ) -> npt.NDArray[np.uint8]:
+    """Return the images of one pack, channels last; ``name`` and ``path`` are for the error message.
+
+    Raises
+    ------
+    DatasetError
+        If an image is damaged or has another shape.
+    """
     from PIL import Image
 
     content = packed.tobytes()
     images = np.empty((len(offsets) - 1, *shape), dtype=np.uint8)
-    for number, (start, stop) in enumerate(pairwise(offsets)):
-        image = np.asarray(Image.open(io.BytesIO(content[start:stop])))
-        if image.shape != shape:
-            raise ValueError(f"image {number} has shape {image.shape}, not {shape}")
-        images[number] = image
+    try:
+        for number, (start, stop) in enumerate(pairwise(offsets)):
+            image = np.asarray(Image.open(io.BytesIO(content[start:stop])))
+            if image.shape != shape:
+                raise ValueError(f"image {number} has shape {image.shape}, not {shape}")
+            images[number] = image
+    except _UNREADABLE as error:  # Pillow's own error is an OSError
+        raise _damaged(name, path, error) from None
     return images
 
 

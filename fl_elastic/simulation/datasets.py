@@ -21,6 +21,7 @@ from fl_elastic.registry import Registry
 from fl_elastic.simulation.activity_windows import activity_windows
 from fl_elastic.simulation.data_files import (
     cache_folder,
+    decode_jpegs,
     decoded_jpegs,
     idx_split,
     npz_arrays,
@@ -110,7 +111,7 @@ def load_dataset(name: str, data_root: str | Path | None = None) -> Dataset:
     ----------
     name : str
         A registered name: ``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``,
-        ``gtsrb`` or ``har``.
+        ``cub50``, ``gtsrb`` or ``har``.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
 
@@ -229,6 +230,26 @@ def _gtsrb(root: Path) -> Dataset:
     return _image_dataset("gtsrb", splits, classes=43, owners=owners)
 
 
+# Mean and standard deviation of ImageNet: what weights trained on it expect.
+_IMAGENET_MEAN = [0.485, 0.456, 0.406]
+_IMAGENET_STD = [0.229, 0.224, 0.225]
+
+
+def _cub50(root: Path) -> Dataset:
+    """Fifty bird species of CUB-200-2011 at 128x128, in its official split, normalised as ImageNet."""
+    path = root / "cub50_128" / "cub50_128.npz"
+    pack = npz_arrays("cub50", path, ("jpeg", "off", "y", "is_train"))
+    images = decode_jpegs("cub50", path, pack["jpeg"], pack["off"], (128, 128, 3))
+    if not len(images) == len(pack["y"]) == len(pack["is_train"]):
+        raise DatasetError(f"cub50: {path} is damaged (its arrays differ in length)")
+    labels, train = pack["y"].astype(np.int64), pack["is_train"].astype(bool)
+    splits = [
+        (_images(images[part], _IMAGENET_MEAN, _IMAGENET_STD), labels[part])
+        for part in (train, ~train)
+    ]
+    return _image_dataset("cub50", splits, classes=50)
+
+
 def _har(root: Path) -> Dataset:
     """Human activity from phone and watch, as windows of 128 samples at 50 Hz; owner: the person.
 
@@ -278,5 +299,6 @@ DATASETS.register("digits")(DatasetKind(_digits))
 DATASETS.register("fashion_mnist")(DatasetKind(_fashion_mnist))
 DATASETS.register("cifar10")(DatasetKind(_cifar10))
 DATASETS.register("cifar10_jpegq75")(DatasetKind(_cifar10_jpegq75))
+DATASETS.register("cub50")(DatasetKind(_cub50))
 DATASETS.register("gtsrb")(DatasetKind(_gtsrb, owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_har, owner="person"))

@@ -9,7 +9,7 @@ import numpy as np
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling import CostProfile, mask_bytes, step_memory
 from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.subjects import Check, instance_of, require
 
@@ -63,15 +63,15 @@ def check_plan_has_one_mode_per_group(subject: Subject) -> None:
 
 
 def check_plan_predicts_the_cost_of_its_profile(subject: Subject) -> None:
-    """Check that predicted seconds and bytes are those of the profile for the plan's mask."""
+    """Check that predicted seconds and bytes are those of the profile for the plan's modes."""
     for request in _timed_requests():
         plan, profile = instance_of(subject).plan(request), request.profile
         pairs = [
-            (plan.predicted_step_seconds, profile.step_seconds(plan.mask)),
+            (plan.predicted_step_seconds, profile.plan_seconds(plan.modes)),
             (plan.full_step_seconds, profile.full_step_seconds),
             (plan.floor_step_seconds, profile.floor_step_seconds),
             (plan.allowed_step_seconds, request.allowed_step_seconds),
-            (plan.predicted_step_bytes, profile.step_bytes(plan.mask)),
+            (plan.predicted_step_bytes, step_memory(profile, plan.modes).total),
         ]
         require(
             all(bool(np.isclose(said, true, rtol=1e-9)) for said, true in pairs),
@@ -105,12 +105,16 @@ def check_plan_without_budget_takes_every_step(subject: Subject) -> None:
 def check_plan_fits_memory_or_is_refused(subject: Subject) -> None:
     """Check that a step stays within the memory, or the plan is refused by BudgetError."""
     for profile in _profiles():
-        full = profile.step_bytes(np.ones(len(profile), dtype=bool))
+        full = mask_bytes(profile, np.ones(len(profile), dtype=bool))
         for share in (1.0, 0.5, 0.1, 1e-6):
             plan = _plan_or_refusal(subject, _request(profile, Budget(memory=full * share)))
+            if plan is None:
+                continue
+            blocks = [b for b in profile.graph.blocks if b.module in plan.recomputed]
+            kept = step_memory(profile, plan.modes, lean=plan.lean, recomputed=blocks).total
+            require(kept <= full * share, f"the plan exceeds {share:g} of the full step's memory")
             require(
-                plan is None or profile.step_bytes(plan.mask) <= full * share,
-                f"the plan exceeds {share:g} of the full step's memory",
+                bool(np.isclose(plan.predicted_step_bytes, kept)), "the plan predicts other bytes"
             )
 
 
@@ -121,7 +125,8 @@ def check_plan_fits_uplink_or_is_refused(subject: Subject) -> None:
         for share in (1.0, 0.5, 0.1, 1e-6):
             plan = _plan_or_refusal(subject, _request(profile, Budget(uplink=full * share)))
             require(
-                plan is None or _sent_bytes(plan) <= full * share,
+                plan is None
+                or _request(profile, Budget()).uplink_bytes(plan.modes) <= full * share,
                 f"the plan sends more than {share:g} of the model",
             )
 
@@ -190,12 +195,3 @@ def _plan_or_refusal(subject: Subject, request: PlanRequest) -> Plan | None:
         return instance_of(subject).plan(request)
     except BudgetError:
         return None
-
-
-def _sent_bytes(plan: Plan) -> float:
-    size_of = {
-        name: 4.0 * float(np.prod(shape))
-        for group in plan.groups
-        for name, shape in zip(group.parameters, group.shapes, strict=True)
-    }
-    return sum(size_of[name] for name in plan.trained_parameters)

@@ -13,6 +13,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.calibrate import OptimizerFn
@@ -62,6 +63,7 @@ class PlanChooser:
         self._model, self._loss_fn, self._optimizer_fn = model, loss_fn, optimizer_fn
         self._optimizer = optimizer
         self._generator = np.random.default_rng(options.seed)
+        self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
 
     @property
@@ -82,7 +84,15 @@ class PlanChooser:
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""
+        self.measure_fidelity(batches[-1])
         return self.state.absorb(self.importance.score(self.probe(batches)), self.options)
+
+    def measure_fidelity(self, batch: Batch) -> None:
+        """Measure what the policy's cheaper modes keep of the gradient now."""
+        if self.policy.modes:
+            self._fidelity = measure_fidelity(
+                self._model, self._loss_fn, batch, self._known_costs().graph, self.policy.modes
+            )
 
     def plan(self, correction: float) -> Plan:
         """Return what the policy chooses at the measured pace."""
@@ -135,5 +145,6 @@ class PlanChooser:
             else np.zeros(len(costs)),
             steps=self.requested_steps,
             correction=correction,
+            fidelity=self._fidelity,
             generator=self._generator,
         )

@@ -10,12 +10,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
-from fl_elastic.planning import Mode, Plan, PlanRequest, Policy
+from fl_elastic.groups import (
+    BackwardGraph,
+    Batch,
+    LossFn,
+    Mode,
+    compute_loss,
+    trace_step,
+    untouched,
+)
+from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import Clock, CostProfile, clock_for
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.measure import model_device
-from fl_elastic.training.freeze import frozen_outside
+from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.realise import realised
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
@@ -46,9 +55,18 @@ def measure_plan(
     *,
     repeats: int = 9,
     clock: str = "auto",
+    graph: BackwardGraph | None = None,
 ) -> MeasuredPlan:
-    """Time ``repeats`` pairs of a full and a planned step; the model is left as it was."""
-    everything = replace(plan, modes=tuple(Mode.FULL for _ in plan.modes))
+    """Time ``repeats`` pairs of a full and a planned step; the model is left as it was.
+
+    ``graph`` is the model's backward graph, traced anew if it is not given.
+    """
+    everything = replace(
+        plan, modes=tuple(Mode.FULL for _ in plan.modes), lean=False, recomputed=(), channels={}
+    )
+    if graph is None:
+        with untouched(model):
+            graph = trace_step(model, loss_fn, batch).graph
     timer = clock_for(model_device(model), clock)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with untouched(model):
@@ -57,9 +75,11 @@ def measure_plan(
         optimizer = optimizer_fn(trainable)
         for repeat in range(repeats + 1):
             for full in (True, False):
-                with frozen_outside(everything if full else plan, model):
+                with realised(everything if full else plan, model, graph):
+                    guard = ChannelGuard(everything if full else plan, model)
                     started = timer()
                     _step(model, loss_fn, batch, optimizer)
+                    guard.put_back()
                     if repeat:
                         seconds[full].append(timer() - started)
         with torch.no_grad():

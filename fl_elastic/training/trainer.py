@@ -17,16 +17,25 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import Clock, CostProfile, clock_for, elastic_forward, profile_model
+from fl_elastic.profiling import (
+    Clock,
+    CostProfile,
+    clock_for,
+    elastic_forward,
+    measure_modes,
+    profile_model,
+)
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training.aliases import under_every_name
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
+from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.elastic_forward import ElasticForward, expected_prefix_seconds
-from fl_elastic.training.freeze import frozen_outside, training_statistics
+from fl_elastic.training.freeze import training_statistics
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace
+from fl_elastic.training.realise import realised
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step_log import StepLog
@@ -97,6 +106,7 @@ class ElasticTrainer:
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
         self._forward: ElasticForward | None = None
+        self._guard: ChannelGuard | None = None
         self._base: dict[str, NDArray[Any]] | None = None
         self._tensor_steps: Counter[str] = Counter()
         self._num_examples = 0
@@ -197,9 +207,10 @@ class ElasticTrainer:
         graph, forward = self._profiled().graph, self._forward
         expected = self._expected_prefix_seconds(plan)
         with ExitStack() as stack:
-            stack.enter_context(frozen_outside(plan, self.model))
+            stack.enter_context(realised(plan, self.model, graph))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
+            self._guard = ChannelGuard(plan, self.model)
             tensors = [*plan.trained_parameters, *training_statistics(self.model)]
             while next_batch is not None and pace.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
@@ -259,6 +270,12 @@ class ElasticTrainer:
                 self.model, self.loss_fn, batch,
                 optimizer_fn=self.optimizer_fn, clock=self.options.clock,
             )  # fmt: skip
+        modes = self.chooser.policy.modes
+        if modes and (
+            self.profile.modes is None or not set(modes) <= set(self.profile.modes.modes)
+        ):
+            clock = clock_for(model_device(self.model), self.options.clock)
+            self.profile = measure_modes(self.profile, self.model, clock, modes)
         return self.profile
 
     def _elastic_forward(self, epochs: int, clock: Clock) -> ElasticForward | None:
@@ -303,6 +320,8 @@ class ElasticTrainer:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if self._guard is not None:
+            self._guard.put_back()
         return value
 
     def _select(self, batches: list[Batch], pace: Pace, log: StepLog, current: Plan | None) -> Plan:

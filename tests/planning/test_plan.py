@@ -12,6 +12,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import GroupKind, TensorGroup
 from fl_elastic.planning import Mode, Plan, PlanRequest
+from fl_elastic.profiling import mask_bytes
 from fl_elastic.testing import made_up_profile
 
 CONV = TensorGroup("conv", ("conv.weight", "conv.bias"), ((4, 3, 3, 3), (4,)), GroupKind.CONV)
@@ -80,7 +81,7 @@ def test_fitting_means_time_memory_and_uplink() -> None:
     mask = np.array([True, True, False, False, False])
     exact = Budget(
         speedup=profile.full_step_seconds / profile.step_seconds(mask),
-        memory=profile.step_bytes(mask),
+        memory=mask_bytes(profile, mask),
         uplink=float(profile.parameter_bytes[:2].sum()),
     )
     request = PlanRequest(profile, exact, np.ones(5))

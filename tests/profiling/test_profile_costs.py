@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
-from fl_elastic.profiling import CostProfile, ProfileKey
+from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes
 from fl_elastic.testing import made_up_profile
 
 HEAD, LATE, SHORT, STEM = range(4)
@@ -83,7 +83,7 @@ def test_step_seconds_are_those_of_the_nodes_that_run(
 
 def test_a_step_that_trains_nothing_is_a_forward_pass() -> None:
     assert by_hand().step_seconds(mask_of()) == 100.0
-    assert by_hand().step_bytes(mask_of()) == 0.0
+    assert mask_bytes(by_hand(), mask_of()) == 0.0
 
 
 def test_full_and_floor_are_everything_and_the_head() -> None:
@@ -115,7 +115,7 @@ def test_step_bytes_are_saved_activations_gradients_and_state(
     trained: tuple[int, ...], saved: float
 ) -> None:
     weights = sum((10, 20, 30, 40)[group] for group in trained)
-    assert by_hand().step_bytes(mask_of(*trained)) == saved + weights * (4 + 2)
+    assert mask_bytes(by_hand(), mask_of(*trained)) == saved + weights * (4 + 2)
 
 
 def test_parameter_bytes_are_four_per_weight() -> None:
@@ -193,7 +193,7 @@ def test_training_more_never_costs_less(profile: CostProfile, data: st.DataObjec
     more = some | np.array(data.draw(flags))
     if some.any():
         assert profile.step_seconds(some) <= profile.step_seconds(more) * (1 + 1e-12)
-    assert profile.step_bytes(some) <= profile.step_bytes(more)
+    assert mask_bytes(profile, some) <= mask_bytes(profile, more)
 
 
 @pytest.mark.parametrize(

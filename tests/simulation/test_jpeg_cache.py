@@ -55,7 +55,7 @@ def _forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("decoded although the cache holds it")
 
-    monkeypatch.setattr(data_files, "_decode", fail)
+    monkeypatch.setattr(data_files, "decode_jpegs", fail)
 
 
 def test_images_are_decoded_in_order(pack: Path) -> None:

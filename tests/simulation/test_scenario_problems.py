@@ -59,7 +59,7 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
-            "cifar10, cifar10_jpegq75, digits, fashion_mnist, gtsrb, har",
+            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har",
         ),
         (
             "data.partition=dirichlett",

@@ -1,0 +1,108 @@
+"""How much of the exact gradient each cheaper mode keeps, measured on a probe batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode
+from fl_elastic.importance.signals import visit_layers
+from fl_elastic.ops import lean_forward
+from fl_elastic.profiling.modes import convolution_module
+
+__all__ = ["Fidelity", "gradient_cosine", "measure_fidelity"]
+
+
+@dataclass(frozen=True, eq=False)
+class Fidelity:
+    """Cosines between the gradients of a mode and the exact ones, layer by layer.
+
+    Each layer is given the exact input and output gradient: the error that a filtered error gradient makes further
+    down is in ``inputs`` of the layer that filters it.
+
+    Attributes
+    ----------
+    modes : tuple of Mode
+        The K modes.
+    weights, inputs : array, shape (N, K)
+        Cosine of the weight's gradient and of the input's; NaN where a mode does not apply.
+    """
+
+    modes: tuple[Mode, ...]
+    weights: NDArray[np.float64]
+    inputs: NDArray[np.float64]
+
+
+def measure_fidelity(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    graph: BackwardGraph,
+    modes: Sequence[Mode],
+) -> Fidelity:
+    """Compare every mode of every two-dimensional convolution with the exact gradient on one batch.
+
+    Channels are the best ones by this batch, those with the largest gradient norm, so that the square of the
+    cosine is the share of the gradient that they hold.
+    """
+    layers = {
+        group: module
+        for group in range(len(graph.groups))
+        if (module := convolution_module(graph, model, group)) is not None
+    }
+    shape = (len(graph.groups), len(modes))
+    weights, inputs = np.full(shape, np.nan), np.full(shape, np.nan)
+
+    def visit(group: int, layer: nn.Module, given: Tensor, gradient: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        exact = _gradients(layer, layer.forward, given, gradient)
+        for column, mode in enumerate(modes):
+            seen = _in_mode(layer, mode, exact[0], given, gradient)
+            if seen is not None:
+                weights[group, column] = gradient_cosine(seen[0], exact[0])
+                inputs[group, column] = gradient_cosine(seen[1], exact[1])
+
+    visit_layers(model, loss_fn, batch, layers, visit)
+    return Fidelity(tuple(modes), weights, inputs)
+
+
+def gradient_cosine(one: Tensor, other: Tensor) -> float:
+    """Return the cosine of two gradients of one shape, 0 if either vanishes."""
+    norms = float(one.norm() * other.norm())
+    return float((one * other).sum()) / norms if norms > 0 else 0.0
+
+
+def _in_mode(
+    layer: nn.Conv2d, mode: Mode, exact: Tensor, given: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    if mode.kind not in ("channels", "filtered"):
+        return None
+    channels = _largest_channels(exact, mode) if mode.kind == "channels" else None
+    forward = lean_forward(layer, mode, channels)
+    return None if forward is None else _gradients(layer, forward, given, gradient)
+
+
+def _largest_channels(exact: Tensor, mode: Mode) -> list[int]:
+    axis = 0 if mode.axis == "out" or exact.shape[1] == 1 else 1
+    others = [dimension for dimension in range(exact.dim()) if dimension != axis]
+    norms = exact.square().sum(others)
+    return sorted(norms.topk(mode.channel_count(len(norms))).indices.tolist())
+
+
+def _gradients(
+    layer: nn.Conv2d, forward: object, given: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    leaf = given.detach().requires_grad_(True)
+    flag = layer.weight.requires_grad
+    layer.weight.requires_grad_(True)
+    try:
+        output = forward(leaf)  # type: ignore[operator]
+        found = torch.autograd.grad(output, [layer.weight, leaf], gradient)
+    finally:
+        layer.weight.requires_grad_(flag)
+    return found[0], found[1]

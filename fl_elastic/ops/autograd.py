@@ -1,0 +1,22 @@
+"""Typed entry to torch's custom functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+__all__ = ["apply_function"]
+
+
+def apply_function(function: type[Function], *arguments: Any) -> Tensor:
+    """Return ``function.apply(*arguments)``, the one output of a custom autograd function.
+
+    Without gradients it sees tensors that need none, so that it keeps nothing; torch itself would hide that.
+    """
+    if not torch.is_grad_enabled():
+        arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+    output: Tensor = function.apply(*arguments)
+    return output

@@ -1,0 +1,75 @@
+"""Convolutions that train some of their channels: they keep the input of those channels only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.channels import ChannelSubset, take
+from fl_elastic.ops.convolution import bias_gradient
+from fl_elastic.ops.geometry import ConvGeometry
+
+__all__ = ["channel_conv2d"]
+
+
+def channel_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry, subset: ChannelSubset
+) -> Tensor:
+    """Return a convolution of which only the weights of ``subset`` get a gradient.
+
+    The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
+    Input channels save memory and time, output channels save time (and memory if there are groups).
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[N, Ci, H, W]``.
+    weight : Tensor
+        ``[Co, Ci/groups, kh, kw]``.
+    bias : Tensor or None
+        ``[Co]``.
+    geometry : ConvGeometry
+        How the kernel slides.
+    subset : ChannelSubset
+        The trained channels.
+    """
+    return apply_function(_ChannelConv, x, weight, bias, geometry, subset)
+
+
+class _ChannelConv(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: ConvGeometry,
+        subset: ChannelSubset,
+    ) -> Tensor:
+        kept = take(x, subset.kept) if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(weight, kept)
+        ctx.geometry, ctx.subset, ctx.size = geometry, subset, (x.shape[2], x.shape[3])
+        return geometry.convolve(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight, kept = ctx.saved_tensors
+        of_input = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_input = ctx.geometry.input_gradient(gradient, weight, ctx.size)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.zeros_like(weight)
+            for block in ctx.subset.blocks:
+                part = of_weight[block.outputs, block.columns]
+                of_weight[block.outputs, block.columns] = ctx.geometry.weight_gradient(
+                    take(gradient, block.outputs), take(kept, block.inputs), part, block.groups
+                )
+        if ctx.needs_input_grad[2]:
+            of_bias = bias_gradient(gradient)
+        return of_input, of_weight, of_bias, None, None

@@ -1,0 +1,113 @@
+"""Run a model so that each of its layers keeps only what a plan needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups.mode import Mode
+from fl_elastic.ops.joined import joined_forward
+from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward, lean_forward
+
+__all__ = ["lean"]
+
+
+@contextmanager
+def lean(
+    model: nn.Module,
+    modes: Mapping[str, Mode],
+    channels: Mapping[str, Sequence[int]] | None = None,
+    *,
+    joins: bool = False,
+    only_named: bool = False,
+) -> Iterator[None]:
+    """Inside the block, let every layer of ``model`` keep only what its mode needs.
+
+    Layers that ``modes`` names run in their mode. So do, as frozen, all other convolutions and norms whose
+    parameters are all frozen; activations and max pooling keep bits and bytes. What the model computes is the
+    same, and so are the gradients, but for those that a mode filters or restricts to channels. Nothing else of
+    the model changes; which parameters require a gradient is the caller's business, before entering. On leaving,
+    also by an exception, all forwards are as before. Blocks may be nested: the inner one counts.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On any device.
+    modes : mapping of str to Mode
+        Mode per module name, as in ``model.named_modules()``.
+    channels : mapping of str to sequence of int, optional
+        The trained channels of each module whose mode is ``channels``.
+    joins : bool
+        Whether filtered convolutions (WX) that follow one another in a Sequential run as one operation whose
+        backward pass stays on the patches: the same gradients in less time, but no autograd node of their own.
+    only_named : bool
+        Whether layers that ``modes`` does not name stay as they are.
+
+    Raises
+    ------
+    PlanError
+        If a name is not a module of the model, or channels are missing, empty, out of range or listed twice.
+    """
+    replaced: list[tuple[nn.Module, LeanForward | None]] = []
+    planned = _forwards(model, modes, channels or {}, only_named=only_named)
+    if joins:
+        planned |= _joined(model, modes)
+    try:
+        for module, forward in planned.items():
+            replaced.append((module, module.__dict__.get("forward")))
+            _set_forward(module, forward)
+        yield
+    finally:
+        for module, previous in reversed(replaced):
+            _set_forward(module, previous)
+
+
+def _set_forward(module: nn.Module, forward: LeanForward | None) -> None:
+    # An instance attribute shadows the method of the class.
+    if forward is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = forward
+
+
+def _forwards(
+    model: nn.Module,
+    modes: Mapping[str, Mode],
+    channels: Mapping[str, Sequence[int]],
+    *,
+    only_named: bool,
+) -> dict[nn.Module, LeanForward | None]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in (*modes, *channels):
+        if name not in modules:
+            raise PlanError(f"layer {name!r} is not in the model, use a name of named_modules()")
+    found: dict[nn.Module, LeanForward | None] = {}
+    for name, module in modules.items():
+        named = name in modes
+        if has_foreign_forward(module) or (not named and (only_named or module in found)):
+            continue
+        mode = modes.get(name) or _default_mode(module)
+        try:
+            found[module] = lean_forward(module, mode, channels.get(name))
+        except PlanError as error:
+            raise PlanError(f"layer {name!r}: {error}") from error
+    return found
+
+
+def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, LeanForward]:
+    by_module = {model.get_submodule(name): mode for name, mode in modes.items()}
+    found: dict[nn.Module, LeanForward] = {}
+    for module in model.modules():
+        forward = None if has_foreign_forward(module) else joined_forward(module, by_module)
+        if forward is not None:
+            found[module] = forward
+    return found
+
+
+def _default_mode(module: nn.Module) -> Mode:
+    """Frozen for a layer of which nothing is trained, also for want of parameters; else full."""
+    trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    return Mode.FULL if trained else Mode.FROZEN

@@ -1,0 +1,250 @@
+"""The forward of one module that keeps only what its mode needs for the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups.mode import Mode
+from fl_elastic.ops.activations import hardswish, relu, relu6
+from fl_elastic.ops.channel_convolution import channel_conv2d
+from fl_elastic.ops.channels import ChannelSubset
+from fl_elastic.ops.convolution import frozen_conv2d
+from fl_elastic.ops.filtered_convolution import filtered_conv2d
+from fl_elastic.ops.geometry import ConvGeometry, Pair
+from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
+from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
+from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
+
+__all__ = ["Forward", "LeanForward", "has_foreign_forward", "lean_forward"]
+
+Forward: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def lean_forward(
+    module: nn.Module, mode: Mode, channels: Sequence[int] | None = None
+) -> LeanForward | None:
+    """Return a forward of ``module`` that keeps only what ``mode`` needs; the output is the same.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Conv2d, Linear, BatchNorm, ReLU, ReLU6, Hardswish or MaxPool2d.
+    mode : Mode
+        How its parameters are trained. Activations and pooling are the same in every mode.
+    channels : sequence of int, optional
+        The trained input or output channels, which mode ``channels`` needs.
+
+    Returns
+    -------
+    LeanForward or None
+        None where plain PyTorch keeps no more: a fully trained layer, a frozen Linear, a BatchNorm that is
+        trained or in training mode; and where there is no exact replacement: any other class, a subclass
+        with a forward of its own, a convolution that pads with anything but zeros or unequally, a max
+        pooling with dilation, ``ceil_mode``, more than 256 taps, or that returns indices.
+
+    Raises
+    ------
+    PlanError
+        If the channels are missing, empty, out of range or listed twice.
+
+    Notes
+    -----
+    It falls back to the forward of the module's class, call by call, without gradients, under autocast, and
+    for inputs that are not floating-point batches.
+    """
+    for kind, make in _MAKERS:
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return make(module, mode, channels)
+    return None
+
+
+@dataclass(frozen=True)
+class LeanForward:
+    """Base of the replacements, called in place of ``module.forward``.
+
+    It refers to its module, so that a deep copy of a model has forwards that refer to the copied modules.
+    """
+
+    module: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the module's output for ``x``."""
+        if _applies(x) and self.fits(x):
+            return self.run(x)
+        output: Tensor = type(self.module).forward(self.module, x)
+        return output
+
+    def fits(self, x: Tensor) -> bool:
+        """Return whether the replacement holds for this input; it requires a gradient already."""
+        del x
+        return True
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return the output by the replacement."""
+        raise NotImplementedError
+
+
+def has_foreign_forward(module: nn.Module) -> bool:
+    """Return whether somebody else has put a forward on this very module: it is theirs to keep."""
+    return not isinstance(module.__dict__.get("forward"), LeanForward | None)
+
+
+def _applies(x: Tensor) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and torch.is_grad_enabled()
+        and x.is_floating_point()
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+@dataclass(frozen=True)
+class _Conv(LeanForward):
+    module: nn.Conv2d
+    mode: Mode
+    geometry: ConvGeometry
+    subset: ChannelSubset | None = field(default=None, compare=False)
+
+    def fits(self, x: Tensor) -> bool:
+        parameters = self.module.weight, self.module.bias
+        return x.dim() == 4 and (
+            x.requires_grad or any(p is not None and p.requires_grad for p in parameters)
+        )
+
+    def run(self, x: Tensor) -> Tensor:
+        weight, bias = self.module.weight, self.module.bias
+        if self.subset is not None:
+            return channel_conv2d(x, weight, bias, self.geometry, self.subset)
+        if self.mode.kind == "filtered":
+            inputs = self.mode.filters_input
+            return filtered_conv2d(
+                x, weight, bias, self.geometry, self.mode.patch, filters_input=inputs
+            )
+        trains_bias = self.mode.kind == "bias"
+        return frozen_conv2d(x, weight, bias, self.geometry, trains_bias=trains_bias)
+
+
+@dataclass(frozen=True)
+class _Linear(LeanForward):
+    module: nn.Linear
+    subset: FeatureSubset | None = field(default=None, compare=False)
+
+    def run(self, x: Tensor) -> Tensor:
+        if self.subset is None:
+            return bias_linear(x, self.module.weight, self.module.bias)
+        return channel_linear(x, self.module.weight, self.module.bias, self.subset)
+
+
+@dataclass(frozen=True)
+class _Norm(LeanForward):
+    module: _BatchNorm
+
+    def fits(self, x: Tensor) -> bool:
+        dimensions = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+        allowed = next((d for kind, d in dimensions.items() if isinstance(self.module, kind)), ())
+        return x.requires_grad and x.dim() in allowed and is_frozen_norm(self.module)
+
+    def run(self, x: Tensor) -> Tensor:
+        norm = self.module
+        assert norm.running_mean is not None and norm.running_var is not None
+        return frozen_batch_norm(
+            x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+        )
+
+
+@dataclass(frozen=True)
+class _Activation(LeanForward):
+    module: nn.ReLU | nn.ReLU6 | nn.Hardswish
+
+    def fits(self, x: Tensor) -> bool:
+        return x.requires_grad
+
+    def run(self, x: Tensor) -> Tensor:
+        activation = {nn.ReLU: relu, nn.ReLU6: relu6, nn.Hardswish: hardswish}
+        function = next(f for kind, f in activation.items() if isinstance(self.module, kind))
+        return function(x, inplace=self.module.inplace)
+
+
+@dataclass(frozen=True)
+class _MaxPool(LeanForward):
+    module: nn.MaxPool2d
+    window: tuple[Pair, Pair, Pair]
+
+    def fits(self, x: Tensor) -> bool:
+        return x.requires_grad and x.dim() == 4 and x.shape[2] * x.shape[3] < MOST_PIXELS
+
+    def run(self, x: Tensor) -> Tensor:
+        return max_pool2d(x, *self.window)
+
+
+def _conv(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
+    assert isinstance(module, nn.Conv2d)
+    subset = None
+    if mode.kind == "channels":
+        shape = module.weight.shape
+        subset = ChannelSubset.of(_listed(mode, channels), mode.axis, shape, module.groups)
+    geometry = ConvGeometry.of(module)
+    if geometry is None or mode.kind == "full":
+        return None
+    return _Conv(module, mode, geometry, subset)
+
+
+def _linear(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
+    assert isinstance(module, nn.Linear)
+    if mode.kind == "channels":
+        shape = module.weight.shape
+        return _Linear(module, FeatureSubset.of(_listed(mode, channels), mode.axis, shape))
+    return _Linear(module) if mode.kind == "bias" else None
+
+
+def _norm(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
+    del mode, channels
+    assert isinstance(module, _BatchNorm)
+    return _Norm(module) if is_frozen_norm(module) else None
+
+
+def _activation(
+    module: nn.Module, mode: Mode, channels: Sequence[int] | None
+) -> LeanForward | None:
+    del mode, channels
+    assert isinstance(module, nn.ReLU | nn.ReLU6 | nn.Hardswish)
+    return _Activation(module)
+
+
+def _max_pool(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
+    del mode, channels
+    assert isinstance(module, nn.MaxPool2d)
+    kernel, stride, padding, dilation = (
+        value if isinstance(value, tuple) else (value, value)
+        for value in (module.kernel_size, module.stride, module.padding, module.dilation)
+    )
+    if module.ceil_mode or module.return_indices or dilation != (1, 1):
+        return None
+    if kernel[0] * kernel[1] > MOST_TAPS:
+        return None
+    return _MaxPool(module, (kernel, stride, padding))
+
+
+def _listed(mode: Mode, channels: Sequence[int] | None) -> Sequence[int]:
+    if channels is None:
+        raise PlanError(f"mode {mode} needs the channels that it trains, and none are given")
+    return channels
+
+
+_Maker: TypeAlias = Callable[[nn.Module, Mode, "Sequence[int] | None"], "LeanForward | None"]
+_MAKERS: tuple[tuple[type[nn.Module], _Maker], ...] = (
+    (nn.Conv2d, _conv),
+    (nn.Linear, _linear),
+    (_BatchNorm, _norm),
+    (nn.ReLU6, _activation),
+    (nn.ReLU, _activation),
+    (nn.Hardswish, _activation),
+    (nn.MaxPool2d, _max_pool),
+)

@@ -1,0 +1,75 @@
+"""A frozen batch norm as what it is in eval mode: a scale and a shift per channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_elastic.ops.autograd import apply_function
+
+__all__ = ["frozen_batch_norm", "is_frozen_norm", "norm_scale"]
+
+
+def is_frozen_norm(norm: _BatchNorm) -> bool:
+    """Return whether ``norm`` is only a scale and a shift now: in eval mode, with statistics, not trained."""
+    frozen = not any(parameter.requires_grad for parameter in norm.parameters())
+    return frozen and not norm.training and norm.running_mean is not None
+
+
+def norm_scale(variance: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """Return the factor per channel of a batch norm in eval mode, ``weight / sqrt(variance + epsilon)``."""
+    scale = torch.rsqrt(variance + epsilon)
+    return scale if weight is None else scale * weight.detach()
+
+
+def frozen_batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+) -> Tensor:
+    """Return a batch norm in eval mode of ``x``, keeping only one float per channel for the backward pass.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[N, C, ...]``; the only argument that gets a gradient.
+    mean, variance : Tensor
+        Running statistics, ``[C]``.
+    weight, bias : Tensor or None
+        Affine pair, ``[C]``.
+    epsilon : float
+        Added to the variance.
+    """
+    return apply_function(_FrozenBatchNorm, x, mean, variance, weight, bias, epsilon)
+
+
+class _FrozenBatchNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+    ) -> Tensor:
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(norm_scale(variance, weight, epsilon))
+        return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        per_channel = scale.view(-1, *(1,) * (gradient.dim() - 2))
+        return gradient * per_channel, None, None, None, None, None

@@ -1,0 +1,52 @@
+"""Filtered gradients in the last convolutions, as published."""
+
+from __future__ import annotations
+
+from fl_elastic.groups import GroupKind, Mode
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+
+__all__ = ["GradientFilterPolicy"]
+
+_LAYERS = 4
+_FILTERED = Mode.filtered(2, inputs=True)
+
+
+@register_policy("gradient_filter")
+class GradientFilterPolicy(Policy):
+    """Train the head exactly and the last four convolutions with both gradients filtered over 2 x 2 patches.
+
+    The setting of Yang, Li and Marculescu (CVPR 2023) for classification. A convolution with kernel 1 and a stride
+    (a shortcut) is never filtered and stays frozen, as there; norms stay frozen, an assumption: the paper
+    keeps them in eval mode and does not say how many of them train. Layers are left out, deepest first, as long
+    as the plan does not fit.
+    """
+
+    modes = (_FILTERED,)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan with as many of the last four convolutions as fit."""
+        graph = request.profile.graph
+        candidates = [
+            index
+            for index, group in enumerate(graph.groups)
+            if group.kind is GroupKind.CONV and index != graph.head and not _is_shortcut(request, index)
+        ][:_LAYERS]  # fmt: skip
+        while True:
+            modes = [Mode.FROZEN] * len(graph.groups)
+            modes[graph.head] = Mode.FULL
+            for index in candidates:
+                modes[index] = _FILTERED
+            if not candidates or request.fits_modes(modes):
+                return request.plan("gradient_filter", modes)
+            candidates.pop()
+
+
+def _is_shortcut(request: PlanRequest, index: int) -> bool:
+    """Whether a 1 x 1 convolution makes its map smaller."""
+    graph = request.profile.graph
+    node = graph.nodes[graph.group_nodes()[index][-1]]
+    shapes = graph.groups[index].shapes
+    pointwise = any(len(shape) == 4 and shape[2:] == (1, 1) for shape in shapes)
+    given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    return pointwise and len(given) == 4 and len(node.shape) == 4 and given[2] > node.shape[2]

@@ -1,0 +1,135 @@
+"""The ways in which each group of a profile may be trained, with what they are worth and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.groups import Block, Mode
+from fl_elastic.planning.joint import Choices
+from fl_elastic.planning.policy import PlanRequest, sent_bytes
+from fl_elastic.profiling import CostProfile, recompute_seconds, step_memory
+from fl_elastic.profiling.memory import group_activation_bytes, path_activation_bytes
+
+__all__ = ["GroupOptions", "group_options"]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupOptions:
+    """Choices for the joint solver, and the mode that each column stands for.
+
+    Attributes
+    ----------
+    modes : tuple of Mode
+        Column 0 is frozen, column 1 full.
+    choices : Choices
+        Worth and costs.
+    """
+
+    modes: tuple[Mode, ...]
+    choices: Choices
+
+    def modes_of(self, options: Sequence[int] | NDArray[np.intp]) -> list[Mode]:
+        """Return the mode of each group for the chosen columns."""
+        return [self.modes[int(option)] for option in options]
+
+    def only(self, columns: Sequence[int]) -> GroupOptions:
+        """Return the same with all other columns closed."""
+        available = np.zeros_like(self.choices.available)
+        available[:, list(columns)] = self.choices.available[:, list(columns)]
+        return replace(self, choices=replace(self.choices, available=available))
+
+
+def group_options(
+    request: PlanRequest, modes: Sequence[Mode], recomputed: Sequence[Block] = ()
+) -> GroupOptions:
+    """Return what the joint solver chooses from.
+
+    A mode is offered where its cost and its fidelity were measured. It is worth the group's importance times the
+    squared cosine between its gradient and the exact one: the share of the samples' information that is left. A
+    filtered error gradient loses the rest of that square for everything deeper.
+
+    Parameters
+    ----------
+    request : PlanRequest
+        Profile, importance, fidelity and budget.
+    modes : sequence of Mode
+        Besides frozen and full.
+    recomputed : sequence of Block
+        Blocks whose activations are not stored.
+    """
+    profile, fidelity = request.profile, request.fidelity
+    columns = (Mode.FROZEN, Mode.FULL, *modes)
+    shape = (len(profile), len(columns))
+    share, damage = np.zeros(shape), np.zeros(shape)
+    update, change = np.zeros(shape), np.zeros(shape)
+    available = np.zeros(shape, dtype=bool)
+    own, way = _own_and_way(profile)
+    share[:, 1], available[:, :2] = 1.0, True
+    update[:, 1] = profile.update_seconds
+    for column, mode in enumerate(modes, start=2):
+        costs = None if profile.modes is None else profile.modes.column(mode)
+        kept = (
+            None if fidelity is None or mode not in fidelity.modes else fidelity.modes.index(mode)
+        )
+        if costs is None or kept is None or profile.modes is None or fidelity is None:
+            continue
+        ratio, cosine = profile.modes.update_ratio[:, costs], fidelity.weights[:, kept]
+        known = np.isfinite(ratio) & np.isfinite(cosine)
+        available[:, column] = known
+        share[known, column] = cosine[known].clip(0, 1) ** 2
+        update[known, column] = own[known] * ratio[known] + profile.optimizer_seconds[known]
+        if mode.filters_input:
+            change[known, column] = way[known] * (profile.modes.path_ratio[known, costs] - 1)
+            inputs = fidelity.inputs[known, kept].clip(0.01, 1)
+            damage[known, column] = 1 - inputs**2
+    inside = {index for block in recomputed for index in block.nodes}
+    memory = np.zeros(shape)
+    uplink = np.zeros(shape)
+    for index, group in enumerate(profile.graph.groups):
+        for column in np.flatnonzero(available[index]).tolist():
+            if column:
+                uplink[index, column] = sent_bytes(group, columns[column])
+                memory[index, column] = _option_bytes(request, index, columns[column], inside)
+    path = profile.path_seconds.copy()
+    for block in recomputed:
+        first = min((g for i in block.nodes if (g := profile.graph.nodes[i].group) is not None),
+                    default=len(path) - 1)  # fmt: skip
+        path[first] += recompute_seconds(profile, block)
+    return GroupOptions(
+        columns,
+        Choices(
+            value=request.importance[:, None] * share,
+            seconds=update,
+            memory=memory,
+            uplink=uplink,
+            available=available,
+            path_seconds=path,
+            path_memory=path_activation_bytes(profile, inside, lean=request.lean),
+            path_change=change,
+            damage=damage,
+            forced=(profile.graph.head,),
+        ),
+    )
+
+
+def _own_and_way(profile: CostProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the seconds of each group's own gradient, and of passing the error gradient through it."""
+    own, way = np.zeros(len(profile)), np.zeros(len(profile))
+    for index, node in enumerate(profile.graph.nodes):
+        if node.group is not None:
+            own[node.group] += profile.node_update_seconds[index]
+            way[node.group] += profile.node_path_seconds[index]
+    return own, way
+
+
+def _option_bytes(request: PlanRequest, group: int, mode: Mode, inside: set[int]) -> float:
+    profile = request.profile
+    alone = [Mode.FROZEN] * len(profile)
+    alone[group] = mode
+    memory = step_memory(profile, alone)
+    weights = memory.gradients + memory.optimizer
+    return weights + group_activation_bytes(profile, group, mode, inside, lean=request.lean)

@@ -1,0 +1,198 @@
+"""What the joint solver chooses from: options per group, their worth and costs, and the limits.
+
+A group is not only trained or frozen: it may be trained in several ways (all of it, its bias alone, some of its
+channels, with a filtered gradient), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fl_elastic.errors import BudgetError
+
+__all__ = ["COSTS", "Choices", "Limits", "Totals"]
+
+COSTS = ("seconds", "memory", "uplink")
+# Relative slack against rounding when sums are compared with a limit.
+_EPSILON = 1e-9
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one selection is worth and costs: value, seconds, bytes of memory and of uplink."""
+
+    value: float
+    seconds: float
+    memory: float
+    uplink: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a selection may cost in seconds, bytes of memory and bytes of uplink.
+
+    Raises
+    ------
+    BudgetError
+        If a limit is NaN.
+    """
+
+    seconds: float = math.inf
+    memory: float = math.inf
+    uplink: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in COSTS:
+            if math.isnan(getattr(self, name)):
+                raise BudgetError(f"the limit of {name} is NaN; give a number or infinity")
+
+    def admit(self, totals: Totals) -> bool:
+        """Return whether all totals are within the limits, up to rounding (1e-9 of the limit)."""
+        return all(getattr(totals, name) <= self.with_slack(name) for name in COSTS)
+
+    def with_slack(self, name: str) -> float:
+        """Return the limit of the named cost with the slack against rounding."""
+        limit = float(getattr(self, name))
+        return limit + _EPSILON * abs(limit) if math.isfinite(limit) else limit
+
+
+def _zeros() -> _Floats:
+    return np.zeros((0, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """N tensor groups in backward order with K options each.
+
+    Attributes
+    ----------
+    value, seconds, memory, uplink : array of float, shape (N, K)
+        Worth and own costs of each option. Option 0 is "frozen", all zero. Values and seconds may be negative,
+        bytes not; an option with an infinite cost is never chosen.
+    available : array of bool, shape (N, K)
+        Options that exist; frozen always does, except for forced groups.
+    path_seconds, path_memory : array of float, shape (N,)
+        Path cost from the previous group to this one, charged for every group down to the deepest trained one.
+    path_change : array of float, shape (N, K)
+        Seconds that an option adds to the path below it (negative where it shortens it); they count only if a
+        deeper group is trained. Zero if not given.
+    damage : array of float in [0, 1), shape (N, K)
+        Share of the value of all deeper groups that an option loses. Zero if not given.
+    forced : tuple of int
+        Groups that must not be frozen.
+
+    Raises
+    ------
+    BudgetError
+        If shapes differ, an available option has a NaN, a negative size or a damage outside [0, 1), or a forced
+        group does not exist.
+    """
+
+    value: _Floats
+    seconds: _Floats
+    memory: _Floats
+    uplink: _Floats
+    available: NDArray[np.bool_]
+    path_seconds: _Floats
+    path_memory: _Floats
+    path_change: _Floats = field(default_factory=_zeros)
+    damage: _Floats = field(default_factory=_zeros)
+    forced: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.value)
+        if len(shape) != 2 or shape[1] < 1:
+            raise BudgetError(f"value has shape {shape}; it must be (groups, options)")
+        for name in ("value", *COSTS, "path_change", "damage"):
+            given = np.asarray(getattr(self, name), dtype=np.float64)
+            table = np.zeros(shape) if given.size == 0 else given
+            _require_shape(name, table.shape, shape)
+            object.__setattr__(self, name, table)
+        object.__setattr__(self, "available", np.asarray(self.available, dtype=bool))
+        _require_shape("available", self.available.shape, shape)
+        for name in ("path_seconds", "path_memory"):
+            path = np.asarray(getattr(self, name), dtype=np.float64)
+            _require_shape(name, path.shape, shape[:1])
+            if np.isnan(path).any():
+                raise BudgetError(f"{name} must not be NaN")
+            object.__setattr__(self, name, path)
+        object.__setattr__(self, "forced", tuple(int(group) for group in self.forced))
+        if any(not 0 <= group < shape[0] for group in self.forced):
+            raise BudgetError(f"forced groups {list(self.forced)} are outside 0 to {shape[0] - 1}")
+        self._require_sense()
+
+    def _require_sense(self) -> None:
+        for name in ("value", *COSTS, "path_change", "damage"):
+            table = getattr(self, name)
+            if np.any(table[:, 0]):
+                raise BudgetError(f"{name} of option 0 (frozen) must be zero")
+            if np.isnan(table[self.available]).any():
+                raise BudgetError(f"{name} of an available option is NaN")
+        for name in ("value", "path_change"):
+            if np.isinf(getattr(self, name)[self.available]).any():
+                raise BudgetError(f"{name} of an available option is infinite")
+        if (self.seconds[self.available] == -np.inf).any():
+            raise BudgetError("seconds of an available option are minus infinity")
+        for name in ("memory", "uplink"):
+            if (getattr(self, name)[self.available] < 0).any():
+                raise BudgetError(f"{name} of an available option is negative")
+        damage = self.damage[self.available]
+        if (damage < 0).any() or (damage >= 1).any():
+            raise BudgetError("damage of an available option must be at least 0 and less than 1")
+
+    @property
+    def damaging(self) -> NDArray[np.bool_]:
+        """Available options that lose value of deeper groups, shape (N, K)."""
+        return self.available & (self.damage > 0)
+
+    def totals(self, options: Sequence[int] | ArrayLike) -> Totals:
+        """Return the exact value and costs of one option per group.
+
+        Parameters
+        ----------
+        options : array-like of int, shape (N,)
+            Index of the option of every group.
+
+        Returns
+        -------
+        Totals
+            ``value = sum of v[i] * prod over j < i of (1 - damage[j])``; costs include the path to the deepest
+            group that is not frozen.
+
+        Examples
+        --------
+        >>> one = np.array([[0.0, 1.0], [0.0, 4.0]])
+        >>> choices = Choices(one, one, one, one, one >= 0, np.array([1.0, 2.0]), np.zeros(2))
+        >>> choices.totals([0, 1])
+        Totals(value=4.0, seconds=7.0, memory=4.0, uplink=4.0)
+        """
+        chosen = np.asarray(options, dtype=np.intp)
+        _require_shape("options", chosen.shape, self.path_seconds.shape)
+        trained = np.flatnonzero(chosen)
+        if not len(trained):
+            return Totals(0.0, 0.0, 0.0, 0.0)
+        picked = chosen[trained]
+        end = int(trained[-1]) + 1
+        keep = np.cumprod(1.0 - self.damage[trained, picked])
+        keep = np.concatenate([[1.0], keep[:-1]])
+        seconds = self.seconds[trained, picked].sum() + self.path_seconds[:end].sum()
+        seconds += self.path_change[trained[:-1], picked[:-1]].sum()
+        memory = self.memory[trained, picked].sum() + self.path_memory[:end].sum()
+        return Totals(
+            value=float((self.value[trained, picked] * keep).sum()),
+            seconds=float(seconds),
+            memory=float(memory),
+            uplink=float(self.uplink[trained, picked].sum()),
+        )
+
+
+def _require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        raise BudgetError(f"{name} has shape {shape}; it must be {expected}")

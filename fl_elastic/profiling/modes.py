@@ -1,0 +1,152 @@
+"""What a group costs when it is trained in another way than whole, measured layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.ops import lean_forward
+from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.profile import CostProfile
+
+__all__ = ["STANDARD_MODES", "convolution_module", "measure_modes"]
+
+STANDARD_MODES = tuple(
+    Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8", "w2", "w4", "wx2", "wx4")
+)
+_REPEATS = 6
+
+
+def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn.Conv2d | None:
+    """Return the convolution that owns a group, None if it is another operation or used twice."""
+    owners = graph.group_nodes()[group]
+    if graph.groups[group].kind is not GroupKind.CONV or len(owners) != 1:
+        return None
+    name = graph.nodes[owners[0]].module
+    module = model.get_submodule(name) if name else None
+    whole = {f"{name}.{p}" for p, _ in module.named_parameters()} if module is not None else set()
+    if isinstance(module, nn.Conv2d) and whole == set(graph.groups[group].parameters):
+        return module
+    return None
+
+
+def measure_modes(
+    profile: CostProfile,
+    model: nn.Module,
+    timer: Clock,
+    modes: Sequence[Mode] = STANDARD_MODES,
+) -> CostProfile:
+    """Return the profile with the measured costs of ``modes`` for every two-dimensional convolution.
+
+    Each layer runs alone on random data of its shape, exact and in each mode in turn; layers of one shape are
+    measured once. Norms and biases have no mode between bias and full, and other layers none but full.
+    """
+    graph = profile.graph
+    shape = (len(graph.groups), len(modes))
+    update, path = np.full(shape, np.nan), np.full(shape, np.nan)
+    known: dict[object, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    for group in range(len(graph.groups)):
+        module = convolution_module(graph, model, group)
+        inputs = _input_shape(graph, group)
+        if module is None or len(inputs) != 4:
+            continue
+        key = (
+            inputs, tuple(module.weight.shape), module.stride, module.padding, module.dilation,
+            module.groups, module.bias is None,
+        )  # fmt: skip
+        if key not in known:
+            known[key] = _ratios(module, inputs, modes, timer)
+        update[group], path[group] = known[key]
+    return replace(profile, modes=ModeCosts(tuple(modes), update, path))
+
+
+def _input_shape(graph: BackwardGraph, group: int) -> tuple[int, ...]:
+    """Return the shape of what goes into a group's layer, empty if it is not known."""
+    node = graph.nodes[graph.group_nodes()[group][-1]]
+    return graph.nodes[node.inputs[0]].shape if node.inputs else ()
+
+
+def _ratios(
+    module: nn.Conv2d, inputs: tuple[int, ...], modes: Sequence[Mode], timer: Clock
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    parameters: list[nn.Parameter] = list(module.parameters())
+    flags = [parameter.requires_grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    x = torch.randn(inputs).to(module.weight).contiguous(memory_format=torch.channels_last)
+    try:
+        forwards = [None, *(_applicable(module, mode, inputs) for mode in modes)]
+        # Rows: exact, then each mode. Columns: own gradient with the forward pass, and both gradients.
+        fastest = np.full((len(forwards), 2), np.inf)
+        for repeat in range(_REPEATS + 1):
+            for row, (mode, forward) in enumerate(zip([Mode.FULL, *modes], forwards, strict=True)):
+                if forward is None and row:
+                    continue
+                call = forward or module.forward
+                seen = [
+                    _time(call, x, parameters, mode, timer, path=path) for path in (False, True)
+                ]
+                if repeat:
+                    fastest[row] = np.minimum(fastest[row], seen)
+    finally:
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+    forward_alone = _forward_seconds(module, x, timer)
+    own = np.maximum(fastest[:, 0] - forward_alone, 1e-9)
+    measured = np.isfinite(fastest[1:, 0])
+    # Only a filtered error gradient takes another way; a difference between the others would be noise.
+    filters = np.array([mode.filters_input for mode in modes]) & measured
+    way = np.maximum(np.diff(np.where(np.isfinite(fastest), fastest, 0.0))[:, 0], 1e-9)
+    return (
+        np.where(measured, own[1:] / own[0], np.nan),
+        np.where(measured, np.where(filters, way[1:] / way[0], 1.0), np.nan),
+    )
+
+
+def _applicable(module: nn.Conv2d, mode: Mode, inputs: tuple[int, ...]) -> object:
+    """Return the forward of a mode; None if it does not apply or is nothing else than another mode."""
+    channels = None
+    if mode.kind == "bias" and module.bias is None:
+        return None
+    if mode.kind == "channels":
+        whole = module.in_channels if mode.axis == "in" else module.out_channels
+        count = mode.channel_count(whole)
+        if count == whole:
+            return None
+        channels = list(range(count))
+    if mode.kind == "filtered" and min(inputs[2:]) <= 1:
+        return None
+    return lean_forward(module, mode, channels)
+
+
+def _time(
+    call: object, x: Tensor, parameters: list[nn.Parameter], mode: Mode, timer: Clock, *, path: bool
+) -> float:
+    wanted = parameters[1:] if mode.kind == "bias" else parameters
+    flags = [p.requires_grad for p in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(any(parameter is other for other in wanted))
+    leaf = x.detach().requires_grad_(path)
+    started = timer()
+    output = call(leaf)  # type: ignore[operator]
+    torch.autograd.grad(output, [*wanted, leaf] if path else wanted, output.detach())
+    spent = timer() - started
+    for parameter, flag in zip(parameters, flags, strict=True):
+        parameter.requires_grad_(flag)
+    return spent
+
+
+def _forward_seconds(module: nn.Conv2d, x: Tensor, timer: Clock) -> float:
+    fastest = np.inf
+    for _ in range(_REPEATS):
+        started = timer()
+        module(x)
+        fastest = min(fastest, timer() - started)
+    return float(fastest)

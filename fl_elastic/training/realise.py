@@ -1,0 +1,95 @@
+"""Make a model train by a plan: lean layers, filtered and channel-wise gradients, recomputed blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.ops import lean
+from fl_elastic.planning import Plan
+from fl_elastic.training.freeze import frozen_outside
+
+__all__ = ["realised"]
+
+
+@contextmanager
+def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[None]:
+    """Train exactly as ``plan`` says inside the block; afterwards the model is as before.
+
+    Parameters outside of the plan are frozen. Layers that are trained by channels or with filtered gradients, and
+    all layers of a lean plan, run by `fl_elastic.ops` where it applies and as ever elsewhere. Of a layer trained
+    by channels, the other channels are put back after each step with `channels_kept`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(frozen_outside(plan, model))
+        modes = _modes_by_module(plan, graph)
+        if modes or plan.lean:
+            joins = any(mode.filters_input for mode in modes.values())
+            stack.enter_context(
+                lean(model, modes, plan.channels, joins=joins, only_named=not plan.lean)
+            )
+        for name in plan.recomputed:
+            stack.enter_context(_recomputed(model.get_submodule(name)))
+        yield
+
+
+def _modes_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, Mode]:
+    """Return the modes that torch's own layers do not offer, by the module that owns the group."""
+    kinds = ("channels", "filtered", "bias") if plan.lean else ("channels", "filtered")
+    return {
+        graph.nodes[owners[0]].module: mode
+        for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True)
+        if len(owners) == 1 and mode.kind in kinds and graph.nodes[owners[0]].module
+    }
+
+
+@contextmanager
+def _recomputed(module: nn.Module) -> Iterator[None]:
+    plain = module.forward
+    before = [(module, module.__dict__.get("forward"))]
+
+    def forward(x: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(x)
+        return checkpoint(
+            plain, x, use_reentrant=False, context_fn=lambda: (ExitStack(), _still_norms(module))
+        )
+
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
+@contextmanager
+def _still_norms(module: nn.Module) -> Iterator[None]:
+    """Keep running statistics from moving a second time while a block runs again."""
+    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    moving = [(norm, norm.momentum) for norm in norms if norm.training]
+    counts = [(n.num_batches_tracked, n.num_batches_tracked.clone()) for n, _ in moving
+              if n.num_batches_tracked is not None]  # fmt: skip
+    for norm, _ in moving:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in moving:
+            norm.momentum = momentum
+        for count, value in counts:
+            count.copy_(value)
+
+
+def _put_back(before: list[tuple[nn.Module, Any]]) -> None:
+    for module, forward in reversed(before):
+        if forward is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.__dict__["forward"] = forward
