@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups import BackwardGraph, Batch, call_model, untouched
-from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds
@@ -67,12 +67,15 @@ def feature_shape(graph: BackwardGraph, cut_index: int) -> tuple[int, ...]:
     return graph.nodes[graph.cuts[cut_index].node].shape[1:]
 
 
-def elastic_forward(profile: CostProfile, cache: CacheTerms | None = None) -> CostProfile:
+def elastic_forward(
+    profile: CostProfile, cache: CacheTerms | None = None, *, at_least: int = 0
+) -> CostProfile:
     """Return the profile of steps whose frozen prefix runs as inference, and out of a cache if there is one.
 
     The forward pass at each depth loses what the prefix below the nearest cut costs, and gains what it costs as
     inference for the examples that must be computed, plus the look-up. Averaged over the epochs: the
-    first one, which fills the cache, is dearer than the others.
+    first one, which fills the cache, is dearer than the others. The cut lies below ``at_least`` groups, also
+    under a shallower depth.
     """
     if not profile.graph.cuts or len(profile.cut_plain_seconds) == 0:
         return profile
@@ -80,7 +83,7 @@ def elastic_forward(profile: CostProfile, cache: CacheTerms | None = None) -> Co
     for depth in range(len(forward)):
         saving = 0.0
         for index, cut in enumerate(profile.graph.cuts):
-            if cut.groups_above > depth:
+            if cut.groups_above > max(depth, at_least - 1):
                 saving = profile.cut_plain_seconds[index] - _prefix_seconds(profile, index, cache)
                 break
         forward[depth] = max(forward[depth] - saving, 1e-9)
@@ -166,7 +169,7 @@ def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[di
 
 
 def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
-    """Return the seconds to digest a batch, and per number to gather and convert stored features."""
+    """Return the seconds to identify the examples of a batch, and to read one stored number."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -176,12 +179,12 @@ def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
     map_tensors(note, inputs)
     rows = torch.zeros(16, _VALUES // 16, dtype=torch.float16)
     places = torch.arange(16)
-    digesting, reading = np.inf, np.inf
+    identifying, reading = np.inf, np.inf
     for _ in range(_REPEATS):
         started = timer()
         for tensor in tensors:
-            hashlib.blake2b(tensor_bytes(tensor))
+            sample_ids(tensor)
         middle = timer()
         rows[places].float()
-        digesting, reading = min(digesting, middle - started), min(reading, timer() - middle)
-    return float(digesting), float(reading) / _VALUES
+        identifying, reading = min(identifying, middle - started), min(reading, timer() - middle)
+    return float(identifying), float(reading) / _VALUES

@@ -13,6 +13,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.profiling import CostProfile
@@ -65,6 +66,7 @@ class PlanChooser:
         self._generator = np.random.default_rng(options.seed)
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
+        self._reachable: int | None = None
 
     @property
     def batches_needed(self) -> int:
@@ -73,9 +75,13 @@ class PlanChooser:
 
     def begin(self, costs: CostProfile, requested_steps: int) -> None:
         """Start a fit: plan for that many steps at these costs."""
-        self._costs = costs
+        self.go_on(costs, None)
         self.requested_steps = requested_steps
         self.state.fit_to(costs.group_names)
+
+    def go_on(self, costs: CostProfile, reachable: int | None) -> None:
+        """Plan with other costs from now on, and only the groups within reach."""
+        self._costs, self._reachable = costs, reachable
 
     def probe_due(self, correction: float) -> bool:
         """Whether importance must be measured: not while everything fits, at the measured pace."""
@@ -85,7 +91,8 @@ class PlanChooser:
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""
         self.measure_fidelity(batches[-1])
-        return self.state.absorb(self.importance.score(self.probe(batches)), self.options)
+        scores = self.importance.score(self.probe(batches))
+        return self.state.absorb(self._with_unreachable(scores), self.options)
 
     def measure_fidelity(self, batch: Batch) -> None:
         """Measure what the policy's cheaper modes keep of the gradient now."""
@@ -113,11 +120,20 @@ class PlanChooser:
         return Probe(
             model=self._model,
             loss_fn=self._loss_fn,
-            groups=self._known_costs().graph.groups,
+            groups=self._known_costs().graph.groups[: self._reachable],
             batches=batches,
             shadow_optimizer=self._shadow_optimizer,
             generator=self._generator,
         )
+
+    def _with_unreachable(self, scores: Scores) -> Scores:
+        """Return scores for all groups: those out of reach were not probed and keep what they had."""
+        old = np.array(self.state.scores)
+        if self._reachable is None or len(scores) == len(old):
+            return scores
+        largest = float(np.abs(old[: self._reachable]).max(initial=0.0))
+        scale = float(np.abs(scores).max(initial=0.0)) / largest if largest > 0 else 0.0
+        return np.concatenate([scores, old[self._reachable :] * scale])
 
     def _known_costs(self) -> CostProfile:
         if self._costs is None:
@@ -146,5 +162,6 @@ class PlanChooser:
             steps=self.requested_steps,
             correction=correction,
             fidelity=self._fidelity,
+            reachable=self._reachable,
             generator=self._generator,
         )

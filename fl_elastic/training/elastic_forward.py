@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import BackwardGraph, Batch, Cut, untouched
+from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling import CacheTerms, Clock, CostProfile
-from fl_elastic.training.feature_cache import FeatureCache, fingerprint, sample_ids
+from fl_elastic.training.feature_cache import FeatureCache, fingerprint
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 
 __all__ = ["ElasticForward", "ForwardOptions", "ForwardReport", "expected_prefix_seconds"]
@@ -107,10 +109,16 @@ class ElasticForward:
         self._checked: dict[str, bool] = {}
         self._split: SplitModel | None = None
         self._cut = ""
+        self._locked: int | None = None
         self._computed = self._found = self._since_found = 0
         self._cache: FeatureCache | None = None
         if options.cache_bytes and epochs > 1:
             self._cache = FeatureCache(options.cache_bytes, options.precision, options.path)
+
+    @property
+    def locked_groups(self) -> int | None:
+        """How many groups may be trained without losing the features stored so far; None for all."""
+        return self._locked if self._cache is not None and len(self._cache) else None
 
     @property
     def terms(self) -> CacheTerms | None:
@@ -118,12 +126,17 @@ class ElasticForward:
         if self._cache is None:
             return None
         size = PRECISIONS[self.options.precision].itemsize
-        return CacheTerms(self.options.cache_bytes, size, self._examples, self._epochs)
+        # Once features are stored, staying above their cut costs only the look-up.
+        epochs = math.inf if self.locked_groups is not None else self._epochs
+        return CacheTerms(self.options.cache_bytes, size, self._examples, epochs)
 
     @contextmanager
     def splitting(self, graph: BackwardGraph, depth: int, batch: Batch) -> Iterator[None]:
         """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it."""
         cut = graph.cut_below(depth)
+        if self.locked_groups is not None and depth < self.locked_groups:
+            # A shallower plan goes on with the features that are there.
+            cut = graph.cut_below(self.locked_groups - 1)
         with ExitStack() as stack:
             if cut is not None:
                 split = SplitModel(
@@ -183,6 +196,7 @@ class ElasticForward:
         prefix = fingerprint(split.prefix_modules, f"{cut.module}/{cut.at_input}")
         try:
             self._cache.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
+            self._locked = cut.groups_above
         except BudgetError as error:
             self._give_up(str(error))
 
@@ -237,10 +251,12 @@ def _count(inputs: Any) -> int:
     return len(inputs) if isinstance(inputs, Tensor) else 1
 
 
-def expected_prefix_seconds(profile: CostProfile, elastic: CostProfile, depth: int) -> float:
+def expected_prefix_seconds(
+    profile: CostProfile, elastic: CostProfile, depth: int, at_least: int = 0
+) -> float:
     """Return what the prefix of a step costs on average by an elastic profile."""
     saved = profile.forward_seconds[depth] - elastic.forward_seconds[depth]
     for index, cut in enumerate(profile.graph.cuts):
-        if cut.groups_above > depth:
+        if cut.groups_above > max(depth, at_least - 1):
             return float(profile.cut_plain_seconds[index] - saved)
     return 0.0

@@ -13,23 +13,10 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups.forward import tensor_bytes
+from fl_elastic.groups.sample_ids import SampleId
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["FeatureCache", "fingerprint", "sample_ids"]
-
-
-def sample_ids(inputs: Tensor) -> list[bytes]:
-    """Return what identifies each prepared input: a digest of its content.
-
-    An example that augmentation has changed is another one, so stale features are never found, and an
-    augmentation with few variants per example needs no further key.
-
-    Parameters
-    ----------
-    inputs : Tensor
-        Shape (B, ...).
-    """
-    return [hashlib.blake2b(tensor_bytes(one), digest_size=16).digest() for one in inputs]
+__all__ = ["FeatureCache", "fingerprint"]
 
 
 def fingerprint(modules: Sequence[nn.Module], place: str) -> bytes:
@@ -67,8 +54,8 @@ class FeatureCache:
     >>> cache = FeatureCache(1024, "fp32")
     >>> cache.prepare(b"weights of today", (2, 2), examples=10)
     10
-    >>> cache.store([b"first"], torch.ones(1, 2, 2))
-    >>> cache.rows([b"first", b"second"])
+    >>> cache.store([(1, 2)], torch.ones(1, 2, 2))
+    >>> cache.rows([(1, 2), (3, 4)])
     [0, None]
     """
 
@@ -87,7 +74,7 @@ class FeatureCache:
         self._codec: FeatureCodec | None = None
         self._prefix = b""
         self._rows: Tensor | None = None
-        self._place: dict[bytes, int] = {}
+        self._place: dict[SampleId, int] = {}
 
     def __len__(self) -> int:
         return len(self._place)
@@ -125,7 +112,7 @@ class FeatureCache:
         self._codec, self._prefix = codec, prefix
         return capacity
 
-    def rows(self, ids: Sequence[bytes]) -> list[int | None]:
+    def rows(self, ids: Sequence[SampleId]) -> list[int | None]:
         """Return the row of each id, None where it is not stored."""
         return [self._place.get(one) for one in ids]
 
@@ -135,7 +122,7 @@ class FeatureCache:
             raise BudgetError("the feature cache holds nothing yet: call prepare first")
         return self._codec.decode(self._rows[torch.tensor(rows, dtype=torch.long)])
 
-    def store(self, ids: Sequence[bytes], features: Tensor) -> None:
+    def store(self, ids: Sequence[SampleId], features: Tensor) -> None:
         """Take in features while there is room; ids that are stored already are passed over."""
         if self._codec is None or self._rows is None:
             return

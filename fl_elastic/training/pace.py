@@ -13,6 +13,8 @@ __all__ = ["Pace"]
 _WINDOW = 20
 _TOLERANCE = 0.02
 _SAMPLES = 5
+_FIRST_SAMPLES = 3
+_REFERENCE_SHARE = 0.1
 
 
 class Pace:
@@ -52,6 +54,9 @@ class Pace:
         self._limited = not math.isinf(allowed_seconds)
         self._relative = relative
         self._references: list[float] = []
+        self._reference_seconds = 0.0
+        self._replans = 0
+        self._patient_until = 0
         self._next_reference = _WINDOW
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
@@ -82,20 +87,27 @@ class Pace:
     def reference_due(self) -> bool:
         """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.
 
-        One at a time, between steps of the plan: full steps in a row find their data in the cache.
+        One at a time, between steps of the plan: full steps in a row find their data in the cache. After the
+        first three they may take a tenth of the time of training, no more: under a large speed-up they are dear.
         """
         watching = self.correct and self._relative and self._limited
-        return watching and self.steps > self._next_reference - _SAMPLES
+        few = len(self._references) < _FIRST_SAMPLES
+        cheap = few or self._reference_seconds <= _REFERENCE_SHARE * self.spent
+        return watching and cheap and self.steps > self._next_reference - _SAMPLES
 
-    def reference(self, ratio: float) -> None:
-        """Take in a full step, as the ratio of its time to the cost profile's."""
+    def reference(self, ratio: float, seconds: float = 0.0) -> None:
+        """Take in a full step: the ratio of its time to the cost profile's, and its seconds."""
         self._references.append(ratio)
+        self._reference_seconds += seconds
         self.drift = statistics.median(self._references)
         if self.steps >= self._next_reference:
             self._next_reference = 2 * self.steps
 
     def replanned(self) -> None:
-        """Forget the step times of the plan before."""
+        """Forget the step times of the plan before; after a correction, wait longer before the next one."""
+        if self.corrected:
+            self._replans += 1
+            self._patient_until = self.steps + _WINDOW * 2 ** max(self._replans - 2, 0)
         self.corrected = False
         self._recent.clear()
 
@@ -117,6 +129,8 @@ class Pace:
         """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""
         measured = self._measured()
         if not self.correct or measured is None or not self._limited:
+            return False
+        if self.steps < self._patient_until:
             return False
         if not plan.feasible:
             # Its steps are longer than their share by choice; taking fewer of them holds the budget.

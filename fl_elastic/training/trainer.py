@@ -163,7 +163,7 @@ class ElasticTrainer:
             batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
             if batch is not None and pace.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                pace.reference(self._time_full_pass(batch, log))
+                pace.reference(*self._time_full_pass(batch, log))
             due = plan is not deep and (pace.corrected or self.chooser.probe_due(pace.correction))
             if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
@@ -207,10 +207,12 @@ class ElasticTrainer:
         graph, forward = self._profiled().graph, self._forward
         expected = self._expected_prefix_seconds(plan)
         with ExitStack() as stack:
+            started = log.clock()
             stack.enter_context(realised(plan, self.model, graph))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
             self._guard = ChannelGuard(plan, self.model)
+            log.selection_seconds += log.clock() - started
             tensors = [*plan.trained_parameters, *training_statistics(self.model)]
             while next_batch is not None and pace.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
@@ -288,11 +290,15 @@ class ElasticTrainer:
 
     def _planned_with(self, profile: CostProfile) -> CostProfile:
         """Return the costs that plans are made with: those of the forward pass as it will run."""
-        return profile if self._forward is None else elastic_forward(profile, self._forward.terms)
+        forward = self._forward
+        if forward is None:
+            return profile
+        return elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
 
     def _expected_prefix_seconds(self, plan: Plan) -> float:
-        profile = self._profiled()
-        return expected_prefix_seconds(profile, self._planned_with(profile), plan.depth)
+        profile, forward = self._profiled(), self._forward
+        locked = 0 if forward is None else forward.locked_groups or 0
+        return expected_prefix_seconds(profile, self._planned_with(profile), plan.depth, locked)
 
     def _optimizing(self) -> torch.optim.Optimizer:
         """Return the optimiser, made at first use and kept from fit to fit."""
@@ -328,6 +334,8 @@ class ElasticTrainer:
         """Return the plan to go on with; importance is probed first if that is due."""
         started = log.clock()
         keep = False
+        if self._forward is not None:
+            self.chooser.go_on(self._planned_with(self._profiled()), self._forward.locked_groups)
         if self.chooser.probe_due(pace.correction):
             drifted = self.chooser.measure_importance(batches)
             keep = not drifted and not pace.corrected
@@ -342,8 +350,9 @@ class ElasticTrainer:
             pace.spent += spent
         return plan
 
-    def _time_full_pass(self, batch: Batch, log: StepLog) -> float:
+    def _time_full_pass(self, batch: Batch, log: StepLog) -> tuple[float, float]:
         started = log.clock()
         ratio = full_pass_ratio(self.model, self.loss_fn, batch, self._profiled(), log.clock)
-        log.selection_seconds += log.clock() - started
-        return ratio
+        spent = log.clock() - started
+        log.selection_seconds += spent
+        return ratio, spent

@@ -1,0 +1,240 @@
+"""Fine-tune a pretrained network in every way there is: accuracy against training time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.bench.results import Results
+from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch
+from fl_elastic.losses import classification_loss
+from fl_elastic.simulation.datasets import data_root_folder, load_dataset
+from fl_elastic.simulation.model_lookup import resolve_model
+from fl_elastic.simulation.pretrained import load_pretrained
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
+
+__all__ = ["METHODS", "Shuffled", "TransferMethod", "bench_transfer", "cosine_adamw"]
+
+_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
+_BATCH, _EPOCHS = 16, 6
+_HEAD_EPOCHS, _HEAD_RATE = 12, 1e-3
+RATES = (1e-3, 3e-4, 1e-4)
+SEEDS = (0, 1, 2)
+_CACHE = 1 << 30
+
+
+@dataclass(frozen=True)
+class TransferMethod:
+    """One way to fine-tune.
+
+    Attributes
+    ----------
+    name : str
+        What the table calls it.
+    policy : str
+        Registered policy.
+    speedup : float or None
+        Budget per step.
+    forward : {"plain", "inference", "cached"}
+        How the frozen prefix runs.
+    head_first : bool
+        Whether a short training of the head alone, on cached features, comes first; its time counts.
+    importance : str
+        Score that the policy uses.
+    """
+
+    name: str
+    policy: str
+    speedup: float | None = None
+    forward: str = "plain"
+    head_first: bool = False
+    importance: str = "elastic"
+
+
+METHODS = (
+    TransferMethod("full", "full"),
+    TransferMethod("head", "head"),
+    TransferMethod("head, cached", "head", forward="cached"),
+    TransferMethod("bias", "bias"),
+    TransferMethod("last_k at 2", "last_k", 2),
+    TransferMethod("ElasticTrainer-style at 2", "elastic", 2, importance="elastic_same_batch"),
+    TransferMethod("elastic at 2", "elastic", 2),
+    TransferMethod("elastic at 3", "elastic", 3),
+    TransferMethod("elastic, inference prefix, at 3", "elastic", 3, "inference"),
+    TransferMethod("elastic, cached prefix, at 3", "elastic", 3, "cached"),
+    TransferMethod("elastic, cached prefix, at 6", "elastic", 6, "cached"),
+    TransferMethod("head first, full", "full", head_first=True),
+    TransferMethod("head first, elastic at 3", "elastic", 3, head_first=True),
+    TransferMethod("head first, elastic, cached prefix, at 3", "elastic", 3, "cached", True),
+    TransferMethod("head first, elastic, cached prefix, at 6", "elastic", 6, "cached", True),
+    TransferMethod("head first, elastic, cached prefix, at 4", "elastic", 4, "cached", True),
+    TransferMethod("head first, last_k, cached prefix, at 6", "last_k", 6, "cached", True),
+    TransferMethod("head first, random, cached prefix, at 6", "random", 6, "cached", True),
+    TransferMethod("head first, joint, cached prefix, at 6", "joint", 6, "cached", True),
+)
+
+
+class Shuffled:
+    """Batches of a dataset in a new order each time, reproducible from a seed; channels last.
+
+    The last batch is left out if it is not whole.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int, seed: int) -> None:
+        self._inputs, self._targets, self._size = inputs, targets, batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        self.dataset_size = len(inputs)
+
+    def __len__(self) -> int:
+        return len(self._inputs) // self._size
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self._inputs), generator=self._generator)
+        for index in range(len(self)):
+            rows = order[index * self._size : (index + 1) * self._size]
+            yield _laid_out(self._inputs[rows]), self._targets[rows]
+
+
+def _laid_out(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def cosine_adamw(rate: float, steps: int) -> Callable[[Iterable[nn.Parameter]], torch.optim.AdamW]:
+    """Return a maker of AdamW whose rate falls to zero along a cosine within ``steps``."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        optimizer = torch.optim.AdamW(parameters, lr=rate)
+        taken = 0
+
+        def lower(*_: Any) -> None:
+            nonlocal taken
+            taken += 1
+            for group in optimizer.param_groups:
+                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * min(taken / steps, 1.0)))
+
+        optimizer.register_step_post_hook(lower)
+        return optimizer
+
+    return make
+
+
+def bench_transfer(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    workers: int = 2,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Fine-tune MobileNetV2 with ImageNet weights on fifty bird species by every method.
+
+    One thread and its CPU time per run. Every method tries the same learning rates with the first seed; the other
+    seeds take the best of them. Training time counts steps, probes, planning and filling the cache; measuring the
+    cost profile, which a device does once, is given apart.
+    """
+    root = str(data_root_folder(data_root))
+    wanted = [(m, rate, SEEDS[0]) for m in METHODS for rate in RATES]
+    _run(results, root, wanted, workers, tell)
+    rest = [(m, _best_rate(results, m), seed) for m in METHODS for seed in SEEDS[1:]]
+    _run(results, root, rest, workers, tell)
+
+
+def _run(
+    results: Results,
+    root: str,
+    cells: list[tuple[TransferMethod, float, int]],
+    workers: int,
+    tell: Callable[[str], None],
+) -> None:
+    missing = [cell for cell in cells if _name(*cell) not in results.rows]
+    if not missing:
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(train_cell, *cell, root): cell for cell in missing}
+        for done, future in enumerate(as_completed(running), start=1):
+            name = _name(*running[future])
+            row = future.result()
+            results.add(name, row)
+            tell(f"{done}/{len(missing)} {name}: {row['accuracy']:.4f} in {row['seconds']:.1f} s")
+
+
+def _name(method: TransferMethod, rate: float, seed: int) -> str:
+    return f"{method.name} | {rate:g} | {seed}"
+
+
+def _best_rate(results: Results, method: TransferMethod) -> float:
+    return max(RATES, key=lambda rate: results.rows[_name(method, rate, SEEDS[0])]["accuracy"])
+
+
+def train_cell(method: TransferMethod, rate: float, seed: int, root: str) -> dict[str, Any]:
+    """Train one network by one method; return its accuracy and what it cost."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    data = load_dataset("cub50", root)
+    inputs, targets = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+    model = resolve_model("mobilenet_v2", data.classes)
+    load_pretrained(model, Path(root) / _WEIGHTS)
+    loader = Shuffled(inputs, targets, _BATCH, seed)
+    head = TransferMethod("", "head", forward="cached")
+    first = 0.0
+    if method.head_first:
+        first = _fit(model.train(), loader, head, _HEAD_RATE, _HEAD_EPOCHS, seed)["seconds"]
+    row = _fit(model.train(), loader, method, rate, _EPOCHS, seed)
+    row["seconds"] += first
+    row["head_seconds"] = first
+    test = [
+        (
+            _laid_out(torch.from_numpy(data.test_x[i : i + 100])),
+            torch.from_numpy(data.test_y[i : i + 100]),
+        )
+        for i in range(0, len(data.test_x), 100)
+    ]
+    row["accuracy"] = evaluate(model, classification_loss, test).accuracy
+    return {"method": asdict(method), "rate": rate, "seed": seed, **row}
+
+
+def _fit(
+    model: nn.Module, loader: Shuffled, method: TransferMethod, rate: float, epochs: int, seed: int
+) -> dict[str, Any]:
+    forwards = {
+        "plain": None,
+        "inference": ForwardOptions(),
+        "cached": ForwardOptions(cache_bytes=_CACHE),
+    }
+    trainer = ElasticTrainer(
+        model,
+        classification_loss,
+        cosine_adamw(rate, epochs * len(loader)),
+        budget=Budget(speedup=method.speedup),
+        policy=method.policy,
+        options=TrainerOptions(
+            importance=method.importance,
+            forward=forwards[method.forward],
+            deep_every=0,
+            clock="cpu",
+            seed=seed,
+        ),
+    )
+    report = trainer.fit(loader, epochs=epochs)
+    forward = report.forward
+    return {
+        "seconds": report.seconds + report.selection_seconds,
+        "selection_seconds": report.selection_seconds,
+        "steps": report.steps,
+        "requested_steps": report.requested_steps,
+        "full_step_seconds": report.full_step_seconds,
+        "plans": [
+            {"step": step, "depth": plan.depth, "groups": int(plan.mask.sum())}
+            for step, plan in report.plans
+        ],
+        "cache_bytes": 0 if forward is None else forward.cache_bytes,
+        "refused": "" if forward is None else forward.refused,
+    }
