@@ -44,9 +44,9 @@ class JointSelection:
 def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     """Return the options of largest total value within all limits.
 
-    With one limit the answer is exact as long as few states are undominated, and within 1e-5 of the optimum beyond
-    16 groups; with several it is searched to within 0.2 % of the bound, or as far as a fixed amount of work allows.
-    With damage the answer is a good one, never worse than the best found without damaging options.
+    With one limit the answer is exact up to 16 groups, as long as few states are undominated; beyond, it is
+    searched to within 1e-5 of the bound, and with several limits to within 0.2 %, or as far as a fixed amount of
+    work allows. With damage the answer is a good one, never worse than the best found without damaging options.
 
     Parameters
     ----------

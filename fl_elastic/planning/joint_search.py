@@ -25,6 +25,8 @@ _Ints = NDArray[np.intp]
 _FULL = 1.0 + 1e-12
 # How far the best prices are moved to judge states whose room is not like the lane's.
 _SPREAD = 1.6
+# A lane gets no more than so many equal shares of a fair choice.
+_SHARE = 3
 # How many lanes are rounded, and by how much their prices are raised until the room is kept.
 _ROUNDED = 4
 _RAISES = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.5, 5.0)
@@ -155,7 +157,7 @@ def sweep(
     most_groups : int, optional
         Stop when so many groups are decided; the states of largest bound are returned then.
     """
-    lanes = priced.lanes
+    lanes, fair = priced.lanes, most_groups is not None
     count, dims = len(lanes), lanes.cost.shape[-1]
     alive = np.asarray(keep.any(axis=-1).all(axis=-1))
     keep = keep & alive[:, None, None]
@@ -193,7 +195,7 @@ def sweep(
             if dims == 1:
                 kept = _spread(lane_of[chosen], costs[chosen, 0], reach[chosen], cap)
             else:
-                kept = np.argpartition(-reach[chosen], cap)[:cap]
+                kept = _largest(lane_of[chosen], reach[chosen], cap, fair=fair)
             out = np.delete(chosen, kept)
             np.maximum.at(dropped, lane_of[out], reach[out])
             chosen = chosen[kept]
@@ -204,8 +206,21 @@ def sweep(
         if not len(chosen) or len(history) == most_groups:
             break
     merit = value if len(history) == len(open_groups) else bound.min(axis=-1)
-    best = np.argsort(-merit, kind="stable")[:answers]
+    best = _largest(lane, merit, answers, fair=fair)
     return Found(lane[best], _options(first, origin, history, best), dropped)
+
+
+def _largest(lane: _Ints, merit: _Floats, count: int, *, fair: bool) -> _Ints:
+    """Return the states of largest merit, best first; if fair, none of the lanes has them all."""
+    order = np.argsort(-merit, kind="stable")
+    if fair and len(order) > count:
+        by_lane = order[np.argsort(lane[order], kind="stable")]
+        starts = np.flatnonzero(np.diff(lane[by_lane], prepend=-1))
+        sizes = np.diff(starts, append=len(by_lane))
+        rank = np.empty_like(order)
+        rank[by_lane] = np.arange(len(by_lane)) - np.repeat(starts, sizes)
+        order = order[rank[order] < max(1, _SHARE * count // len(starts))]
+    return order[:count]
 
 
 def _undominated(lane: _Ints, cost: _Floats, value: _Floats) -> _Ints:
@@ -215,7 +230,7 @@ def _undominated(lane: _Ints, cost: _Floats, value: _Floats) -> _Ints:
     order = np.lexsort((-value, cost, lane))
     worth = value[order] - value.min()
     # Lanes follow each other upwards, so that one running maximum serves them all.
-    worth = worth + lane[order] * (2.0 * worth.max() + 1.0)
+    worth = worth + lane[order] * (2.0 * worth.max() or 1.0)
     best = np.maximum.accumulate(worth)
     kept: _Bools = np.concatenate([[True], worth[1:] > best[:-1]])
     return order[kept]

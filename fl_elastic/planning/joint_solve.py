@@ -16,7 +16,6 @@ from fl_elastic.planning.joint_search import Priced, price, rounded, sweep
 __all__ = ["Best", "judge_of", "solve"]
 
 _Floats = NDArray[np.float64]
-_Bools = NDArray[np.bool_]
 _Ints = NDArray[np.intp]
 
 # Up to this many groups nothing short of the optimum is good enough.
@@ -24,18 +23,24 @@ _FEW_GROUPS = 16
 _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
 # Largest tables of one round of lanes, in entries (lanes x groups x options).
 _ROUND_SIZE = 20_000
-_ROUNDS = 6
+_ROUNDS = 4
 _PILOTS = 5
 # The first sweep: few lanes, few groups, few states.
 _CORE_LANES, _CORE_GROUPS = 4, 20
 _CORE_STATES = 100
-# Splits: how many groups of largest cost are fixed, and into how many lanes; the sweep through these.
-_SPLIT_LANES = 12
-_SPLIT_STATES, _SPLIT_CORE_GROUPS, _SPLIT_CORE_STATES = 100, 24, 200
-# What follows the first sweep, in turn: groups of a split; most states of a wide sweep, and most entries of the
-# tables of all its steps (lanes' options x states x prices).
-_WIDER = ((6, 400, 300_000), (12, 4000, 800_000))
+# Splits: how often, how many groups of largest cost at a time, into how many lanes; the sweeps before and after.
+_SPLITS, _SPLIT_GROUPS = 5, 2
+_SPLIT_LANES = (12, 48)
+_SPLIT_STATES, _SPLIT_CORE_GROUPS, _SPLIT_CORE_STATES = 200, 24, 200
+# Lanes are split again only while the gap is above so many tolerances.
+_COARSER = 2.5
+# The wide sweeps that follow: most states, and most entries of the tables of all steps (options x states x prices).
+_WIDER = ((400, 300_000), (4000, 800_000))
 _WIDE_LANES = 12
+# The same for one cost: the first sweep, all groups of its lanes, and all groups of all lanes.
+_STATES_OF_ONE_COST = 1000
+_WIDE_OF_ONE_COST = (2000, 1_000_000)
+_WIDEST_OF_ONE_COST = (20_000, 3_000_000)
 # A wide sweep with fewer states finds nothing that the others do not.
 _LEAST_STATES = 60
 
@@ -112,9 +117,9 @@ class _Goal:
     best: Best
     tolerance: float
 
-    def __call__(self) -> float:
+    def __call__(self, factor: float = 1.0) -> float:
         value = self.best.value
-        return value + self.tolerance * abs(value) if np.isfinite(value) else value
+        return value + factor * self.tolerance * abs(value) if np.isfinite(value) else value
 
 
 def _tolerance(problem: Problem) -> float:
@@ -144,13 +149,13 @@ def _search(priced: Priced, bounds: _Floats, goal: _Goal) -> None:
         goal.best.offer(options)
     groups = len(bounds)
     if priced.lanes.cost.shape[-1] == 1:
-        _look(priced, bounds, goal, _CORE_LANES, _CORE_GROUPS, 1000)
-        _look(priced, bounds, goal, _CORE_LANES, groups, 2000, 1_000_000)
-        _look(priced, bounds, goal, groups, groups, 20_000, 3_000_000)
+        _look(priced, bounds, goal, _CORE_LANES, _CORE_GROUPS, _STATES_OF_ONE_COST)
+        _look(priced, bounds, goal, _CORE_LANES, groups, *_WIDE_OF_ONE_COST)
+        _look(priced, bounds, goal, groups, groups, *_WIDEST_OF_ONE_COST)
         return
     _look(priced, bounds, goal, _CORE_LANES, _CORE_GROUPS, _CORE_STATES)
-    for heavy, states, work in _WIDER:
-        _split(priced, bounds, goal, heavy)
+    _split(_promising(priced, bounds, goal, _WIDE_LANES), goal)
+    for states, work in _WIDER:
         _look(priced, bounds, goal, _WIDE_LANES, groups, states, work)
 
 
@@ -189,24 +194,31 @@ def _look(
     bounds[depth] = np.minimum(bounds[depth], left)
 
 
-def _split(priced: Priced, bounds: _Floats, goal: _Goal, heavy: int) -> None:
-    """Fix the groups of largest cost in the ways of largest bound, and price each way anew.
+def _split(part: Priced, goal: _Goal) -> None:
+    """Fix the groups of largest cost in the ways of largest bound, price each way anew, and go on from there.
 
     A few groups hold most bytes of a real net. What is left of the room differs so much with their options that
     one set of prices cannot judge the rest.
     """
-    part = _promising(priced, bounds, goal, _WIDE_LANES)
-    if not len(part.lanes):
-        return
-    ways = sweep(
-        part, part.hopeful(goal()), goal(), _SPLIT_STATES, answers=_SPLIT_LANES, most_groups=heavy
-    )
-    lanes = fixed(part.lanes, ways.lane, ways.options)
-    if not len(lanes):
-        return
-    split = price(lanes, best_prices(lanes))
-    for options in rounded(split):
-        goal.best.offer(options)
-    keep = split.core(split.hopeful(goal()), _SPLIT_CORE_GROUPS)
-    for options in sweep(split, keep, goal(), _SPLIT_CORE_STATES).options:
-        goal.best.offer(options)
+    for split in range(_SPLITS):
+        part = part.at(np.flatnonzero(part.bound > goal(_COARSER if split else 1.0)))
+        if not len(part.lanes):
+            return
+        ways = int(np.clip(_ROUND_SIZE // max(part.lanes.value[:1].size, 1), *_SPLIT_LANES))
+        found = sweep(
+            part,
+            part.hopeful(goal()),
+            goal(),
+            _SPLIT_STATES,
+            answers=ways,
+            most_groups=_SPLIT_GROUPS,
+        )
+        lanes = fixed(part.lanes, found.lane, found.options)
+        if not len(lanes):
+            return
+        part = price(lanes, best_prices(lanes))
+        for options in rounded(part):
+            goal.best.offer(options)
+        keep = part.core(part.hopeful(goal()), _SPLIT_CORE_GROUPS)
+        for options in sweep(part, keep, goal(), _SPLIT_CORE_STATES).options:
+            goal.best.offer(options)
