@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from fl_elastic.groups.calls import Call
@@ -13,7 +13,10 @@ __all__ = ["find_blocks", "find_cuts"]
 
 
 def find_cuts(
-    nodes: Sequence[BackwardNode], position: Mapping[Any, int], calls: Sequence[Call]
+    nodes: Sequence[BackwardNode],
+    position: Mapping[Any, int],
+    starts: Set[int],
+    calls: Sequence[Call],
 ) -> tuple[Cut, ...]:
     """Return the cuts of one forward pass, shallowest first, at most one between two tensor groups.
 
@@ -23,6 +26,8 @@ def find_cuts(
         In backward order.
     position : mapping
         Index of each live autograd node.
+    starts : set of int
+        Indices of the nodes that work on the model's input itself.
     calls : sequence of Call
         Every module call of the forward pass.
 
@@ -32,7 +37,7 @@ def find_cuts(
     the same two groups the one nearest to the loss is kept, where the tensor has been pooled most. The output of
     a dropout is none, because its randomness belongs to the part that is trained.
     """
-    bottlenecks = _bottlenecks(nodes)
+    bottlenecks = _bottlenecks(nodes, starts)
     often = Counter(call.module for call in calls)
     users = Counter(below for node in nodes for below in node.inputs)
     random = {position.get(call.output_node) for call in calls if call.is_random}
@@ -56,10 +61,13 @@ def find_cuts(
 
 
 def find_blocks(
-    nodes: Sequence[BackwardNode], position: Mapping[Any, int], calls: Sequence[Call]
+    nodes: Sequence[BackwardNode],
+    position: Mapping[Any, int],
+    starts: Set[int],
+    calls: Sequence[Call],
 ) -> tuple[Block, ...]:
     """Return the modules whose input and output are both such a tensor, with more than one node inside."""
-    bottlenecks = _bottlenecks(nodes)
+    bottlenecks = _bottlenecks(nodes, starts)
     often = Counter(call.module for call in calls)
     blocks = []
     for call in calls:
@@ -73,7 +81,7 @@ def find_blocks(
     return tuple(blocks)
 
 
-def _bottlenecks(nodes: Sequence[BackwardNode]) -> dict[int, int]:
+def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, int]:
     """Return the bottleneck nodes, each with the number of groups above it, nearer to the loss.
 
     Groups in backward order are numbered by their deepest node; a bottleneck whose groups above are not the first
@@ -87,7 +95,8 @@ def _bottlenecks(nodes: Sequence[BackwardNode]) -> dict[int, int]:
             below = {n.group for n in nodes[index:] if n.group is not None}
             if groups and below and not below & groups:
                 found[index] = len(groups)
-        furthest = max([furthest, *node.inputs])
+        # Past a node that works on the input itself there is another way to it.
+        furthest = len(nodes) if index in starts else max([furthest, *node.inputs])
         if node.group is not None:
             groups.add(node.group)
     return found

@@ -114,8 +114,11 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     weight_nodes = tuple(
         (inner, group_of[node]) for node in live for inner in owned[node][1] if node in group_of
     )
-    cuts = find_cuts(nodes, position, calls)
-    blocks = find_blocks(nodes, position, calls)
+    starts = {
+        position[node] for node in live if any(inner in sources for inner, _ in node.next_functions)
+    }
+    cuts = find_cuts(nodes, position, starts, calls)
+    blocks = find_blocks(nodes, position, starts, calls)
     return Trace(BackwardGraph(groups, nodes, cuts, blocks), loss, tuple(live), weight_nodes)
 
 
@@ -145,8 +148,13 @@ def _differentiable_inputs(inputs: Any) -> tuple[Any, set[Any]]:
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:
-    """Return the innermost module that put out each node; a later call is nested deeper."""
-    return {call.output_node: call.module for call in calls if call.output_node is not None}
+    """Return the innermost module that made each node, not one that handed it on unchanged."""
+    makers: dict[Any, int] = {}
+    for index, call in enumerate(calls):
+        known = makers.get(call.output_node)
+        if call.output_node is not None and (known is None or known in call.parents):
+            makers[call.output_node] = index
+    return {node: calls[index].module for node, index in makers.items()}
 
 
 def _shape_of(node: Any) -> tuple[int, ...]:

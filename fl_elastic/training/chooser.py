@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.importance.base import Scores
+from fl_elastic.importance.channels import choose_channels, make_channel_score
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.profiling import CostProfile
@@ -56,7 +58,10 @@ class PlanChooser:
         optimizer: Callable[[], torch.optim.Optimizer],
     ) -> None:
         self.policy = make_policy(policy)
-        self.importance = make_importance(options.importance)
+        self.importance = make_importance(self.policy.importance_name or options.importance)
+        self.channel_score = make_channel_score(
+            self.policy.channel_score_name or options.channel_score
+        )
         self.budget = budget
         self.options = options
         self.state = state
@@ -67,15 +72,19 @@ class PlanChooser:
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
+        self._batches: Sequence[Batch] = ()
 
     @property
     def batches_needed(self) -> int:
         """Batches that one probe takes."""
-        return self.importance.batches_needed if self.policy.uses_importance else 1
+        scored = self.importance.batches_needed if self.policy.uses_importance else 1
+        chosen = self.channel_score.batches_needed if self.policy.modes else 1
+        return max(scored, chosen, 1)
 
-    def begin(self, costs: CostProfile, requested_steps: int) -> None:
-        """Start a fit: plan for that many steps at these costs."""
+    def begin(self, costs: CostProfile, requested_steps: int, batches: Sequence[Batch]) -> None:
+        """Start a fit: plan for that many steps at these costs, and look at these batches."""
         self.go_on(costs, None)
+        self._batches = batches
         self.requested_steps = requested_steps
         self.state.fit_to(costs.group_names)
 
@@ -90,6 +99,7 @@ class PlanChooser:
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""
+        self._batches = batches
         self.measure_fidelity(batches[-1])
         scores = self.importance.score(self.probe(batches))
         return self.state.absorb(self._with_unreachable(scores), self.options)
@@ -102,8 +112,13 @@ class PlanChooser:
             )
 
     def plan(self, correction: float) -> Plan:
-        """Return what the policy chooses at the measured pace."""
-        return self.policy.plan(self._request(correction))
+        """Return what the policy chooses at the measured pace, with the channels of its groups."""
+        plan = self.policy.plan(self._request(correction))
+        if not any(mode.kind == "channels" for mode in plan.modes):
+            return plan
+        graph = self._known_costs().graph
+        scores = self.channel_score.score(self.probe(self._batches), graph)
+        return replace(plan, channels=choose_channels(plan.modes, graph, scores))
 
     def deep_plan(self) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if it is this fit's turn."""

@@ -38,6 +38,8 @@ class ForwardOptions:
         How features are stored.
     path : path-like, optional
         File for the cache instead of memory.
+    variants : int
+        Prepared variants of each example that the loader draws from (see `Variants`): so many more are kept.
     channels_last : bool
         Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
     augment : callable, optional
@@ -47,6 +49,7 @@ class ForwardOptions:
     cache_bytes: int = 0
     precision: str = "fp16"
     path: str | os.PathLike[str] | None = None
+    variants: int = 1
     channels_last: bool = True
     augment: Callable[[Tensor], Tensor] | None = None
 
@@ -54,6 +57,8 @@ class ForwardOptions:
         FeatureCodec(self.precision, (1,))
         if self.cache_bytes < 0:
             raise BudgetError(f"cache_bytes {self.cache_bytes} must not be negative")
+        if self.variants < 1:
+            raise BudgetError(f"variants {self.variants} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ class ElasticForward:
         self.prefix_seconds = 0.0
         self.refused = ""
         self._model = model
-        self._examples, self._epochs = examples, epochs
+        self._examples = examples * options.variants
+        self._epochs = max(epochs / options.variants, 1.0)
         self._clock = clock
         self._checked: dict[str, bool] = {}
         self._split: SplitModel | None = None

@@ -36,6 +36,8 @@ class TrainerOptions:
     closed_loop : bool
         Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
         alone, so that a simulation is reproducible.
+    channel_score : str
+        Registered score by which the channels of a group are chosen that is trained in part.
     forward : ForwardOptions, optional
         Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
     clock : {"auto", "wall", "cpu"}
@@ -51,6 +53,7 @@ class TrainerOptions:
     exploration: float = 0.3
     deep_every: int = 4
     closed_loop: bool = True
+    channel_score: str = "fisher"
     forward: ForwardOptions | None = None
     clock: str = "auto"
     seed: int = 0

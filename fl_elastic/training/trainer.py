@@ -145,7 +145,7 @@ class ElasticTrainer:
         self._optimizing()
         clock = clock_for(model_device(self.model), self.options.clock)
         forward = self._forward = self._elastic_forward(epochs, clock)
-        self.chooser.begin(self._planned_with(profile), requested)
+        self.chooser.begin(self._planned_with(profile), requested, batches)
         allowed = self.budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
         pace = Pace(
             allowed,

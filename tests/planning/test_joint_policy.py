@@ -1,0 +1,135 @@
+"""The joint policy mixes modes, holds every limit, and is worth at least what whole groups are worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_models import conv_net, images, loss_fn, sgd
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
+from fl_elastic.groups import Mode
+from fl_elastic.importance.fidelity import Fidelity
+from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.profiling import (
+    STANDARD_MODES,
+    CostProfile,
+    ModeCosts,
+    profile_model,
+    step_memory,
+)
+from fl_elastic.testing import made_up_profile
+
+N, K = 8, len(STANDARD_MODES)
+
+
+def request_of(budget: Budget, *, seed: int = 0, cosine: float | None = None) -> PlanRequest:
+    """A request on made-up costs where every mode was measured."""
+    generator = np.random.default_rng(seed)
+    profile = made_up_profile(groups=N, seed=seed)
+    shares = np.array([0.3, 0.6, 0.4, 0.3, 0.4, 0.3, 0.3, 0.2])
+    update = np.tile(shares, (N, 1))
+    path = np.ones((N, K))
+    path[:, [mode.filters_input for mode in STANDARD_MODES]] = 0.3
+    profile = replace(profile, modes=ModeCosts(STANDARD_MODES, update, path))
+    weights = generator.uniform(0.5, 1.0, (N, K)) if cosine is None else np.full((N, K), cosine)
+    fidelity = Fidelity(STANDARD_MODES, weights, weights)
+    return PlanRequest(profile, budget, generator.uniform(0.1, 1.0, N), fidelity=fidelity)
+
+
+def worth(request: PlanRequest, plan: Plan) -> float:
+    """Importance times squared cosines; a filtered error gradient loses its share of what is deeper."""
+    assert request.fidelity is not None
+    total, kept = 0.0, 1.0
+    for group, mode in enumerate(plan.modes):
+        if mode.is_frozen:
+            continue
+        cosine = 1.0
+        if mode != Mode.FULL:
+            column = STANDARD_MODES.index(mode)
+            cosine = float(request.fidelity.weights[group, column])
+        total += kept * request.importance[group] * cosine**2
+        if mode.filters_input:
+            kept *= float(request.fidelity.inputs[group, STANDARD_MODES.index(mode)]) ** 2
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("speedup", [1.2, 1.6, 2.2])
+def test_mixing_is_worth_at_least_as_much_as_whole_groups(speedup: float, seed: int) -> None:
+    request = request_of(Budget(speedup=speedup), seed=seed)
+    mixed, whole = make_policy("joint").plan(request), make_policy("elastic").plan(request)
+    assert mixed.feasible
+    assert worth(request, mixed) >= worth(request, whole) * (1 - 1e-6)
+
+
+def test_cheap_modes_are_used_where_they_keep_the_gradient_and_not_where_they_lose_it() -> None:
+    good = make_policy("joint").plan(request_of(Budget(speedup=2.0), cosine=0.99))
+    assert any(mode.kind in ("channels", "filtered", "bias") for mode in good.modes)
+    bad = make_policy("joint").plan(request_of(Budget(speedup=2.0), cosine=0.05))
+    assert worth(request_of(Budget(speedup=2.0), cosine=0.05), bad) > 0
+    assert {str(mode) for mode in bad.modes} <= {"full", "frozen"} or bad.mask.all()
+
+
+def test_the_head_is_always_trained() -> None:
+    for speedup in (1.0, 2.0, 50.0):
+        request = request_of(Budget(speedup=speedup))
+        assert not make_policy("joint").plan(request).modes[request.profile.graph.head].is_frozen
+
+
+def test_groups_out_of_reach_are_left_alone() -> None:
+    for name in ("joint", "elastic", "last_k", "random"):
+        request = replace(request_of(Budget(speedup=1.2)), reachable=3)
+        plan = make_policy(name).plan(request)
+        assert plan.depth < 3, name
+
+
+@pytest.fixture(scope="module")
+def measured() -> CostProfile:
+    torch.manual_seed(0)
+    return profile_model(conv_net().train(), loss_fn, images()[0], optimizer_fn=sgd, clock="cpu")
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
+def test_memory_and_uplink_are_held(measured: CostProfile, share: float) -> None:
+    everything = [Mode.FULL] * len(measured)
+    memory = share * step_memory(measured, everything).total
+    uplink = share * float(measured.parameter_bytes.sum())
+    request = PlanRequest(measured, Budget(memory=memory, uplink=uplink), np.ones(len(measured)))
+    plan = make_policy("joint").plan(request)
+    assert plan.predicted_step_bytes <= memory and request.uplink_bytes(plan.modes) <= uplink
+    assert plan.mask.sum() > 1
+
+
+def test_a_memory_budget_that_nobody_can_meet_names_what_would_do(measured: CostProfile) -> None:
+    request = PlanRequest(measured, Budget(memory=10), np.ones(len(measured)))
+    with pytest.raises(BudgetError, match=r"memory must be at least|needs [0-9]+ bytes"):
+        make_policy("joint").plan(request)
+    with pytest.raises(BudgetError, match=r"raise it to [0-9]+"):
+        make_policy("full").plan(request)
+
+
+def test_filtering_as_published_takes_the_last_four_convolutions() -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)),
+        nn.Conv2d(3, 3, 1, stride=2), nn.Flatten(), nn.Linear(48, 3),
+    )  # fmt: skip
+    profile = profile_model(model, loss_fn, images()[0], clock="cpu")
+    plan = make_policy("gradient_filter").plan(
+        PlanRequest(profile, Budget(), np.zeros(len(profile)))
+    )
+    # The strided 1 x 1 convolution is a shortcut, which is never filtered.
+    assert [str(mode) for mode in plan.modes] == [
+        "full",
+        "frozen",
+        *["wx2"] * 4,
+        "frozen",
+        "frozen",
+    ]
+    tight = Budget(uplink=float(profile.parameter_bytes[[0, 2, 3]].sum()))
+    plan = make_policy("gradient_filter").plan(PlanRequest(profile, tight, np.zeros(len(profile))))
+    assert [str(mode) for mode in plan.modes].count("wx2") == 2

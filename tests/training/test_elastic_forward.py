@@ -1,0 +1,172 @@
+"""Training on features of the frozen prefix is training, only cheaper."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import Chosen, chain, conv_net, images, loss_fn, sgd, vectors, weights_of
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
+from fl_elastic.profiling import CacheTerms, elastic_forward, profile_model
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
+
+
+def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None) -> ElasticTrainer:
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(),
+        options=TrainerOptions(closed_loop=False, clock="cpu", forward=forward),
+    )  # fmt: skip
+    trainer.chooser.policy = Chosen(names)
+    return trainer
+
+
+def settled_net() -> nn.Module:
+    """A net whose norms have seen data, so that folding has something to fold."""
+    model = conv_net().train()
+    for inputs, _ in images(8, seed=5):
+        model(inputs)
+    return model
+
+
+OPTIONS = {
+    "inference": ForwardOptions(),
+    "memory": ForwardOptions(cache_bytes=1 << 20, precision="fp32"),
+    "small": ForwardOptions(cache_bytes=5 * 8 * 64 * 4, precision="fp32"),
+    "fp16": ForwardOptions(cache_bytes=1 << 20),
+    "int8": ForwardOptions(cache_bytes=1 << 20, precision="int8"),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_weights_end_where_plain_training_ends(kind: str) -> None:
+    start = settled_net()
+    batches = images(3)
+    plain = trainer_of(copy.deepcopy(start), {"11", "6"}, None)
+    plain.fit(batches, epochs=3)
+    elastic = trainer_of(copy.deepcopy(start), {"11", "6"}, OPTIONS[kind])
+    report = elastic.fit(batches, epochs=3)
+    assert report.forward is not None and report.forward.refused == ""
+    assert report.forward.cut == "5"
+    if kind == "inference":
+        assert (report.forward.computed, report.forward.found) == (54, 0)
+    elif kind == "small":
+        # Five rows fit; the other thirteen examples are computed in each of three epochs.
+        assert report.forward.cache_bytes <= OPTIONS[kind].cache_bytes
+        assert (report.forward.computed, report.forward.found) == (18 + 2 * 13, 2 * 5)
+    else:
+        assert (report.forward.computed, report.forward.found) == (18, 36)
+    tolerance = 0.02 if kind == "int8" else 2e-3 if kind == "fp16" else 1e-4
+    expected = weights_of(plain.model)
+    for name, value in weights_of(elastic.model).items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+    assert set(elastic.update().deltas) == set(plain.update().deltas)
+
+
+def test_a_cache_file_is_gone_after_the_fit(tmp_path: Path) -> None:
+    forward = ForwardOptions(cache_bytes=1 << 20, path=tmp_path / "features.bin")
+    report = trainer_of(settled_net(), {"11"}, forward).fit(images(2), epochs=2)
+    assert report.forward is not None and report.forward.found > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+class Noisy:
+    """Images that are never twice the same."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return iter([(x + torch.randn_like(x), y) for x, y in images(3)])
+
+
+def test_random_augmentation_is_refused_with_a_way_out() -> None:
+    forward = ForwardOptions(cache_bytes=1 << 20)
+    report = trainer_of(settled_net(), {"11"}, forward).fit(Noisy(), epochs=4)
+    assert report.forward is not None
+    assert "no example came back unchanged" in report.forward.refused
+    assert "augment" in report.forward.refused and "Variants" in report.forward.refused
+    assert report.steps == 12 and report.forward.found == 0
+
+
+def test_a_few_variants_of_each_example_are_found_again() -> None:
+    inputs, targets = images(size=12)[0]
+    data = Variants(
+        list(zip(inputs, targets, strict=True)), lambda x: x + torch.randn_like(x), count=2, seed=3
+    )
+    loader = torch.utils.data.DataLoader(data, batch_size=6, shuffle=True)
+    forward = ForwardOptions(cache_bytes=1 << 20, variants=2)
+    report = trainer_of(settled_net(), {"11"}, forward).fit(loader, epochs=6)
+    assert report.forward is not None and report.forward.refused == ""
+    assert report.forward.computed <= 24 and report.forward.found >= 6 * 12 - 24
+
+
+def test_features_can_be_augmented_after_the_cut() -> None:
+    calls = itertools.count()
+
+    def augment(features: torch.Tensor) -> torch.Tensor:
+        next(calls)
+        return features.flip(-1)
+
+    forward = ForwardOptions(cache_bytes=1 << 20, augment=augment)
+    report = trainer_of(settled_net(), {"6"}, forward).fit(images(2), epochs=3)
+    assert next(calls) == report.steps == 6
+    assert report.forward is not None and report.forward.found == 24
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 100])
+def test_a_cache_too_small_for_one_example_is_refused_and_training_goes_on(
+    cache_bytes: int,
+) -> None:
+    report = trainer_of(settled_net(), {"6"}, ForwardOptions(cache_bytes=cache_bytes)).fit(
+        images(2), epochs=2
+    )
+    assert report.forward is not None and report.steps == 4
+    assert "allow at least" in report.forward.refused
+    with pytest.raises(BudgetError):
+        ForwardOptions(cache_bytes=-1)
+
+
+def test_a_model_that_cannot_be_split_trains_as_ever() -> None:
+    class Secretive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            out: torch.Tensor = self.last(self.second(y)) * y.detach().mean()
+            return out
+
+    report = trainer_of(Secretive(), {"last"}, ForwardOptions()).fit(vectors(3))
+    assert report.forward is not None and "other outputs" in report.forward.refused
+    assert report.steps == 3
+
+
+def test_a_plan_without_a_frozen_prefix_is_left_alone() -> None:
+    report = trainer_of(chain(), {"0"}, ForwardOptions(cache_bytes=1 << 20)).fit(
+        vectors(3), epochs=2
+    )
+    assert report.forward is not None
+    assert (report.forward.cut, report.forward.computed, report.forward.refused) == ("", 0, "")
+
+
+def test_a_cache_makes_shallow_steps_cheaper_the_longer_it_is_used() -> None:
+    profile = profile_model(settled_net(), loss_fn, images()[0], optimizer_fn=sgd, clock="cpu")
+    plain = profile.forward_seconds
+    inference = elastic_forward(profile).forward_seconds
+    few = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 2)).forward_seconds
+    many = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 50)).forward_seconds
+    nothing = elastic_forward(profile, CacheTerms(1, 2, 18, 50)).forward_seconds
+    assert (inference <= plain + 1e-12).all() and inference[-1] == plain[-1]
+    assert (few <= inference + 1e-12).all() and (many <= few + 1e-12).all()
+    assert (nothing <= inference + 1e-12).all() and (nothing >= many - 1e-12).all()
+    locked = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 50), at_least=3).forward_seconds
+    assert locked[0] >= many[0] and locked[2] == pytest.approx(many[2])
