@@ -13,7 +13,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
 from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
 
-__all__ = ["ElasticImportance", "probe_gradients"]
+__all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]
 
 
 @register_importance("elastic")
@@ -52,6 +52,13 @@ class ElasticImportance(Importance):
             for name in names
         }
         return np.array([sum(decrease[name] for name in g.parameters) for g in probe.groups])
+
+
+@register_importance("elastic_same_batch")
+class SameBatchImportance(ElasticImportance):
+    """The score as ElasticTrainer published it: update and gradient from one batch, to compare with."""
+
+    batches_needed = 1
 
 
 def probe_gradients(

@@ -15,11 +15,29 @@ from fl_elastic.planning.policy import (
     policies,
     register_policy,
 )
+from fl_elastic.planning.published_schemes import PUBLISHED_MODELS, PublishedModel, Scheme
 from fl_elastic.planning.random import RandomPolicy
+from fl_elastic.planning.scheme_search import (
+    Contributions,
+    SchemeCosts,
+    fit_contributions,
+    scheme_costs,
+    search_scheme,
+)
+from fl_elastic.planning.sparse_update import SparseUpdatePolicy
+from fl_elastic.planning.tinytrain import (
+    TinyTrainInputPolicy,
+    TinyTrainKnapsackPolicy,
+    TinyTrainNoDepthwisePolicy,
+    TinyTrainPolicy,
+    TinyTrainRandomPolicy,
+)
 
 __all__ = [
+    "PUBLISHED_MODELS",
     "BiasPolicy",
     "Choices",
+    "Contributions",
     "ElasticPolicy",
     "FullPolicy",
     "GradientFilterPolicy",
@@ -32,11 +50,23 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "Policy",
+    "PublishedModel",
     "RandomPolicy",
+    "Scheme",
+    "SchemeCosts",
     "Selection",
+    "SparseUpdatePolicy",
+    "TinyTrainInputPolicy",
+    "TinyTrainKnapsackPolicy",
+    "TinyTrainNoDepthwisePolicy",
+    "TinyTrainPolicy",
+    "TinyTrainRandomPolicy",
+    "fit_contributions",
     "joint_knapsack",
     "make_policy",
     "policies",
     "prefix_knapsack",
     "register_policy",
+    "scheme_costs",
+    "search_scheme",
 ]

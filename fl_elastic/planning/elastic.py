@@ -95,6 +95,8 @@ class ElasticPolicy(Policy):
     def _worth_in_reach(self, request: PlanRequest) -> Scores:
         """Return the importance, zero for groups that exceed memory or uplink with the head alone."""
         worth = request.importance.copy()
+        if request.reachable is not None:
+            worth[request.reachable :] = 0.0
         for group in range(len(worth)):
             mask = request.head_mask()
             mask[group] = True

@@ -86,6 +86,8 @@ def group_options(
             change[known, column] = way[known] * (profile.modes.path_ratio[known, costs] - 1)
             inputs = fidelity.inputs[known, kept].clip(0.01, 1)
             damage[known, column] = 1 - inputs**2
+    if request.reachable is not None:
+        available[request.reachable :, 1:] = False
     inside = {index for block in recomputed for index in block.nodes}
     memory = np.zeros(shape)
     uplink = np.zeros(shape)

@@ -112,12 +112,13 @@ def _solutions(
         fits = seconds - constant <= max(allowed, floor) * (1 + 1e-6) and kept <= room
         if fits:
             yield _Found(modes, used, selection.totals.value, seconds)
-        slack = (allowed - (seconds - constant)) / max(abs(allowed), 1e-12)
+        left = allowed - (seconds - constant)
+        slack = 0.0 if np.isinf(allowed) else left / max(abs(allowed), 1e-12)
         spare = 0.0 if np.isinf(room) else (room - kept) / room
         if fits and slack < _TOLERANCE and spare < _TOLERANCE:
             break
         if np.isfinite(spend):
-            spend = max(spend + allowed - (seconds - constant), floor * (1 + 1e-9))
+            spend = max(spend + left, floor * (1 + 1e-9))
         if np.isfinite(memory_spend):
             memory_spend = max(memory_spend + room - kept, 0.0)
 

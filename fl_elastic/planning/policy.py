@@ -43,6 +43,8 @@ class PlanRequest:
         Allowed step seconds to plan with instead of the budget's.
     fidelity : Fidelity, optional
         What the cheaper modes keep of each group's gradient.
+    reachable : int, optional
+        How many groups, from the loss, may be trained at all; None for all of them.
     generator : numpy.random.Generator
         The only source of randomness.
     """
@@ -54,6 +56,7 @@ class PlanRequest:
     correction: float = 1.0
     allowed_override: float | None = None
     fidelity: Fidelity | None = None
+    reachable: int | None = None
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
@@ -90,7 +93,9 @@ class PlanRequest:
         return float(self.importance[mask].sum()) * min(1.0, share)
 
     def fits(self, mask: Mask) -> bool:
-        """Whether a step of ``mask`` fits time, memory and uplink."""
+        """Whether a step of ``mask`` is within reach and fits time, memory and uplink."""
+        if self.reachable is not None and mask[self.reachable :].any():
+            return False
         in_time = self.profile.step_seconds(mask) <= self.allowed_step_seconds * (1 + 1e-9)
         return in_time and self.fits_bytes(mask)
 
@@ -102,7 +107,9 @@ class PlanRequest:
         return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
 
     def fits_modes(self, modes: Sequence[Mode]) -> bool:
-        """Whether a step that trains each group in its mode, storing all it needs, fits every limit."""
+        """Whether a step that trains each group in its mode, storing all it needs, is within reach and fits."""
+        if self.reachable is not None and not all(m.is_frozen for m in modes[self.reachable :]):
+            return False
         memory, uplink = self.budget.memory, self.budget.uplink
         return (
             self.profile.plan_seconds(modes) <= self.allowed_step_seconds * (1 + 1e-9)

@@ -8,6 +8,7 @@ AssertionError. With pytest::
         check(MyPolicy)
 """
 
+from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.codecs import codec_checks
 from fl_elastic.testing.importances import importance_checks
 from fl_elastic.testing.policies import policy_checks
@@ -20,6 +21,7 @@ __all__ = [
     "Check",
     "MadeUpTraining",
     "Snapshot",
+    "channel_score_checks",
     "codec_checks",
     "importance_checks",
     "made_up_graph",

@@ -19,7 +19,10 @@ from fl_elastic.planning import Mode, PlanRequest, make_policy, policies, prefix
 from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
 
-NAMES = ["bias", "elastic", "full", "head", "last_k", "random"]
+NAMES = [
+    "bias", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "random", "sparse_update", "tinytrain",
+    "tinytrain_in", "tinytrain_knapsack", "tinytrain_no_depthwise", "tinytrain_random",
+]  # fmt: skip
 profiles = st.builds(
     made_up_profile, st.integers(1, 14), branched=st.booleans(), seed=st.integers(0, 10**6)
 )

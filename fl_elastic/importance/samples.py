@@ -1,0 +1,88 @@
+"""Pass a probe's batches through the model in small parts, each example for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, TensorGroup, untouched
+from fl_elastic.groups.forward import map_tensors, split_batch
+
+__all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
+
+
+@contextmanager
+def norms_at_rest(model: nn.Module, groups: Sequence[TensorGroup]) -> Iterator[None]:
+    """Leave ``model`` untouched by the block, in which BatchNorm uses its running statistics.
+
+    Only then is an example's gradient its own, and a sum over micro-batches exact; it is also how a frozen
+    BatchNorm trains. Inside, the parameters of ``groups`` require a gradient.
+    """
+    with untouched(model):
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.training = False
+        for group in groups:
+            for name in group.parameters:
+                model.get_parameter(name).requires_grad_(True)
+        yield
+
+
+def micro_batches(
+    model: nn.Module, batches: Sequence[Batch], size: int
+) -> Iterator[tuple[Batch, int]]:
+    """Yield parts of at most ``size`` examples of the batches, each with its number of examples.
+
+    A batch is passed whole if its tensors do not agree on a number of examples, or if the model has a BatchNorm
+    without running statistics.
+
+    Raises
+    ------
+    TrainingError
+        If ``size`` is less than 1, or a batch is no pair or holds no example.
+    """
+    if size < 1:
+        raise TrainingError(f"micro-batches of {size} examples are impossible: take at least 1")
+    joint = any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules())
+    for batch in batches:
+        lengths = _lengths(batch)
+        if not lengths or min(lengths) < 1:
+            raise TrainingError("a probe batch holds no example: give batches of at least one")
+        whole = joint or len(lengths) > 1
+        count = max(lengths)
+        for start in range(0, count, count if whole else size):
+            stop = count if whole else min(start + size, count)
+            yield (batch if whole else _part(batch, start, stop)), stop - start
+
+
+def checked_loss(loss: Tensor) -> Tensor:
+    """Return the loss of a probe batch; raises TrainingError if it is not finite."""
+    if not torch.isfinite(loss):
+        raise TrainingError(
+            f"the loss on a probe batch is {loss.item()}: check the batch for NaN and the learning rate"
+        )
+    return loss
+
+
+def _lengths(batch: Batch) -> set[int]:
+    found: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        found.add(len(tensor) if tensor.dim() else 0)
+        return tensor
+
+    map_tensors(note, list(split_batch(batch)))
+    return found
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    inputs, targets = split_batch(batch)
+    return (
+        map_tensors(lambda tensor: tensor[start:stop], inputs),
+        map_tensors(lambda tensor: tensor[start:stop], targets),
+    )

@@ -1,0 +1,203 @@
+"""Where activations are tapped: what enters each layer, and what leaves it after its norm and activation."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from fl_elastic.groups import BackwardGraph, TensorGroup
+
+__all__ = ["Layer", "Tap", "Taps", "scored_layers"]
+
+_NORMS = ("BatchNorm", "GroupNorm", "LayerNorm", "InstanceNorm")
+_ACTIVATIONS = (
+    "Relu", "Hardtanh", "Hardswish", "Silu", "Gelu", "LeakyRelu", "Elu", "Mish", "Sigmoid", "Hardsigmoid", "Tanh",
+    "Softplus", "Prelu",
+)  # fmt: skip
+_VIEWS = ("View", "UnsafeView", "ReshapeAlias")
+
+Key: TypeAlias = tuple[Any, int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer whose channels can be scored.
+
+    Attributes
+    ----------
+    group : TensorGroup
+        That it is.
+    module : nn.Conv2d or nn.Linear
+        That owns the weight.
+    users : tuple of nn.Module
+        All modules that hold this weight.
+    outputs : tuple of (str, int)
+        Modules, and which of their calls (from 0), that put out its channels at the last.
+    """
+
+    group: TensorGroup
+    module: nn.Conv2d | nn.Linear
+    users: tuple[nn.Module, ...]
+    outputs: tuple[tuple[str, int], ...]
+
+    @property
+    def in_channels(self) -> int:
+        """Input channels or features."""
+        own = self.module
+        return own.in_features if isinstance(own, nn.Linear) else own.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Output channels or features."""
+        return int(self.module.weight.shape[0])
+
+    @property
+    def channel_dimension(self) -> int:
+        """Dimension of the channels in its activations, counted from the last."""
+        return -1 if isinstance(self.module, nn.Linear) else -3
+
+
+def scored_layers(
+    model: nn.Module, groups: Sequence[TensorGroup], graph: BackwardGraph
+) -> list[Layer]:
+    """Return the ``Conv2d`` and ``Linear`` layers among ``groups`` whose weight is trained.
+
+    A layer's output is followed through its norm and its first activation while each is used by the next alone
+    (where TinyTrain and BlockSwap tap); an activation that is no module is not followed.
+    """
+    holders = defaultdict(list)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            holders[names.get(id(module.weight), "")].append(module)
+    places = {
+        group.name: nodes for group, nodes in zip(graph.groups, graph.group_nodes(), strict=True)
+    }
+    ends = _Ends(graph)
+    layers = []
+    for group in groups:
+        users = next((tuple(holders[name]) for name in group.parameters if name in holders), ())
+        outputs = [ends.of(node) for node in places.get(group.name, ())]
+        if users and outputs and None not in outputs:
+            layers.append(Layer(group, users[0], users, tuple(end for end in outputs if end)))
+    return layers
+
+
+class _Ends:
+    """Finds the module call that puts out a layer's channels at the last."""
+
+    def __init__(self, graph: BackwardGraph) -> None:
+        self._nodes = graph.nodes
+        self._users: dict[int, list[int]] = defaultdict(list)
+        for index, node in enumerate(graph.nodes):
+            for below in node.inputs:
+                self._users[below].append(index)
+
+    def of(self, node: int) -> tuple[str, int] | None:
+        """Return the module and its call; None if no module puts the channels out."""
+        found = [place for place in self._chain(node) if self._nodes[place].module]
+        if not found:
+            return None
+        module = self._nodes[found[-1]].module
+        # Nodes run from the loss to the input, calls the other way.
+        later = [
+            n for n in range(found[-1] + 1, len(self._nodes)) if self._nodes[n].module == module
+        ]
+        return module, len(later)
+
+    def _chain(self, node: int) -> Iterator[int]:
+        yield node
+        # A linear layer of more than two dimensions is a matrix product and a view.
+        is_product = not self._nodes[node].name.startswith(("Conv", "Mkldnn", "SlowConv"))
+        expected = (_VIEWS if is_product else (), _NORMS, _ACTIVATIONS)
+        for names in expected:
+            users = self._users[node]
+            if len(users) == 1 and any(name in self._nodes[users[0]].name for name in names):
+                node = users[0]
+                yield node
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One tensor of a forward pass: its value, and its place in the backward graph."""
+
+    value: Tensor
+    edge: GradientEdge
+
+
+@dataclass
+class Taps:
+    """What one forward pass put through the layers.
+
+    Attributes
+    ----------
+    tensors : dict
+        Each tapped tensor once, although it may leave one layer and enter others.
+    entering, leaving : dict of str to list
+        Keys of the tensors that enter and leave each group's layer, one per use.
+    """
+
+    tensors: dict[Key, Tap] = field(default_factory=dict)
+    entering: dict[str, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    leaving: dict[str, list[Key]] = field(default_factory=lambda: defaultdict(list))
+
+    @contextmanager
+    def listening(self, model: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
+        """Tap every forward pass of ``model`` inside the block."""
+        calls: Counter[str] = Counter()
+        wanted: dict[str, dict[int, str]] = defaultdict(dict)
+        handles = []
+
+        def enters(name: str) -> Any:
+            def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+                self._note(self.entering[name], arguments[0] if arguments else None)
+
+            return hook
+
+        def leaves(module: str) -> Any:
+            def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+                name = wanted[module].get(calls[module])
+                calls[module] += 1
+                if name is not None:
+                    self._note(self.leaving[name], output)
+
+            return hook
+
+        for layer in layers:
+            for user in layer.users:
+                handles.append(user.register_forward_pre_hook(enters(layer.group.name)))
+            for module, call in layer.outputs:
+                wanted[module][call] = layer.group.name
+        for module in wanted:
+            handles.append(model.get_submodule(module).register_forward_hook(leaves(module)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def gradients(self, loss: Tensor) -> dict[Key, Tensor]:
+        """Return the gradient of every tapped tensor that the loss depends on."""
+        if not self.tensors or not loss.requires_grad:
+            return {}
+        edges = [tap.edge for tap in self.tensors.values()]
+        found = torch.autograd.grad(loss, edges, allow_unused=True)
+        pairs = zip(self.tensors, found, strict=True)
+        return {key: gradient for key, gradient in pairs if gradient is not None}
+
+    def _note(self, uses: list[Key], tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            return
+        # The edge stands for the tensor as it is now, whatever is written into it later.
+        edge = get_gradient_edge(tensor)
+        key = (edge.node, edge.output_nr)
+        uses.append(key)
+        if key not in self.tensors:
+            self.tensors[key] = Tap(tensor.detach().clone(), edge)

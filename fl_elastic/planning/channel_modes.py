@@ -1,0 +1,67 @@
+"""Which layers may be trained by channels, and how many channels they have to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fl_elastic.groups import GroupKind, Mode
+from fl_elastic.groups.mode import Axis
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.layer_shapes import LayerShape, group_layers
+
+__all__ = ["RATIOS", "channel_modes", "known_layers", "trainable_layers"]
+
+RATIOS = (1.0, 1 / 2, 1 / 4, 1 / 8)
+
+
+def known_layers(profile: CostProfile) -> dict[int, LayerShape]:
+    """Return the shape of each convolution and linear layer of a profile by group index, in backward order."""
+    return group_layers(profile.graph, profile.key.batch_shape)
+
+
+def trainable_layers(profile: CostProfile) -> list[int]:
+    """Return the groups that are convolutions or linear layers, besides the head, in backward order."""
+    graph = profile.graph
+    kinds = (GroupKind.CONV, GroupKind.LINEAR)
+    return [i for i, g in enumerate(graph.groups) if g.kind in kinds and i != graph.head]
+
+
+def channel_modes(
+    profile: CostProfile, axis: Axis, ratios: Sequence[float] = RATIOS
+) -> dict[int, tuple[Mode, ...]]:
+    """Return the modes that each of the `trainable_layers` can be trained in, dearest first.
+
+    Shares of channels are offered for two-dimensional convolutions and linear layers that are one module used once,
+    where they leave a channel out; of grouped layers only the output channels, or those of depthwise ones.
+    """
+    layers = known_layers(profile)
+    return {
+        group: _modes(profile, group, layers.get(group), axis, ratios)
+        for group in trainable_layers(profile)
+    }
+
+
+def _modes(
+    profile: CostProfile,
+    group: int,
+    layer: LayerShape | None,
+    axis: Axis,
+    ratios: Sequence[float],
+) -> tuple[Mode, ...]:
+    channels = 0 if layer is None else _channels(profile, group, layer, axis)
+    modes = [Mode.FULL if ratio == 1 else Mode.channels(ratio, axis) for ratio in ratios]
+    return tuple(
+        mode for mode in modes if mode == Mode.FULL or mode.channel_count(channels or 1) < channels
+    )
+
+
+def _channels(profile: CostProfile, group: int, layer: LayerShape, axis: Axis) -> int:
+    """Return how many channels there are to choose from; 0 if the layer cannot be trained by channels."""
+    graph = profile.graph
+    owners = graph.group_nodes()[group]
+    is_module = len(owners) == 1 and graph.nodes[owners[0]].module == graph.groups[group].name
+    is_flat = all(len(shape) in (1, 2, 4) for shape in graph.groups[group].shapes)
+    plain = layer.groups == 1 or (layer.is_depthwise and layer.in_channels == layer.out_channels)
+    if not is_module or not is_flat or not (plain or axis == "out"):
+        return 0
+    return layer.in_channels if axis == "in" else layer.out_channels

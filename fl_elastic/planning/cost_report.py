@@ -1,0 +1,162 @@
+"""Everything a plan costs, by definitions that are the same for every policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.groups import BackwardGraph, Block, Mode
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import PlanRequest
+from fl_elastic.planning.recompute import least_memory
+from fl_elastic.profiling import CostProfile, step_memory
+from fl_elastic.profiling.conventions import LegacyCosts, legacy_costs
+from fl_elastic.profiling.macs import backward_macs, node_macs
+
+__all__ = [
+    "CostReport",
+    "check_feasible",
+    "cost_report",
+    "forward_working_bytes",
+    "recomputed_blocks",
+]
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """What one step of a plan costs; bytes and multiply-adds are of the whole batch in fp32.
+
+    Attributes
+    ----------
+    policy : str
+        Who chose the plan.
+    groups, depth : int
+        How many groups are trained in any mode, and the index of the deepest.
+    recomputed : int
+        Blocks that run a second time instead of being stored.
+    predicted_step_seconds, predicted_speedup : float
+        One step, and a full step over it.
+    step_fraction : float
+        Share of the requested steps that fits the time budget.
+    activation_bytes : float
+        What is kept between forward and backward pass as the plan runs (A).
+    least_activation_bytes : float
+        What the plan's modes need by the best operations there are, with the same blocks recomputed (A_min).
+    backward_bytes : float
+        Activations, gradients and optimiser state: what a memory budget limits (M_b).
+    peak_bytes : float
+        Besides these all weights and the forward working set (M_p), an estimate from above: what the largest
+        operation reads may be kept already. A feature cache comes on top.
+    backward_macs : float
+        Multiply-adds of the backward pass, recomputed blocks included; one multiply-add is 1.
+    uplink_bytes : float
+        What a partial update sends as fp32.
+    legacy : LegacyCosts
+        The figures of two published systems, for one example.
+    """
+
+    policy: str
+    groups: int
+    depth: int
+    recomputed: int
+    predicted_step_seconds: float
+    predicted_speedup: float
+    step_fraction: float
+    activation_bytes: float
+    least_activation_bytes: float
+    backward_bytes: float
+    peak_bytes: float
+    backward_macs: float
+    uplink_bytes: float
+    legacy: LegacyCosts
+
+
+def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
+    """Return what a step of ``plan`` costs by the profile that ``request`` holds.
+
+    Raises
+    ------
+    PlanError
+        If the plan recomputes a module that is no block of the profile.
+    """
+    profile, modes = request.profile, plan.modes
+    blocks = recomputed_blocks(profile, plan.recomputed)
+    kept = step_memory(profile, modes, lean=plan.lean, recomputed=blocks)
+    least = step_memory(profile, modes, lean=True, recomputed=blocks)
+    weights = float(profile.parameter_bytes.sum())
+    working = forward_working_bytes(profile.graph, profile.key.batch_shape)
+    return CostReport(
+        policy=plan.policy,
+        groups=int(plan.mask.sum()),
+        depth=plan.depth,
+        recomputed=len(blocks),
+        predicted_step_seconds=plan.predicted_step_seconds,
+        predicted_speedup=plan.predicted_speedup,
+        step_fraction=plan.step_fraction,
+        activation_bytes=kept.activations,
+        least_activation_bytes=min(least.activations, kept.activations),
+        backward_bytes=kept.total,
+        peak_bytes=kept.total + weights + working,
+        backward_macs=backward_macs(profile.graph, modes) + _again(profile.graph, blocks),
+        uplink_bytes=request.uplink_bytes(modes),
+        legacy=legacy_costs(profile.graph, modes, profile.key.batch_shape),
+    )
+
+
+def forward_working_bytes(graph: BackwardGraph, input_shape: Iterable[int] = ()) -> float:
+    """Return the largest input and output of one operation in fp32: the peak of a forward pass that keeps nothing.
+
+    Parameters
+    ----------
+    graph : BackwardGraph
+        Operations of unknown shape count as nothing.
+    input_shape : iterable of int
+        Shape of the model's input, batch first: what the operations read that have no other input.
+    """
+    sizes = [_FLOAT * math.prod(node.shape) if node.shape else 0 for node in graph.nodes]
+    entering = tuple(input_shape)
+    batch = _FLOAT * math.prod(entering) if entering else 0
+    largest = 0
+    for node, size in zip(graph.nodes, sizes, strict=True):
+        if node.shape:
+            given = sum(sizes[index] for index in node.inputs) if node.inputs else batch
+            largest = max(largest, size + given)
+    return float(largest)
+
+
+def recomputed_blocks(profile: CostProfile, modules: Iterable[str]) -> list[Block]:
+    """Return the blocks of a profile by the names of their modules; PlanError if one is unknown."""
+    known = {block.module: block for block in profile.graph.blocks}
+    try:
+        return [known[module] for module in modules]
+    except KeyError as missing:
+        raise PlanError(
+            f"module {missing} cannot be recomputed: blocks of this model are {', '.join(known) or 'none'}"
+        ) from None
+
+
+def check_feasible(request: PlanRequest) -> None:
+    """Raise BudgetError if memory or uplink do not even admit the head, naming the least that would do."""
+    memory, uplink = request.budget.memory, request.budget.uplink
+    head = [Mode.FULL if on else Mode.FROZEN for on in request.head_mask()]
+    least = math.ceil(least_memory(request.profile, head, lean=True))
+    if memory is not None and least > memory:
+        raise BudgetError(
+            f"no policy can meet a memory budget of {memory:.0f} bytes: training the head alone takes {least}; "
+            "raise the budget to that, or lower the batch size"
+        )
+    sent = math.ceil(request.uplink_bytes(head))
+    if uplink is not None and sent > uplink:
+        raise BudgetError(
+            f"no policy can meet an uplink budget of {uplink:.0f} bytes: the head alone takes {sent}; "
+            "raise the budget to that"
+        )
+
+
+def _again(graph: BackwardGraph, blocks: Iterable[Block]) -> float:
+    macs = node_macs(graph)
+    return float(sum(macs[list(block.nodes)].sum() for block in blocks))

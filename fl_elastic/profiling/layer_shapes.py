@@ -1,0 +1,138 @@
+"""Shapes of convolutions and linear layers: all that published cost rules look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl_elastic.groups import BackwardGraph, GroupKind
+
+__all__ = ["LayerShape", "group_layers", "layer_shapes"]
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One convolution or linear layer, for one example.
+
+    Attributes
+    ----------
+    name : str
+        Of its tensor group.
+    in_channels, out_channels : int
+        Channels or features.
+    kernel : (int, int)
+        Height and width of the kernel; 1 x 1 for a linear layer.
+    groups : int
+        As of ``torch.nn.Conv2d``; as many as channels for a depthwise layer.
+    in_size, out_size : (int, int)
+        Height and width of what goes in and comes out; rows x 1 for a linear layer.
+    """
+
+    name: str
+    in_channels: int
+    out_channels: int
+    kernel: Size = (1, 1)
+    groups: int = 1
+    in_size: Size = (1, 1)
+    out_size: Size = (1, 1)
+
+    @property
+    def weights(self) -> int:
+        """Number of weights without the bias."""
+        return self.out_channels * (self.in_channels // self.groups) * math.prod(self.kernel)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the forward pass."""
+        return self.weights * math.prod(self.out_size)
+
+    @property
+    def in_values(self) -> int:
+        """Numbers that go in."""
+        return self.in_channels * math.prod(self.in_size)
+
+    @property
+    def out_values(self) -> int:
+        """Numbers that come out."""
+        return self.out_channels * math.prod(self.out_size)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel reads one input channel of several."""
+        return self.groups > 1 and self.groups == self.in_channels
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a dense convolution with kernel 1, or a linear layer."""
+        return self.groups == 1 and math.prod(self.kernel) == 1
+
+
+def layer_shapes(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> list[LayerShape]:
+    """Return the convolutions and linear layers of a model, from the input to the loss; see `group_layers`."""
+    return list(reversed(group_layers(graph, input_shape).values()))
+
+
+def group_layers(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> dict[int, LayerShape]:
+    """Return the shape of each convolution and linear layer by group index, in backward order.
+
+    Groups of other kinds, transposed convolutions and layers of unknown shape are left out. A layer that is used
+    several times appears with its deepest use.
+
+    Parameters
+    ----------
+    graph : BackwardGraph
+        Whose nodes have known shapes.
+    input_shape : sequence of int
+        Shape of the model's input, batch first, as in a profile's key. The graph does not hold it; without it the
+        input of the first layer is taken to be as high and wide as its output.
+    """
+    batch = _batch(graph, input_shape)
+    found = {}
+    for index, owners in enumerate(graph.group_nodes()):
+        layer = _layer(graph, index, owners[-1], batch, input_shape) if owners else None
+        if layer is not None:
+            found[index] = layer
+    return found
+
+
+def _layer(
+    graph: BackwardGraph, index: int, place: int, batch: int, input_shape: Sequence[int]
+) -> LayerShape | None:
+    group, node = graph.groups[index], graph.nodes[place]
+    weight = next((shape for shape in group.shapes if len(shape) > 1), ())
+    given = graph.nodes[node.inputs[0]].shape if node.inputs else tuple(input_shape)
+    if group.kind is GroupKind.LINEAR and len(weight) == 2 and node.shape:
+        rows = max(1, math.prod(node.shape[:-1]) // batch)
+        outputs = node.shape[-1]
+        inputs = math.prod(weight) // outputs
+        return LayerShape(group.name, inputs, outputs, in_size=(rows, 1), out_size=(rows, 1))
+    is_plain = (
+        len(weight) in (3, 4) and len(node.shape) == len(weight) and node.shape[1] == weight[0]
+    )
+    if group.kind is not GroupKind.CONV or not is_plain:
+        return None
+    if len(given) != len(weight) or given[1] % weight[1]:
+        given = (batch, weight[1], *node.shape[2:])
+    return LayerShape(
+        group.name,
+        in_channels=given[1],
+        out_channels=weight[0],
+        kernel=_pair(weight[2:]),
+        groups=given[1] // weight[1],
+        in_size=_pair(given[2:]),
+        out_size=_pair(node.shape[2:]),
+    )
+
+
+def _batch(graph: BackwardGraph, input_shape: Sequence[int]) -> int:
+    if input_shape:
+        return max(1, input_shape[0])
+    # Rows of several examples are joined in places, but never is a batch split.
+    return min((node.shape[0] for node in graph.nodes if len(node.shape) > 1), default=1) or 1
+
+
+def _pair(sizes: Sequence[int]) -> Size:
+    return (sizes[0], sizes[1]) if len(sizes) > 1 else (sizes[0], 1)

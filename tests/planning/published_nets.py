@@ -1,0 +1,33 @@
+"""The published models as plain chains of their convolutions: what a cost rule needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.profiling.layer_shapes import LayerShape
+
+
+def chain_of(layers: Sequence[LayerShape], *, norms: bool = False, classes: int = 10) -> nn.Module:
+    """A chain of convolutions of these shapes, each with an activation, then a linear classifier."""
+    modules: list[nn.Module] = []
+    for la in layers:
+        stride = la.in_size[0] // la.out_size[0]
+        modules.append(
+            nn.Conv2d(la.in_channels, la.out_channels, la.kernel, stride, la.kernel[0] // 2,
+                      groups=la.groups, bias=not norms)
+        )  # fmt: skip
+        modules += [nn.BatchNorm2d(la.out_channels)] * norms
+        modules.append(nn.ReLU6())
+    head = nn.Linear(layers[-1].out_channels, classes)
+    return nn.Sequential(*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+def graph_of(model: nn.Module, size: int = 128, batch: int = 1) -> BackwardGraph:
+    """The backward graph of one step."""
+    inputs = torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
+    return trace_step(model.eval(), nn.functional.cross_entropy, inputs).graph
