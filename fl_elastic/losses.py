@@ -1,4 +1,4 @@
-"""The loss of classification models that may have several outputs."""
+"""Losses of classification: by class scores, of one output or several, and by prototypes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["classification_loss"]
+__all__ = ["classification_loss", "prototype_logits", "prototype_loss"]
 
 _AUXILIARY_WEIGHT = 0.3
+_TEMPERATURE = 10.0
 
 
 def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -39,3 +40,49 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
         raise ModelError(f"outputs of type {type(outputs).__name__} hold no class scores")
     main, *auxiliary = [cross_entropy(score, targets) for score in scores]
     return main + _AUXILIARY_WEIGHT * sum(auxiliary)
+
+
+def prototype_logits(features: Tensor, support: Tensor, classes: Tensor) -> Tensor:
+    """Return ten times the cosine between each feature and the mean feature of each class.
+
+    Parameters
+    ----------
+    features : Tensor, shape (m, d)
+        What to classify.
+    support : Tensor, shape (n, d)
+        Features of the support set.
+    classes : Tensor of int, shape (n,)
+        Its classes, 0 .. ways - 1, each at least once.
+
+    Returns
+    -------
+    Tensor, shape (m, ways)
+        The cosine prototypical network of Hu et al. (CVPR 2022), at its initial temperature and bias.
+    """
+    members = one_hot(classes).to(support)
+    prototypes = members.T @ support / members.sum(0).unsqueeze(1)
+    return _TEMPERATURE * normalize(features, dim=1) @ normalize(prototypes, dim=1).T
+
+
+def prototype_loss(outputs: Tensor, classes: Tensor) -> Tensor:
+    """Return the cross-entropy of the second half of ``outputs`` against prototypes of the first half.
+
+    Parameters
+    ----------
+    outputs : Tensor, shape (2 n, d)
+        Features of the support set, then of the pseudo-queries of the same classes.
+    classes : Tensor of int, shape (n,)
+        Class of each support example and of its pseudo-query.
+
+    Raises
+    ------
+    ValueError
+        If there are not twice as many outputs as classes.
+    """
+    if len(outputs) != 2 * len(classes):
+        raise ValueError(
+            f"{len(outputs)} outputs for {len(classes)} classes: give support and queries"
+        )
+    support, queries = outputs.chunk(2)
+    logits = prototype_logits(queries, support, classes)
+    return cross_entropy(logits, classes)

@@ -17,6 +17,7 @@ from fl_elastic.bench.results import Results
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
+from fl_elastic.planning.policy import sent_bytes
 from fl_elastic.simulation.datasets import data_root_folder, load_dataset
 from fl_elastic.simulation.model_lookup import resolve_model
 from fl_elastic.simulation.pretrained import load_pretrained
@@ -50,6 +51,8 @@ class TransferMethod:
         Whether a short training of the head alone, on cached features, comes first; its time counts.
     importance : str
         Score that the policy uses.
+    epochs : int
+        Passes over the data after the head.
     """
 
     name: str
@@ -58,6 +61,7 @@ class TransferMethod:
     forward: str = "plain"
     head_first: bool = False
     importance: str = "elastic"
+    epochs: int = _EPOCHS
 
 
 METHODS = (
@@ -73,14 +77,13 @@ METHODS = (
     TransferMethod("elastic, cached prefix, at 3", "elastic", 3, "cached"),
     TransferMethod("elastic, cached prefix, at 6", "elastic", 6, "cached"),
     TransferMethod("head first, full", "full", head_first=True),
-    TransferMethod("head first, elastic at 3", "elastic", 3, head_first=True),
     TransferMethod("head first, elastic, cached prefix, at 3", "elastic", 3, "cached", True),
-    TransferMethod("head first, elastic, cached prefix, at 6", "elastic", 6, "cached", True),
     TransferMethod("head first, elastic, cached prefix, at 4", "elastic", 4, "cached", True),
-    TransferMethod("head first, last_k, cached prefix, at 6", "last_k", 6, "cached", True),
-    TransferMethod("head first, random, cached prefix, at 6", "random", 6, "cached", True),
+    TransferMethod("head first, elastic, cached prefix, at 6", "elastic", 6, "cached", True),
     TransferMethod("head first, joint, cached prefix, at 6", "joint", 6, "cached", True),
-)
+    TransferMethod("head first, elastic, cached prefix, at 4, 3 epochs", "elastic", 4, "cached", True, epochs=3),
+    TransferMethod("head first, elastic, cached prefix, at 4, 2 epochs", "elastic", 4, "cached", True, epochs=2),
+)  # fmt: skip
 
 
 class Shuffled:
@@ -187,7 +190,7 @@ def train_cell(method: TransferMethod, rate: float, seed: int, root: str) -> dic
     first = 0.0
     if method.head_first:
         first = _fit(model.train(), loader, head, _HEAD_RATE, _HEAD_EPOCHS, seed)["seconds"]
-    row = _fit(model.train(), loader, method, rate, _EPOCHS, seed)
+    row = _fit(model.train(), loader, method, rate, method.epochs, seed)
     row["seconds"] += first
     row["head_seconds"] = first
     test = [
@@ -231,6 +234,11 @@ def _fit(
         "steps": report.steps,
         "requested_steps": report.requested_steps,
         "full_step_seconds": report.full_step_seconds,
+        "step_bytes": report.plan.predicted_step_bytes,
+        "uplink_bytes": sum(
+            sent_bytes(group, mode)
+            for group, mode in zip(report.plan.groups, report.plan.modes, strict=True)
+        ),
         "plans": [
             {"step": step, "depth": plan.depth, "groups": int(plan.mask.sum())}
             for step, plan in report.plans

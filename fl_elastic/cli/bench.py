@@ -64,6 +64,51 @@ def transfer(
     _show(results, as_json)
 
 
+@bench.command("side-by-side")
+def side_by_side(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+    episodes: Annotated[int, typer.Option(min=2, help="Few-shot episodes.")] = 200,
+) -> None:
+    """Compare all policies at one budget: transfer to birds, few-shot traffic signs."""
+    from fl_elastic.bench import Results, bench_side_by_side
+
+    results = Results(output or _FOLDER / "side_by_side.json", fresh=fresh)
+    console = Console(stderr=True)
+    bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=console.print)
+    _show(results, as_json)
+
+
+@bench.command()
+def memory(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare what a step keeps and takes with lean layers, and with plain autograd."""
+    from fl_elastic.bench import Results, bench_memory
+
+    results = Results(output or _FOLDER / "memory.json", fresh=fresh)
+    with Console(stderr=True).status("training"):
+        bench_memory(results)
+    _show(results, as_json)
+
+
+@bench.command("filter")
+def filter_(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+) -> None:
+    """Compare filtered gradients with exact ones: time, direction, and what is chosen."""
+    from fl_elastic.bench import Results, bench_filter
+
+    results = Results(output or _FOLDER / "filter.json", fresh=fresh)
+    with Console(stderr=True).status("measuring"):
+        bench_filter(results, data_root)
+    _show(results, as_json)
+
+
 def _show(results: Results, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(results.rows))

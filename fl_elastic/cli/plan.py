@@ -13,8 +13,7 @@ from rich.table import Table
 from fl_elastic.errors import ModelError
 
 if TYPE_CHECKING:
-    from fl_elastic.planning import Plan, PlanRequest
-    from fl_elastic.training.measured import MeasuredPlan
+    from fl_elastic.cli.planned import Planned
 
 __all__ = ["plan"]
 
@@ -42,6 +41,15 @@ def plan(
         Path | None, typer.Option(help="File to keep the cost profile in; read if it is there.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random batch.")] = 0,
+    forward: Annotated[
+        str, typer.Option(help="How the frozen prefix is priced: plain, inference or cached.")
+    ] = "plain",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the examples, for a cache.")] = 5,
+    examples: Annotated[int, typer.Option(min=1, help="Examples of one pass, for a cache.")] = 1000,
+    cache_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature cache.")] = 1 << 30,
+    only: Annotated[
+        bool, typer.Option("--only", help="Leave out the other policies: quicker.")
+    ] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the plan beside full steps and correct it.")
     ] = False,
@@ -51,24 +59,26 @@ def plan(
     import torch
 
     from fl_elastic.budget import Budget
-    from fl_elastic.cli.planned import planned
+    from fl_elastic.cli.cost_tables import print_costs
+    from fl_elastic.cli.planned import ForwardTerms, planned
     from fl_elastic.simulation import resolve_model
 
     if threads is not None:
         torch.set_num_threads(threads)
     budget = Budget(speedup=speedup, memory=memory, uplink=uplink)
-    shape = _shape(input_)
+    shape, terms = _shape(input_), ForwardTerms(forward, epochs, examples, cache_bytes)
     torch.manual_seed(seed)
     network = resolve_model(model, classes)
-    request, measured, chosen = planned(
+    found = planned(
         network, shape, batch_size, classes, budget, policy, importance,
-        profile=profile, seed=seed, measure=measure,
+        profile=profile, seed=seed, measure=measure, forward=terms, compare=not only,
     )  # fmt: skip
-    result = describe(request, chosen, measured)
+    result = describe(found)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _print(model, result, chosen)
+        _print(model, result)
+        print_costs(found.reports, chosen=policy)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -81,8 +91,11 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def describe(request: PlanRequest, chosen: Plan, measured: MeasuredPlan | None) -> dict[str, Any]:
-    """Return the plan as plain JSON values; seconds are this machine's."""
+def describe(found: Planned) -> dict[str, Any]:
+    """Return the plan and what all plans cost as plain JSON values; seconds are this machine's."""
+    from fl_elastic.cli.cost_tables import as_json_values
+
+    request, measured, chosen = found.request, found.measured, found.plan
     profile = request.profile
     full = measured.full_step_seconds if measured else profile.full_step_seconds
     step = measured.step_seconds if measured else chosen.predicted_step_seconds
@@ -96,9 +109,7 @@ def describe(request: PlanRequest, chosen: Plan, measured: MeasuredPlan | None) 
         "floor_speedup": profile.full_step_seconds / profile.floor_step_seconds,
         "step_fraction": chosen.step_fraction,
         "step_bytes": chosen.predicted_step_bytes,
-        "uplink_bytes": 4 * sum(
-            group.numel for group, on in zip(chosen.groups, chosen.mask, strict=True) if on
-        ),
+        "uplink_bytes": request.uplink_bytes(chosen.modes),
         "groups": [
             {
                 "name": group.name,
@@ -111,10 +122,11 @@ def describe(request: PlanRequest, chosen: Plan, measured: MeasuredPlan | None) 
             }
             for index, group in enumerate(chosen.groups)
         ],
+        "policies": [as_json_values(report) for report in found.reports],
     }  # fmt: skip
 
 
-def _print(model: str, result: dict[str, Any], chosen: Plan) -> None:
+def _print(model: str, result: dict[str, Any]) -> None:
     table = Table(title=f"{model}: plan of policy {result['policy']}, loss side first")
     for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
                             ("path ms", "right"), ("importance", "right")):  # fmt: skip

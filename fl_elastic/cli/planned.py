@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +11,83 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ModelError
-from fl_elastic.groups import Batch
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.errors import BudgetError, ModelError, PlanError
+from fl_elastic.groups import Batch, Mode
+from fl_elastic.importance import (
+    Probe,
+    choose_channels,
+    make_channel_score,
+    make_importance,
+)
+from fl_elastic.importance.base import Scores
+from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import Plan, PlanRequest, make_policy
-from fl_elastic.profiling import CostProfile, load_or_measure, profile_model
-from fl_elastic.profiling.measure import profile_key
+from fl_elastic.planning import Plan, PlanRequest, Policy, make_policy, policies
+from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
+from fl_elastic.profiling import (
+    CacheTerms,
+    CostProfile,
+    clock_for,
+    elastic_forward,
+    load_or_measure,
+    measure_modes,
+    profile_model,
+    save_profile,
+)
+from fl_elastic.profiling.measure import model_device, profile_key
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
 
-__all__ = ["planned", "random_batch", "sgd"]
+__all__ = ["ForwardTerms", "Planned", "Refused", "planned", "random_batch", "sgd"]
+
+
+@dataclass(frozen=True)
+class ForwardTerms:
+    """How the frozen prefix is priced.
+
+    Attributes
+    ----------
+    kind : {"plain", "inference", "cached"}
+        As it is; as inference; or out of a feature cache.
+    epochs, examples : int
+        Passes over how many different examples, while one prefix stays frozen.
+    cache_bytes : int
+        Bound of the cache, which holds 2 bytes per number.
+    """
+
+    kind: str = "plain"
+    epochs: int = 5
+    examples: int = 1000
+    cache_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("plain", "inference", "cached"):
+            raise PlanError(f"forward {self.kind!r} is unknown, use plain, inference or cached")
+
+    def price(self, profile: CostProfile) -> CostProfile:
+        """Return the profile of steps whose forward pass runs this way."""
+        if self.kind == "plain":
+            return profile
+        terms = CacheTerms(self.cache_bytes, 2, self.examples, self.epochs)
+        return elastic_forward(profile, terms if self.kind == "cached" else None)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A policy that has no plan for the budget, and why."""
+
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The request, the measurement if asked for, the plan, and what the policies' plans cost."""
+
+    request: PlanRequest
+    measured: MeasuredPlan | None
+    plan: Plan
+    reports: tuple[CostReport | Refused, ...]
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -44,45 +112,152 @@ def planned(
     profile: Path | None = None,
     seed: int = 0,
     measure: bool = False,
-) -> tuple[PlanRequest, MeasuredPlan | None, Plan]:
-    """Return the request, the measurement if asked for, and the plan."""
-    chooser, score = make_policy(policy), make_importance(importance)
+    forward: ForwardTerms | None = None,
+    compare: bool = False,
+) -> Planned:
+    """Return the plan of one policy, and what it costs; with ``compare``, beside all other policies.
+
+    Costs of modes and what they keep of the gradient are measured once, for all policies that are asked.
+
+    Raises
+    ------
+    BudgetError
+        If memory or uplink do not even admit the head, or the policy refuses them.
+    ModelError
+        If the model cannot train on such a batch.
+    """
+    forward = forward or ForwardTerms()
+    if measure and forward.kind != "plain":
+        raise PlanError(
+            f"steps are measured with a plain forward pass, not {forward.kind!r}: leave out one of the two"
+        )
+    make_importance(importance)
+    names = [policy, *(name for name in policies() if compare and name != policy)]
+    asked = {name: make_policy(name) for name in names}
     batches = [random_batch(shape, batch_size, classes) for _ in range(2)]
     model.train()
     try:
-        costs = _costs(model, batches[0], profile)
+        costs = _costs(model, batches[0], profile, _modes(asked.values()))
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {_first_line(error)}"
         ) from None
-    state, options = SelectionState(), TrainerOptions(importance=importance, seed=seed)
-    state.fit_to(costs.group_names)
-    probe = Probe(
-        model, classification_loss, costs.graph.groups, batches, sgd, np.random.default_rng(seed)
-    )
-    state.absorb(score.score(probe), options)
-    request = PlanRequest(
-        profile=costs,
-        budget=budget,
-        importance=state.worth(options, costs.parameter_bytes),
-        generator=np.random.default_rng(seed),
-    )
+    maker = _Requests(model, forward.price(costs), batches, budget, importance, seed)
+    check_feasible(maker.request_for(asked[policy]))
+    request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
+    reports = [
+        cost_report(request, chosen) if name == policy else _report(maker, name, asked[name])
+        for name in sorted(asked)
+    ]
+    return Planned(request, measured, chosen, tuple(reports))
+
+
+class _Requests:
+    """Asks policies: each is scored by its own importance, and every measurement is taken once."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        profile: CostProfile,
+        batches: Sequence[Batch],
+        budget: Budget,
+        importance: str,
+        seed: int,
+    ) -> None:
+        self.model, self.batches = model, batches
+        self._profile, self._budget = profile, budget
+        self._importance, self._seed = importance, seed
+        self._worth: dict[str, Scores] = {}
+        self._fidelity: Fidelity | None = None
+
+    def request_for(self, policy: Policy) -> PlanRequest:
+        """Return what ``policy`` may look at, with a generator of its own."""
+        return PlanRequest(
+            profile=self._profile,
+            budget=self._budget,
+            importance=self._worth_by(policy.importance_name or self._importance),
+            fidelity=self._known_fidelity() if policy.modes else None,
+            generator=np.random.default_rng(self._seed),
+        )
+
+    def with_channels(self, policy: Policy, plan: Plan) -> Plan:
+        """Return the plan with the channels of its groups chosen, so that it can be trained."""
+        if not any(mode.kind == "channels" for mode in plan.modes):
+            return plan
+        score = make_channel_score(policy.channel_score_name or TrainerOptions().channel_score)
+        scores = score.score(self._probe(score.batches_needed), self._profile.graph)
+        channels = choose_channels(plan.modes, self._profile.graph, scores)
+        return replace(plan, channels=channels)
+
+    def _worth_by(self, name: str) -> Scores:
+        if name not in self._worth:
+            score, state = make_importance(name), SelectionState()
+            options = TrainerOptions(importance=name, seed=self._seed)
+            state.fit_to(self._profile.group_names)
+            state.absorb(score.score(self._probe(score.batches_needed)), options)
+            self._worth[name] = state.worth(options, self._profile.parameter_bytes)
+        return self._worth[name]
+
+    def _known_fidelity(self) -> Fidelity | None:
+        known = self._profile.modes
+        if self._fidelity is None and known is not None:
+            self._fidelity = measure_fidelity(
+                self.model, classification_loss, self.batches[-1], self._profile.graph, known.modes
+            )
+        return self._fidelity
+
+    def _probe(self, batches: int) -> Probe:
+        if batches > len(self.batches):
+            raise PlanError(f"a score asks for {batches} batches, {len(self.batches)} are there")
+        return Probe(
+            self.model, classification_loss, self._profile.graph.groups, self.batches, sgd,
+            np.random.default_rng(self._seed),
+        )  # fmt: skip
+
+
+def _chosen(
+    maker: _Requests, policy: Policy, *, measure: bool
+) -> tuple[PlanRequest, MeasuredPlan | None, Plan]:
+    request = maker.request_for(policy)
     if not measure:
-        return request, None, chooser.plan(request)
-    measured = plan_measured(
-        chooser, request,
-        lambda plan: measure_plan(model, classification_loss, batches[0], sgd, plan),
-    )  # fmt: skip
+        return request, None, policy.plan(request)
+
+    def time_it(plan: Plan) -> MeasuredPlan:
+        ready = maker.with_channels(policy, plan)
+        return measure_plan(maker.model, classification_loss, maker.batches[0], sgd, ready)
+
+    measured = plan_measured(policy, request, time_it)
     return request, measured, measured.plan
 
 
-def _costs(model: nn.Module, batch: Batch, path: Path | None) -> CostProfile:
+def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused:
+    request = maker.request_for(policy)
+    try:
+        return cost_report(request, policy.plan(request))
+    except BudgetError as error:
+        return Refused(name, str(error))
+
+
+def _modes(asked: Iterable[Policy]) -> list[Mode]:
+    """Return all modes that the policies may choose, each once."""
+    return list(dict.fromkeys(mode for policy in asked for mode in policy.modes))
+
+
+def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mode]) -> CostProfile:
     def measure() -> CostProfile:
         return profile_model(model, classification_loss, batch, optimizer_fn=sgd)
 
-    return measure() if path is None else load_or_measure(path, profile_key(model, batch), measure)
+    costs = measure() if path is None else load_or_measure(path, profile_key(model, batch), measure)
+    known = () if costs.modes is None else costs.modes.modes
+    if set(modes) <= set(known):
+        return costs
+    clock = clock_for(model_device(model))
+    costs = measure_modes(costs, model, clock, list(dict.fromkeys([*known, *modes])))
+    if path is not None:
+        save_profile(costs, path)
+    return costs
 
 
 def _first_line(error: BaseException) -> str:

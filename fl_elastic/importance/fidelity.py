@@ -82,6 +82,8 @@ def _in_mode(
 ) -> tuple[Tensor, Tensor] | None:
     if mode.kind not in ("channels", "filtered"):
         return None
+    if mode.kind == "channels" and layer.groups not in (1, layer.in_channels):
+        return None
     channels = _largest_channels(exact, mode) if mode.kind == "channels" else None
     forward = lean_forward(layer, mode, channels)
     return None if forward is None else _gradients(layer, forward, given, gradient)

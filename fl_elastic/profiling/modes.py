@@ -118,7 +118,8 @@ def _applicable(module: nn.Conv2d, mode: Mode, inputs: tuple[int, ...]) -> objec
     if mode.kind == "channels":
         whole = module.in_channels if mode.axis == "in" else module.out_channels
         count = mode.channel_count(whole)
-        if count == whole:
+        # Of grouped layers only depthwise ones have channels to choose from one by one.
+        if count == whole or module.groups not in (1, module.in_channels):
             return None
         channels = list(range(count))
     if mode.kind == "filtered" and min(inputs[2:]) <= 1:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
+from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.planning import Plan
 
 __all__ = ["ChannelGuard"]
@@ -16,8 +17,7 @@ __all__ = ["ChannelGuard"]
 @dataclass(frozen=True)
 class _Kept:
     weight: nn.Parameter
-    axis: int
-    others: Tensor
+    trained: Tensor
     values: Tensor
 
 
@@ -40,18 +40,25 @@ class ChannelGuard:
             for name in group.parameters if group.name in plan.channels else ():
                 weight = model.get_parameter(name)
                 if weight.dim() > 1:
-                    self._kept.append(_remember(weight, mode, plan.channels[group.name]))
+                    layer = model.get_submodule(name.rpartition(".")[0])
+                    trained = _trained(weight, mode, plan.channels[group.name], layer)
+                    self._kept.append(_Kept(weight, trained, weight.detach().clone()))
 
     def put_back(self) -> None:
         """Write the remembered channels into the weights."""
         with torch.no_grad():
             for kept in self._kept:
-                kept.weight.index_copy_(kept.axis, kept.others, kept.values)
+                kept.weight.copy_(torch.where(kept.trained, kept.weight, kept.values))
 
 
-def _remember(weight: nn.Parameter, mode: Mode, channels: tuple[int, ...]) -> _Kept:
-    axis = 0 if mode.axis == "out" or weight.shape[1] == 1 else 1
-    others = torch.ones(weight.shape[axis], dtype=torch.bool)
-    others[list(channels)] = False
-    index = others.nonzero().flatten().to(weight.device)
-    return _Kept(weight, axis, index, weight.detach().index_select(axis, index).clone())
+def _trained(
+    weight: nn.Parameter, mode: Mode, channels: tuple[int, ...], layer: nn.Module
+) -> Tensor:
+    """Return which rows and columns of a weight its channels train, broadcast over the kernel."""
+    groups = int(getattr(layer, "groups", 1))
+    subset = ChannelSubset.of(channels, mode.axis, weight.shape, groups)
+    trained = torch.zeros(weight.shape[:2], dtype=torch.bool)
+    rows, columns = (torch.arange(length) for length in weight.shape[:2])
+    for block in subset.blocks:
+        trained[rows[block.outputs].unsqueeze(1), columns[block.columns].unsqueeze(0)] = True
+    return trained.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2)).to(weight.device)

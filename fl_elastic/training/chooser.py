@@ -93,9 +93,13 @@ class PlanChooser:
         self._costs, self._reachable = costs, reachable
 
     def probe_due(self, correction: float) -> bool:
-        """Whether importance must be measured: not while everything fits, at the measured pace."""
+        """Whether importance must be measured: not while everything fits, at the measured pace.
+
+        A policy that is defined by its own importance never asks whether everything fits.
+        """
         due = self.policy.uses_importance and self.state.probe_due()
-        return due and not self._everything_fits(correction)
+        asks = self.policy.importance_name is None
+        return due and not (asks and self._everything_fits(correction))
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""
@@ -166,14 +170,20 @@ class PlanChooser:
         shadow.load_state_dict(deepcopy(self._optimizer().state_dict()))
         return shadow
 
+    def _worth(self, costs: CostProfile) -> Scores:
+        """Return what groups are worth now; a policy with a score of its own gets it without exploration."""
+        if not self.state.scores:
+            return np.zeros(len(costs))
+        if self.policy.importance_name is not None:
+            return np.array(self.state.scores)
+        return self.state.worth(self.options, costs.parameter_bytes)
+
     def _request(self, correction: float) -> PlanRequest:
-        costs, scores = self._known_costs(), self.state.scores
+        costs = self._known_costs()
         return PlanRequest(
             profile=costs,
             budget=self.budget,
-            importance=self.state.worth(self.options, costs.parameter_bytes)
-            if scores
-            else np.zeros(len(costs)),
+            importance=self._worth(costs),
             steps=self.requested_steps,
             correction=correction,
             fidelity=self._fidelity,

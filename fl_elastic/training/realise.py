@@ -33,7 +33,13 @@ def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[Non
         if modes or plan.lean:
             joins = any(mode.filters_input for mode in modes.values())
             stack.enter_context(
-                lean(model, modes, plan.channels, joins=joins, only_named=not plan.lean)
+                lean(
+                    model,
+                    modes,
+                    _channels_by_module(plan, graph),
+                    joins=joins,
+                    only_named=not plan.lean,
+                )
             )
         for name in plan.recomputed:
             stack.enter_context(_recomputed(model.get_submodule(name)))
@@ -47,6 +53,14 @@ def _modes_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, Mode]:
         graph.nodes[owners[0]].module: mode
         for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True)
         if len(owners) == 1 and mode.kind in kinds and graph.nodes[owners[0]].module
+    }
+
+
+def _channels_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, tuple[int, ...]]:
+    return {
+        graph.nodes[owners[0]].module: plan.channels[group.name]
+        for owners, group in zip(graph.group_nodes(), plan.groups, strict=True)
+        if group.name in plan.channels
     }
 
 
