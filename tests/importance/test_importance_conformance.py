@@ -10,7 +10,7 @@ from fl_elastic.errors import RegistryError, TrainingError
 from fl_elastic.importance import importances, make_importance
 from fl_elastic.testing import Check, importance_checks, made_up_training, name_of
 
-NAMES = ["elastic", "fisher", "gradient_norm", "magnitude", "random"]
+NAMES = ["elastic", "elastic_same_batch", "fisher", "gradient_norm", "magnitude", "random"]
 
 
 def test_the_registered_scores_are_all_checked() -> None:
@@ -35,7 +35,14 @@ def test_an_unknown_score_lists_the_known_and_guesses() -> None:
 
 def test_batches_needed_are_those_that_are_read() -> None:
     needed = {name: make_importance(name).batches_needed for name in NAMES}
-    assert needed == {"elastic": 2, "fisher": 1, "gradient_norm": 1, "magnitude": 0, "random": 0}
+    assert needed == {
+        "elastic": 2,
+        "elastic_same_batch": 1,
+        "fisher": 1,
+        "gradient_norm": 1,
+        "magnitude": 0,
+        "random": 0,
+    }
 
 
 def test_magnitude_sums_absolute_weights() -> None:

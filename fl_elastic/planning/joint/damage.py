@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_choices import Choices, Limits
-from fl_elastic.planning.joint_lanes import Problem, lanes_of, problem_of
-from fl_elastic.planning.joint_prices import best_prices, unit_prices
-from fl_elastic.planning.joint_solve import Best, judge_of, solve
+from fl_elastic.planning.joint.choices import Choices, Limits
+from fl_elastic.planning.joint.lanes import Problem, lanes_of, problem_of
+from fl_elastic.planning.joint.prices import best_prices, unit_prices
+from fl_elastic.planning.joint.solve import Best, judge_of, solve
 
 __all__ = ["improve_with_damage", "without_damage"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_choices import Choices, Limits, Totals
-from fl_elastic.planning.joint_damage import improve_with_damage, without_damage
-from fl_elastic.planning.joint_feasible import find_feasible
-from fl_elastic.planning.joint_lanes import problem_of
-from fl_elastic.planning.joint_solve import Best, judge_of, solve
+from fl_elastic.planning.joint.choices import Choices, Limits, Totals
+from fl_elastic.planning.joint.damage import improve_with_damage, without_damage
+from fl_elastic.planning.joint.feasible import find_feasible
+from fl_elastic.planning.joint.lanes import problem_of
+from fl_elastic.planning.joint.solve import Best, judge_of, solve
 
 __all__ = ["Choices", "JointSelection", "Limits", "Totals", "joint_knapsack"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_lanes import Lanes, Problem
+from fl_elastic.planning.joint.lanes import Lanes, Problem
 
 __all__ = ["best_prices", "bounds_of_depths", "losses", "unit_prices"]
 

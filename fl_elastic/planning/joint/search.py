@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_lanes import Lanes
-from fl_elastic.planning.joint_prices import losses
+from fl_elastic.planning.joint.lanes import Lanes
+from fl_elastic.planning.joint.prices import losses
 
 __all__ = ["Found", "Priced", "price", "rounded", "sweep"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_choices import COSTS, Choices, Limits
+from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
 
 __all__ = ["Lanes", "Problem", "fixed", "lanes_of", "problem_of", "tightened"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint_choices import Choices, Limits
-from fl_elastic.planning.joint_lanes import Problem, fixed, lanes_of
-from fl_elastic.planning.joint_prices import best_prices, bounds_of_depths, unit_prices
-from fl_elastic.planning.joint_search import Priced, price, rounded, sweep
+from fl_elastic.planning.joint.choices import Choices, Limits
+from fl_elastic.planning.joint.lanes import Problem, fixed, lanes_of
+from fl_elastic.planning.joint.prices import best_prices, bounds_of_depths, unit_prices
+from fl_elastic.planning.joint.search import Priced, price, rounded, sweep
 
 __all__ = ["Best", "judge_of", "solve"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.joint_choices import COSTS, Choices, Limits
-from fl_elastic.planning.joint_lanes import problem_of
-from fl_elastic.planning.joint_solve import Best, solve
+from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
+from fl_elastic.planning.joint.lanes import problem_of
+from fl_elastic.planning.joint.solve import Best, solve
 
 __all__ = ["find_feasible"]
 
