@@ -43,7 +43,7 @@ _PIXELS, _BATCH = 128, 8
 
 @dataclass(frozen=True)
 class MemoryCell:
-    """One row: a model, who chooses, and the full step's memory over the budget; 0 for the least the planner knows."""
+    """One row: a model, who chooses, and the full step's memory over the budget; 0 for the planner's least."""
 
     model: str
     policy: str

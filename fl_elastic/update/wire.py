@@ -27,17 +27,18 @@ from fl_elastic.update.partial import (
     check_count,
     check_update,
 )
+from fl_elastic.update.slices import Slices
 
 __all__ = ["WIRE_VERSION", "decode", "decode_weights", "encode", "encode_weights"]
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 _MAGIC = b"FLEL"
 _PREFIX = struct.Struct("<4sHBBII")
 _UPDATE, _WEIGHTS = 1, 2
 
 
 def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:
-    """Return ``update`` as one buffer.
+    """Return ``update`` as one buffer; channels whose delta is wholly zero are left out.
 
     Raises
     ------
@@ -65,8 +66,13 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
         "num_examples": int(update.num_examples),
         "base_version": int(update.base_version),
     }
+    deltas = [np.ascontiguousarray(update.deltas[name], dtype=np.float32) for name in names]
+    slices = [Slices.of(delta) for delta in deltas]
+    if any(found is not None for found in slices):
+        header["slices"] = [None if found is None else found.to_header() for found in slices]
     payload = b"".join(
-        writer.encode(np.ascontiguousarray(update.deltas[name], dtype=np.float32)) for name in names
+        writer.encode(delta if found is None else found.take(delta))
+        for delta, found in zip(deltas, slices, strict=True)
     )
     return _pack(_UPDATE, header, payload)
 
@@ -212,16 +218,35 @@ def _read_tensors(
     header: dict[str, Any], payload: memoryview, tensors: list[tuple[str, tuple[int, ...]]]
 ) -> dict[str, NDArray[Any]]:
     reader = _codec_of(header)
-    expected = sum(reader.size(shape) for _, shape in tensors)
+    slices = _slices(header, tensors)
+    written = [
+        shape if found is None else found.shape(shape)
+        for (_, shape), found in zip(tensors, slices, strict=True)
+    ]
+    expected = sum(reader.size(shape) for shape in written)
     if expected != len(payload):
         raise UpdateError(f"payload has {len(payload)} bytes, its tensors need {expected}")
     deltas: dict[str, NDArray[Any]] = {}
     offset = 0
-    for name, shape in tensors:
+    for (name, whole), shape, found in zip(tensors, written, slices, strict=True):
         size = reader.size(shape)
-        deltas[name] = reader.decode(payload[offset : offset + size], shape)
+        values = reader.decode(payload[offset : offset + size], shape)
+        deltas[name] = values if found is None else found.put(values, whole)
         offset += size
     return deltas
+
+
+def _slices(
+    header: dict[str, Any], tensors: list[tuple[str, tuple[int, ...]]]
+) -> list[Slices | None]:
+    if "slices" not in header:
+        return [None] * len(tensors)
+    given = _field(header, "slices", list)
+    if len(given) != len(tensors):
+        raise UpdateError(f"{len(tensors)} tensors but {len(given)} entries of slices")
+    return [
+        Slices.from_header(value, shape) for value, (_, shape) in zip(given, tensors, strict=True)
+    ]
 
 
 def _codec_of(header: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from command_line import Ended, call
 
 from fl_elastic.cli import planned
+from fl_elastic.planning import policies
 from fl_elastic.profiling import load_profile
 
 MODELS = """
@@ -66,6 +67,11 @@ KEYS = {
 }  # fmt: skip
 GROUP_KEYS = {
     "name", "parameters", "update_seconds", "path_seconds", "importance", "selected", "mode",
+}  # fmt: skip
+POLICY_KEYS = {
+    "policy", "groups", "depth", "recomputed", "predicted_step_seconds", "predicted_speedup",
+    "step_fraction", "activation_bytes", "least_activation_bytes", "backward_bytes", "peak_bytes",
+    "backward_macs", "uplink_bytes", "legacy",
 }  # fmt: skip
 SMALL = ("--input", "3,16,16", "--batch-size", "4", "--threads", "1")
 
@@ -132,6 +138,85 @@ def test_a_torchvision_model_is_planned(plan: Plan) -> None:
     assert any(group["selected"] for group in found["groups"])
     assert not all(group["selected"] for group in found["groups"])
     assert found["achieved_speedup"] >= 2 * found["step_fraction"] * 0.99
+
+
+def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--speedup", "1.3", "--policy", "last_k", "--json"))
+    reports = {report["policy"]: report for report in found["policies"]}
+    assert sorted(reports) == policies()
+    for report in reports.values():
+        assert set(report) == POLICY_KEYS
+        assert set(report["legacy"]) == {
+            "tinytrain_macs", "tinytrain_bytes", "tiny_training_bytes",
+        }  # fmt: skip
+    chosen = reports["last_k"]
+    assert chosen["predicted_step_seconds"] == found["predicted_step_seconds"]
+    assert chosen["uplink_bytes"] == found["uplink_bytes"]
+    assert chosen["backward_bytes"] == pytest.approx(found["step_bytes"])
+    assert reports["full"]["groups"] == 3 and reports["head"]["groups"] == 1
+
+
+def test_only_the_chosen_policy_is_asked_if_wanted(plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--policy", "head", "--only", "--json"))
+    assert [report["policy"] for report in found["policies"]] == ["head"]
+    text = plan("mine:tiny", *SMALL, "--policy", "head", "--only").out
+    assert "head" in text and "last_k" not in text
+
+
+def test_a_policy_that_refuses_the_budget_says_why(plan: Plan) -> None:
+    full = result(plan("mine:tiny", *SMALL, "--policy", "full", "--only", "--json"))
+    tight = (*SMALL, "--uplink", full["uplink_bytes"] - 4)
+    found = result(plan("mine:tiny", *tight, "--json"))
+    refused = {r["policy"]: r["refused"] for r in found["policies"] if "refused" in r}
+    assert "uplink" in refused["full"] and "elastic" not in refused
+    assert "full refuses: policy 'full' sends" in " ".join(plan("mine:tiny", *tight).out.split())
+    assert plan("mine:tiny", *tight, "--policy", "full").is_one_line_of_error()
+
+
+def test_uplink_is_that_of_the_modes(plan: Plan) -> None:
+    found = result(plan("mine:tiny", *SMALL, "--policy", "bias", "--only", "--json"))
+    # The head of 8 x 10 + 10, and the biases of 8 and 4 channels.
+    assert found["uplink_bytes"] == 4 * (90 + 8 + 4)
+
+
+def test_a_cached_prefix_makes_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
+    arguments = (
+        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
+        "--policy", "head", "--profile", tmp_path / "profile.json", "--only", "--json",
+    )  # fmt: skip
+    plain = result(plan(*arguments))
+    steps = {
+        epochs: result(plan(*arguments, "--forward", "cached", "--epochs", epochs))
+        for epochs in (1, 50)
+    }
+    assert steps[50]["predicted_step_seconds"] < steps[1]["predicted_step_seconds"]
+    assert steps[50]["predicted_step_seconds"] < plain["predicted_step_seconds"]
+    assert steps[50]["floor_speedup"] > plain["floor_speedup"]
+    assert steps[50]["full_step_seconds"] == plain["full_step_seconds"]
+    none_fits = result(plan(*arguments, "--forward", "cached", "--epochs", 50, "--cache-bytes", 1))
+    assert none_fits["predicted_step_seconds"] > steps[50]["predicted_step_seconds"]
+
+
+def test_modes_are_measured_once_and_kept_in_the_profile(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profile.json"
+    result(plan("mine:tiny", *SMALL, "--policy", "joint", "--profile", path, "--json"))
+    assert load_profile(path).modes is not None
+
+    def again(*arguments: object, **options: object) -> None:
+        raise AssertionError("measured although the profile has every mode")
+
+    monkeypatch.setattr(planned, "measure_modes", again)
+    result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
+
+
+def test_a_plan_of_channels_can_be_measured(plan: Plan) -> None:
+    found = result(
+        plan("mine:tiny", *SMALL, "--policy", "tinytrain", "--measure", "--only", "--json")
+    )
+    assert any(group["mode"].startswith("out/") for group in found["groups"])
+    assert found["measured_step_seconds"] > 0
 
 
 def test_measuring_replaces_the_prediction(plan: Plan) -> None:
@@ -223,6 +308,12 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "speedup not a number": (("mine:tiny", *SMALL, "--speedup", "nan"), "not a positive number"),
     "no memory": (("mine:tiny", *SMALL, "--memory", "1"), "memory"),
     "no uplink": (("mine:tiny", *SMALL, "--uplink", "1"), "uplink"),
+    "no memory, and what would do": (
+        ("mine:tiny", *SMALL, "--memory", "1"),
+        "the head alone takes",
+    ),
+    "unknown forward": (("mine:tiny", *SMALL, "--forward", "fast"), "plain, inference or cached"),
+    "measured and cached": (("mine:tiny", *SMALL, "--forward", "cached", "--measure"), "leave out"),
     "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
 }
 
@@ -243,6 +334,7 @@ def test_it_fails_with_one_line(name: str, plan: Plan) -> None:
         ("mine:tiny", "--spedup", "2"),
         ("mine:tiny", "--classes", "1"),
         ("mine:tiny", "--threads", "0"),
+        ("mine:tiny", "--epochs", "0"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: tuple[str, ...], plan: Plan) -> None:
