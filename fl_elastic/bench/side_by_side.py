@@ -39,9 +39,9 @@ POLICIES = (
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 SPEEDUP = 2.0
 RATE = 3e-4
-SEEDS = (0, 1)
+SEEDS = (0,)
 EPISODES = 200
-_ITERATIONS, _PIXELS, _MOST_WAYS, _MOST_SUPPORT, _RATE = 10, 48, 8, 25, 3e-4
+_ITERATIONS, _PIXELS, _MOST_WAYS, _MOST_SUPPORT, _RATE = 10, 40, 8, 25, 3e-4
 
 
 def bench_side_by_side(
@@ -54,7 +54,7 @@ def bench_side_by_side(
 ) -> None:
     """Train by every policy under a speed-up of 2 per step, from the same weights.
 
-    Transfer: MobileNetV2 on CUB-50, six epochs, two seeds. Few shots: episodes of Meta-Dataset's kind from the
+    Transfer: MobileNetV2 on CUB-50, six epochs, one seed. Few shots: episodes of Meta-Dataset's kind from the
     traffic signs, the same ones for every policy; each adapts on the support set by prototypes and
     pseudo-queries, and is tested on the queries. Differences to the joint policy are paired, with 95 % intervals.
     """
@@ -107,7 +107,6 @@ def _summarise(results: Results, episodes: int) -> None:
             f"summary {policy}",
             {
                 "transfer_accuracy": float(np.mean([cell["accuracy"] for cell in chosen])),
-                "transfer_spread": float(np.std([cell["accuracy"] for cell in chosen], ddof=1)),
                 "transfer_seconds": float(np.mean([cell["seconds"] for cell in chosen])),
                 "transfer_step_bytes": float(np.mean([cell["step_bytes"] for cell in chosen])),
                 "transfer_uplink_bytes": float(np.mean([cell["uplink_bytes"] for cell in chosen])),
@@ -152,7 +151,9 @@ def episode_row(number: int, root: str) -> dict[str, Any]:
         trainer = ElasticTrainer(
             model.train(), prototype_loss, _adam, budget=Budget(speedup=SPEEDUP), policy=policy,
             profile=replace(_costs(root), key=profile_key(model, batch)),
-            options=TrainerOptions(closed_loop=False, clock="cpu", deep_every=0, seed=number),
+            options=TrainerOptions(
+                closed_loop=False, clock="cpu", deep_every=0, seed=number, channel_score="l2"
+            ),
         )  # fmt: skip
         report = trainer.fit(loader)
         row[policy] = {

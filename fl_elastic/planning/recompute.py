@@ -49,18 +49,66 @@ def cheapest_recomputation(
     """Return the quickest recomputation that keeps at most ``limit`` bytes, None if there is none.
 
     Store or recompute, as in POET (Patil et al., ICML 2022), for the blocks of `candidate_blocks`: every
-    subset of the up to 14 blocks that save most is tried.
+    subset of the up to 14 blocks that save most is tried, and where none of these fits, all blocks up to each size.
     """
-    options = _subsets(profile, modes, lean=lean)
+    worth = _savings(profile, modes, lean=lean)
+    options = _subsets(
+        worth, _every_subset(min(len(worth.blocks), _MOST_BLOCKS), len(worth.blocks))
+    )
     fitting = options.bytes <= limit
+    if not fitting.any():
+        options = _subsets(worth, _all_up_to_each_size(worth))
+        fitting = options.bytes <= limit
     if not fitting.any():
         return None
     return options.at(int(np.where(fitting, options.seconds, np.inf).argmin()))
 
 
 def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> float:
-    """Return the fewest bytes that a step with these modes can keep."""
-    return float(_subsets(profile, modes, lean=lean).bytes.min())
+    """Return the fewest bytes that a step with these modes can keep.
+
+    While a block runs again it keeps what it kept before, so only the largest recomputed block counts: with that
+    one given, recomputing every smaller one as well keeps least.
+    """
+    worth = _savings(profile, modes, lean=lean)
+    return float(_subsets(worth, _all_up_to_each_size(worth)).bytes.min())
+
+
+@dataclass(frozen=True, eq=False)
+class _Savings:
+    """Blocks that save bytes when they are recomputed, those that save most first."""
+
+    base: float
+    blocks: tuple[Block, ...]
+    saved: NDArray[np.float64]
+    inner: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+
+def _savings(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> _Savings:
+    base = step_memory(profile, modes, lean=lean).total
+    found = []
+    for block in candidate_blocks(profile):
+        alone = step_memory(profile, modes, lean=lean, recomputed=[block])
+        saving = base - (alone.total - alone.largest_block)
+        if saving > 0:
+            found.append((saving, alone.largest_block, recompute_seconds(profile, block), block))
+    found = sorted(found, key=lambda entry: entry[0], reverse=True)
+    columns = np.array([entry[:3] for entry in found], dtype=np.float64).reshape(-1, 3)
+    return _Savings(base, tuple(entry[3] for entry in found), *columns.T)
+
+
+def _every_subset(first: int, count: int) -> NDArray[np.bool_]:
+    """Return each subset of the ``first`` of ``count`` blocks, shape (2 ** first, count)."""
+    chosen = np.zeros((1 << first, count), dtype=bool)
+    chosen[:, :first] = (np.arange(1 << first)[:, None] >> np.arange(first)) & 1 == 1
+    return chosen
+
+
+def _all_up_to_each_size(worth: _Savings) -> NDArray[np.bool_]:
+    """Return no block at all, and for each block all those that keep no more while they run again."""
+    none = np.zeros((1, len(worth.blocks)), dtype=bool)
+    return np.concatenate([none, worth.inner[None, :] <= worth.inner[:, None]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,23 +123,11 @@ class _Subsets:
         return Recomputation(blocks, float(self.seconds[row]), float(self.bytes[row]))
 
 
-def _subsets(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> _Subsets:
-    """Return every subset of the candidate blocks, with what it takes longer and keeps."""
-    base = step_memory(profile, modes, lean=lean).total
-    found = []
-    for block in candidate_blocks(profile):
-        alone = step_memory(profile, modes, lean=lean, recomputed=[block])
-        saving = base - (alone.total - alone.largest_block)
-        if saving > 0:
-            found.append((saving, alone.largest_block, block))
-    found = sorted(found, key=lambda entry: entry[0], reverse=True)[:_MOST_BLOCKS]
-    count = len(found)
-    chosen = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1 == 1
-    savings = np.array([saving for saving, _, _ in found])
-    inners = np.array([inner for _, inner, _ in found])
-    times = np.array([recompute_seconds(profile, block) for _, _, block in found])
-    kept = base - chosen @ savings + np.where(chosen, inners, 0.0).max(axis=1, initial=0.0)
-    return _Subsets(tuple(b for _, _, b in found), chosen, chosen @ times, kept)
+def _subsets(worth: _Savings, chosen: NDArray[np.bool_]) -> _Subsets:
+    """Return what each set of blocks takes longer and keeps."""
+    largest = np.where(chosen, worth.inner, 0.0).max(axis=1, initial=0.0)
+    kept = worth.base - chosen @ worth.saved + largest
+    return _Subsets(worth.blocks, chosen, chosen @ worth.seconds, kept)
 
 
 def _contains(outer: Block, inner: Block) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,7 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         trace = run_forward()
+    kept = _by_known_number(kept, [node._sequence_nr() for node in trace.nodes])
     counted: set[int] = set()
     total = np.zeros(len(trace.nodes))
     shallowest = _shallowest_groups(trace.graph)
@@ -94,6 +96,23 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
                 counted.add(pointer)
                 total[index] += size
     return total
+
+
+def _by_known_number(
+    kept: dict[int, list[tuple[int, int]]], numbers: list[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """Return what was kept by the numbers of the graph's nodes.
+
+    An operation in place first copies what it keeps, and the copy takes a number that is in no graph: it belongs
+    to the node numbered just before.
+    """
+    ordered = sorted(numbers)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, tensors in kept.items():
+        place = bisect_right(ordered, number) - 1
+        if place >= 0:
+            found.setdefault(ordered[place], []).extend(tensors)
+    return found
 
 
 def _shallowest_groups(graph: BackwardGraph) -> list[int]:

@@ -23,6 +23,7 @@ from fl_elastic.update import (
     encode,
     encode_weights,
 )
+from fl_elastic.update.wire import WIRE_VERSION
 
 MANIFEST = Manifest(
     ("conv", "bias", "mean", "count"),
@@ -45,7 +46,9 @@ WEIGHTS: dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]] = {
 PREFIX = struct.Struct("<4sHBBII")
 
 
-def pack(header: Any, payload: bytes, *, kind: int = 1, version: int = 1, zero: int = 0) -> bytes:
+def pack(
+    header: Any, payload: bytes, *, kind: int = 1, version: int = WIRE_VERSION, zero: int = 0
+) -> bytes:
     """Pack by the documented layout, with a checksum that fits whatever the content says."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     checksum = zlib.crc32(text + payload)
@@ -125,7 +128,7 @@ def test_every_flipped_bit_of_a_model_is_noticed() -> None:
 
 
 def test_other_formats_are_told_apart() -> None:
-    assert "version 2" in refused(pack(HEADER, PAYLOAD, version=2))
+    assert "version 2" in refused(pack(HEADER, PAYLOAD, version=WIRE_VERSION + 1))
     assert "kind 9" in refused(pack(HEADER, PAYLOAD, kind=9))
     assert "mark" in refused(b"PK\x03\x04" + GOOD[4:])
     assert "too short" in refused(b"")

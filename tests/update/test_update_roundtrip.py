@@ -106,7 +106,8 @@ def test_an_update_comes_back_within_half_precision_as_fp16(
         assert (error <= HALF * np.abs(delta) + SMALLEST).all()
     size = sum(delta.size for delta in update.deltas.values())
     fp32 = len(encode(update, manifest))
-    assert fp32 - len(data) == 2 * size
+    # Channels that are zero throughout are not written at all.
+    assert 0 <= fp32 - len(data) <= 2 * size
 
 
 @given(case=updates())

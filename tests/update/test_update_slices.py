@@ -50,6 +50,7 @@ def test_a_quarter_of_the_channels_takes_about_a_quarter_of_the_bytes() -> None:
 
 def test_dense_deltas_and_vectors_are_written_whole() -> None:
     assert Slices.of(np.ones((4, 4))) is None
+    assert Slices.of(np.zeros((3, 3))) is None
     assert Slices.of(np.zeros(4)) is None
     assert Slices.of(np.float32(0).reshape(())) is None
 
