@@ -160,6 +160,9 @@ class ElasticClient(NumPyClient):
         )
         update = trainer.update(version)
         self._save_state()
+        if self._state_dir is not None and trainer.profile not in (None, self._profile):
+            # The policy's modes were measured on top of what was known.
+            self._keep_profile(trainer.profile)
         metrics = _metrics(self.report)
         if not config.get(PACKED):
             return (
@@ -204,21 +207,28 @@ class ElasticClient(NumPyClient):
         if self._profile is not None or self._state_dir is None:
             return self._profile
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-        path = self._state_dir / f"profile-{self.manifest.hash}.json"
         try:
-            self._profile = load_profile(path, profile_key(self.model, batch))
+            self._profile = load_profile(
+                self._profile_file(self._state_dir), profile_key(self.model, batch)
+            )
         except ProfileError:
             # Missing, damaged or of another case.
-            self._profile = profile_model(
+            profile = profile_model(
                 self.model, self.loss_fn, batch,
                 optimizer_fn=self.optimizer_fn, clock=self.options.clock,
             )  # fmt: skip
-            self._save_profile(self._profile, path)
+            self._keep_profile(profile)
         return self._profile
 
-    def _save_profile(self, profile: CostProfile, path: Path) -> None:
+    def _profile_file(self, state_dir: Path) -> Path:
+        return state_dir / f"profile-{self.manifest.hash}.json"
+
+    def _keep_profile(self, profile: CostProfile | None) -> None:
+        self._profile = profile
+        if profile is None or self._state_dir is None:
+            return
         try:
-            save_profile(profile, path)
+            save_profile(profile, self._profile_file(self._state_dir))
         except ProfileError as error:
             # A full disk costs the time to measure again, not the round's training.
             _LOG.warning("%s; it is measured again next time", error)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fl_elastic.losses import classification_loss
-from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.planning import make_policy
+from fl_elastic.profiling import CostProfile, clock_for, measure_modes, profile_model
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.simulation.batches import Batches
 from fl_elastic.simulation.datasets import Dataset, load_dataset
@@ -101,14 +102,18 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
 
 
 def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
-    """Measure the scenario's step on this host, with one thread and its own time."""
+    """Measure the scenario's step on this host, with one thread and its own time.
+
+    The cheaper modes of its methods' policies are measured with it, once for all clients.
+    """
     dataset = scenario_dataset(scenario, data_root)
     size = scenario.training.batch_size
     batch = torch.as_tensor(dataset.train_x[:size]), torch.as_tensor(dataset.train_y[:size])
-    return profile_model(
-        scenario_model(scenario, data_root, seed=0).train(),
-        classification_loss,
-        batch,
-        optimizer_fn=optimizer_fn(scenario.training),
-        clock="cpu",
+    model = scenario_model(scenario, data_root, seed=0).train()
+    profile = profile_model(
+        model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
     )
+    modes = {mode: None for method in scenario.methods for mode in make_policy(method.policy).modes}
+    if not modes:
+        return profile
+    return measure_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), tuple(modes))
