@@ -108,11 +108,11 @@ def _kept(run: Callable[[], Any], *owners: Any) -> int:
     # The tensors are held, so that no storage's address is used twice.
     kept: dict[int, Tensor] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
+    def pack(tensor: Tensor) -> None:
+        # Handing an operation its own output would make a cycle that is never freed.
+        kept[tensor.untyped_storage().data_ptr()] = tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
         output = run()
     del output
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in known)

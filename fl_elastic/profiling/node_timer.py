@@ -77,14 +77,17 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
     # Torch has no public way to ask for it.
     next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             # The node that saves this tensor was numbered just before.
             kept.setdefault(next_number() - 1, []).append((storage.data_ptr(), storage.nbytes()))
-        return tensor
+            # Nothing runs backward here; a hook that hands an operation its own output makes a cycle that
+            # is never freed. The storage must live on all the same, or another would get its address.
+            alive.append(tensor.detach())
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    alive: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
         trace = run_forward()
     kept = _by_known_number(kept, [node._sequence_nr() for node in trace.nodes])
     counted: set[int] = set()

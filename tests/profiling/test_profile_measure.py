@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -247,3 +249,19 @@ def test_the_fit_never_gives_negative_coefficients() -> None:
     features = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])
     found = nonnegative_fit(features, np.array([3.0, 2.0, 1.0]))
     assert (found >= 0).all() and found[1] > 0 and found[0] == 0
+
+
+def test_measuring_holds_on_to_no_tensor() -> None:
+    def living() -> int:
+        gc.collect()
+        with warnings.catch_warnings():
+            # Looking at every object touches some that torch has deprecated.
+            warnings.simplefilter("ignore")
+            return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    model, batch = conv_net(), images()[0]
+    profile_model(model.train(), loss_fn, batch, optimizer_fn=sgd)
+    before = living()
+    for _ in range(3):
+        profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    assert living() <= before
