@@ -112,7 +112,7 @@ def _kept(run: Callable[[], Any], *owners: Any) -> int:
         # Handing an operation its own output would make a cycle that is never freed.
         kept[tensor.untyped_storage().data_ptr()] = tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
         output = run()
     del output
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in known)

@@ -87,7 +87,7 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
             alive.append(tensor.detach())
 
     alive: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
         trace = run_forward()
     kept = _by_known_number(kept, [node._sequence_nr() for node in trace.nodes])
     counted: set[int] = set()

@@ -14,6 +14,7 @@ from scripted_clients import manifest
 
 from fl_elastic.flower._compat import ndarray_to_bytes
 from fl_elastic.update import Manifest, PartialUpdate, encode, encode_weights
+from fl_elastic.update.wire import WIRE_VERSION
 
 _PREFIX = struct.Struct("<4sHBBII")
 Damage = Callable[[bytes], bytes]
@@ -24,7 +25,7 @@ def rebuilt(
     *,
     payload: Callable[[bytes], bytes] = lambda old: old,
     text: bytes | None = None,
-    version: int = 1,
+    version: int = WIRE_VERSION,
     kind: int = 1,
     **header: Any,
 ) -> bytes:
@@ -79,7 +80,7 @@ BUFFERS: dict[str, tuple[Damage, str]] = {
     "flipped bit": (flipped, "truncated or damaged"),
     "longer, checksum fits": (header(payload=lambda old: old + b"0000"), "its tensors need"),
     "shorter, checksum fits": (header(payload=lambda old: old[:-4]), "its tensors need"),
-    "another wire version": (header(version=2), "wire format version 2"),
+    "another wire version": (header(version=WIRE_VERSION + 1), "wire format version"),
     "a whole model": (whole_model, "of kind 2, expected 1"),
     "header not JSON": (header(text=b"{"), "not valid JSON"),
     "header nested deeply": (header(text=b"[" * 5000), "not valid JSON"),
