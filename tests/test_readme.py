@@ -57,6 +57,21 @@ def test_trainer_example_trains_and_gives_an_update() -> None:
     assert names["update"].deltas
 
 
+def test_engine_example_trains_within_its_memory() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    batches = [(torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+    names: dict[str, Any] = {
+        "model": model,
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "loader": batches,
+    }
+    exec(BLOCKS[2], names)
+    report = names["report"]
+    assert report.plan.lean and report.plan.predicted_step_bytes <= 100e6
+    assert report.forward is not None
+
+
 def test_flower_example_is_about_twenty_lines() -> None:
     code = [line for line in BLOCKS[0].splitlines() if line.strip()]
     assert len(code) <= 24

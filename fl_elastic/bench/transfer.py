@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -148,6 +149,7 @@ def bench_transfer(
     _run(results, root, wanted, workers, tell)
     rest = [(m, _best_rate(results, m), seed) for m in METHODS for seed in SEEDS[1:]]
     _run(results, root, rest, workers, tell)
+    _summarise(results)
 
 
 def _run(
@@ -175,6 +177,29 @@ def _name(method: TransferMethod, rate: float, seed: int) -> str:
 
 def _best_rate(results: Results, method: TransferMethod) -> float:
     return max(RATES, key=lambda rate: results.rows[_name(method, rate, SEEDS[0])]["accuracy"])
+
+
+def _summarise(results: Results) -> None:
+    """Add a row per method: mean accuracy over the seeds, and training time relative to full training's."""
+    seconds_of_full = 0.0
+    for method in METHODS:
+        rate = _best_rate(results, method)
+        cells = [results.rows[_name(method, rate, seed)] for seed in SEEDS]
+        accuracies = [cell["accuracy"] for cell in cells]
+        seconds = statistics.fmean(cell["seconds"] for cell in cells)
+        seconds_of_full = seconds_of_full or seconds
+        results.add(
+            f"summary {method.name}",
+            {
+                "accuracy": statistics.fmean(accuracies),
+                "spread": statistics.stdev(accuracies),
+                "rate": rate,
+                "seconds": seconds,
+                "time": seconds / seconds_of_full,
+                "selection_seconds": statistics.fmean(c["selection_seconds"] for c in cells),
+                "head_seconds": statistics.fmean(cell.get("head_seconds", 0.0) for cell in cells),
+            },
+        )
 
 
 def train_cell(method: TransferMethod, rate: float, seed: int, root: str) -> dict[str, Any]:

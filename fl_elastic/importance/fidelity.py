@@ -82,15 +82,18 @@ def _in_mode(
 ) -> tuple[Tensor, Tensor] | None:
     if mode.kind not in ("channels", "filtered"):
         return None
-    if mode.kind == "channels" and layer.groups not in (1, layer.in_channels):
+    whole = layer.in_channels if mode.axis == "in" else layer.out_channels
+    if mode.kind == "channels" and (
+        layer.groups not in (1, layer.in_channels) or mode.channel_count(whole) == whole
+    ):
         return None
-    channels = _largest_channels(exact, mode) if mode.kind == "channels" else None
+    channels = _largest_channels(layer, exact, mode) if mode.kind == "channels" else None
     forward = lean_forward(layer, mode, channels)
     return None if forward is None else _gradients(layer, forward, given, gradient)
 
 
-def _largest_channels(exact: Tensor, mode: Mode) -> list[int]:
-    axis = 0 if mode.axis == "out" or exact.shape[1] == 1 else 1
+def _largest_channels(layer: nn.Conv2d, exact: Tensor, mode: Mode) -> list[int]:
+    axis = 0 if mode.axis == "out" or layer.groups > 1 else 1
     others = [dimension for dimension in range(exact.dim()) if dimension != axis]
     norms = exact.square().sum(others)
     return sorted(norms.topk(mode.channel_count(len(norms))).indices.tolist())

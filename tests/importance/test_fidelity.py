@@ -90,3 +90,13 @@ def test_layers_are_visited_with_what_went_in_and_what_came_back() -> None:
     for key, layer in ((0, model[0]), (1, model[2])):
         given, gradient = seen[key]
         torch.testing.assert_close(gradient.T @ given, layer.weight.grad)  # type: ignore[arg-type]
+
+
+def test_a_first_layer_with_one_channel_has_none_to_choose_from() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    with untouched(model):
+        graph = trace_step(model, loss_fn, batch).graph
+    found = measure_fidelity(model, loss_fn, batch, graph, MODES)
+    row = [group.name for group in graph.groups].index("0")
+    assert np.isnan(found.weights[row, 0]) and np.isfinite(found.weights[row, 1])
