@@ -5,8 +5,8 @@ from fl_elastic.planning.elastic import ElasticPolicy
 from fl_elastic.planning.fixed import BiasPolicy, FullPolicy, HeadPolicy, LastKPolicy
 from fl_elastic.planning.gradient_filter import GradientFilterPolicy
 from fl_elastic.planning.joint import Choices, JointSelection, Limits, joint_knapsack
+from fl_elastic.planning.joint_policy import JointPolicy
 from fl_elastic.planning.knapsack import Selection, prefix_knapsack
-from fl_elastic.planning.mixed import JointPolicy
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import (
     PlanRequest,

@@ -22,14 +22,14 @@ from fl_elastic.profiling import (
     CostProfile,
     clock_for,
     elastic_forward,
-    measure_modes,
-    profile_model,
 )
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.aliases import under_every_name
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
+from fl_elastic.training.changes import changes
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward, expected_prefix_seconds
 from fl_elastic.training.freeze import training_statistics
 from fl_elastic.training.measured import full_pass_ratio
@@ -247,16 +247,8 @@ class ElasticTrainer:
         """
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
-        now = weights_of(self.model, self.manifest)
         steps = under_every_name(self.model, self._tensor_steps)
-        deltas = {}
-        for name in self.manifest.names:
-            if steps[name] > 0:
-                deltas[name] = np.asarray(now[name] - self._base[name])
-                if not np.isfinite(deltas[name]).all():
-                    raise TrainingError(
-                        f"tensor {name!r} is no longer finite after training: lower the learning rate"
-                    )
+        deltas = changes(weights_of(self.model, self.manifest), self._base, steps)
         return PartialUpdate(
             deltas=deltas,
             steps={name: steps[name] for name in deltas},
@@ -266,18 +258,10 @@ class ElasticTrainer:
 
     def _profile_for(self, batch: Batch) -> CostProfile:
         """Return the given profile if it fits this model and device, else measure one."""
-        key = profile_key(self.model, batch)
-        if self.profile is None or self.profile.key != key:
-            self.profile = profile_model(
-                self.model, self.loss_fn, batch,
-                optimizer_fn=self.optimizer_fn, clock=self.options.clock,
-            )  # fmt: skip
-        modes = self.chooser.policy.modes
-        if modes and (
-            self.profile.modes is None or not set(modes) <= set(self.profile.modes.modes)
-        ):
-            clock = clock_for(model_device(self.model), self.options.clock)
-            self.profile = measure_modes(self.profile, self.model, clock, modes)
+        self.profile = costs_for(
+            self.chooser.policy, self.profile, self.model, self.loss_fn, batch,
+            optimizer_fn=self.optimizer_fn, clock=self.options.clock,
+        )  # fmt: skip
         return self.profile
 
     def _elastic_forward(self, epochs: int, clock: Clock) -> ElasticForward | None:
