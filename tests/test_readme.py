@@ -113,3 +113,35 @@ def test_budget_rows_are_the_committed_ones() -> None:
     for model in models:
         cells = [rows[f"{model} at {speedup}"]["achieved_speedup"] for speedup in (1.5, 2.0, 2.5)]
         assert f"| {model} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in README
+
+
+def test_transfer_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "transfer.json").read_text())["rows"]
+    methods = {
+        name.removeprefix("summary "): row for name, row in rows.items() if "summary" in name
+    }
+    assert len(methods) > 10
+    for name, row in methods.items():
+        shown = f"{100 * row['accuracy']:.1f} ± {100 * row['spread']:.1f} | {row['time']:.2f} |"
+        assert f"| {name} | {shown}" in README
+
+
+def test_memory_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "memory.json").read_text())["rows"]
+    shown = {name: row for name, row in rows.items() if "exact" in name or "least" in name}
+    assert len(shown) == 10
+    for name, row in shown.items():
+        model, _, share = name.split(" | ")
+        same, full = row["times_less_than_same_groups"], row["times_less_than_full"]
+        assert f"| {model} | {share} | {row['groups']} | {same:.1f} | {full:.1f} |" in README
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2"])
+def test_filter_figures_are_the_committed_ones(model: str) -> None:
+    rows = json.loads((RESULTS / "filter.json").read_text())["rows"]
+    mode = "wx2" if model == "resnet18" else "wx4"
+    steps = [
+        rows[f"step | {model} at {pixels} | all convolutions"][f"{mode}_over_exact"]
+        for pixels in (32, 64, 128)
+    ]
+    assert f"{mode} " + ", ".join(f"{step:.2f}" for step in steps) in README
