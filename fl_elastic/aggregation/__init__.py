@@ -1,6 +1,7 @@
 """What the server makes of partial updates."""
 
 from fl_elastic.aggregation import robust
+from fl_elastic.aggregation.averaging import ModelAverage
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.aggregation.mean import MergeOptions, PartialMean
 from fl_elastic.aggregation.rules import (
@@ -23,6 +24,7 @@ __all__ = [
     "CoverageLedger",
     "LinearRule",
     "MergeOptions",
+    "ModelAverage",
     "PartialMean",
     "RobustRule",
     "ServerOptimizer",

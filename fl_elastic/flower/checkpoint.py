@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError
+from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.strategy_state import as_record, collect, names_of, restore
 from fl_elastic.flower.streaming_grid import streaming
 from fl_elastic.storage import write_atomically
@@ -84,7 +85,7 @@ class Checkpointed(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run the rounds that are still to do; rounds count from the start of the whole run."""
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
@@ -98,6 +99,7 @@ class Checkpointed(Strategy):
                 )
             initial_arrays = as_record(found.arrays)
             restore(self.strategy, found.state)
+        evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
         result = super().start(
             grid=streaming(grid, self.strategy),
@@ -108,8 +110,7 @@ class Checkpointed(Strategy):
             evaluate_config=evaluate_config,
             evaluate_fn=None if evaluate_fn is None else lambda r, a: evaluate_fn(r + first, a),
         )
-        if not result.arrays:
-            result.arrays = initial_arrays
+        result.arrays = averaged(self.strategy, result.arrays or initial_arrays)
         return _renumbered(result, first)
 
     def configure_train(

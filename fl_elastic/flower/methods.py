@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
-from fl_elastic.aggregation import MergeOptions, make_rule, make_server_optimizer
+from fl_elastic.aggregation import MergeOptions, ModelAverage, make_rule, make_server_optimizer
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.round_record import RoundRecord
@@ -85,6 +85,7 @@ def method_strategy(
         server_optimizer=None
         if optimizer is None
         else make_server_optimizer(optimizer, method.server_rate),
+        average=ModelAverage(method.average) if method.average else None,
         on_round=on_round,
     )
 

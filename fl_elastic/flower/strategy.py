@@ -11,8 +11,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import MergeOptions, PartialMean, ServerOptimizer, make_rule
+from fl_elastic.aggregation import (
+    MergeOptions,
+    ModelAverage,
+    PartialMean,
+    ServerOptimizer,
+    make_rule,
+)
 from fl_elastic.errors import UpdateError
+from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.dense import parameters_of, whole_model
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
@@ -60,6 +67,9 @@ class PartialUpdates(Strategy):
         Deadline, coverage quota, shared importance, what is sent to clients and the like.
     server_optimizer : ServerOptimizer, optional
         Applied lazily, per tensor that was trained, before the inner strategy.
+    average : ModelAverage, optional
+        Mean of the global models of the last rounds: what `start` has tested and returns. Clients train, and are
+        asked to evaluate, the newest model.
     limits : Limits, optional
         Counts beyond which a reply is rejected.
     codec : str
@@ -86,6 +96,7 @@ class PartialUpdates(Strategy):
         merge: MergeOptions | None = None,
         terms: RoundTerms | None = None,
         server_optimizer: ServerOptimizer | None = None,
+        average: ModelAverage | None = None,
         limits: Limits | None = None,
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
@@ -98,6 +109,7 @@ class PartialUpdates(Strategy):
         self.fleet = Fleet(self.terms)
         self.downlink = Downlink(codec, changes_only=self.terms.delta_downlink)
         self.server_optimizer = server_optimizer
+        self.average = average
         self.limits = limits or Limits()
         self.on_round = on_round
         self._manifest: Manifest | None = None
@@ -115,9 +127,31 @@ class PartialUpdates(Strategy):
         deadline = self._record.deadline
         return None if deadline is None else deadline * self.terms.grace
 
-    def start(self, grid: Grid, *arguments: Any, **options: Any) -> Result:
-        """Run the rounds on a grid that hands over each reply as it comes; otherwise as Flower's own."""
-        return super().start(streaming(grid, self), *arguments, **options)
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds on a grid that hands over each reply as it comes; otherwise as Flower's own.
+
+        With an `average`, that is what ``evaluate_fn`` is given and what the result holds.
+        """
+        result = super().start(
+            grid=streaming(grid, self),
+            initial_arrays=initial_arrays,
+            num_rounds=num_rounds,
+            timeout=timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+            evaluate_fn=tested(self, evaluate_fn),
+        )
+        result.arrays = averaged(self, result.arrays)
+        return result
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""
@@ -130,6 +164,8 @@ class PartialUpdates(Strategy):
         """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
         manifest = self._remember(arrays, server_round)
         self._record = RoundRecord(server_round)
+        if self.average is not None and not self.average.rounds:
+            self.average.add(self._weights)
         self.fleet.serve(manifest)
         # The inner strategy writes into the config it is given; the caller's stays as it was.
         messages = list(
@@ -213,6 +249,8 @@ class PartialUpdates(Strategy):
         before = self._weights
         self._remember(whole, server_round + 1)
         self.fleet.moved(before, self._weights)
+        if self.average is not None:
+            self.average.add(self._weights)
         return whole, merged_metrics
 
     def aggregate_evaluate(

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import ServerOptimizer
+from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 
 __all__ = ["Remembering", "as_record", "collect", "names_of", "restore"]
 
@@ -32,9 +32,10 @@ def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def names_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return the class names of the strategy, with its server optimiser, and of those it wraps."""
+    """Return the class names of the strategy, with its server optimiser and average, and of those it wraps."""
     values = list(vars(strategy).values())
-    optimizers = [type(value).__name__ for value in values if isinstance(value, ServerOptimizer)]
+    kinds = (ServerOptimizer, ModelAverage)
+    optimizers = [type(value).__name__ for value in values if isinstance(value, kinds)]
     inside = [value for value in values if isinstance(value, Strategy)]
     name = " with ".join([type(strategy).__name__, *optimizers])
     return (name, *(name for each in inside for name in names_of(each)))

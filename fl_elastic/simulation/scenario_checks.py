@@ -130,6 +130,7 @@ SECTIONS: dict[str, dict[str, Rule]] = {
         "normalise_steps": Rule(bool, False),
         "server_optimizer": Rule(str, None),
         "server_rate": Rule(float, None, above=0),
+        "average": Rule(float, 0.0, lowest=0, below=1),
         "proximal": Rule(float, 0.0, lowest=0),
         "quota": Rule(int, 0, lowest=0),
         "blend": Rule(float, 0.0, lowest=0, below=1),

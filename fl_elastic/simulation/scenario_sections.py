@@ -167,6 +167,9 @@ class MethodSection:
         Registered lazy server optimiser, at ``server_rate``.
     server_rate : float, optional
         Its learning rate.
+    average : float
+        Decay of the mean of the global models that is tested, as in `fl_elastic.aggregation.ModelAverage`; 0 tests
+        the newest model.
     proximal : float
         Weight of FedProx's pull.
     quota : int
@@ -194,6 +197,7 @@ class MethodSection:
     normalise_steps: bool = False
     server_optimizer: str | None = None
     server_rate: float | None = None
+    average: float = 0.0
     proximal: float = 0.0
     quota: int = 0
     blend: float = 0.0
