@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointError",
     "DatasetError",
     "ElasticError",
+    "FleetError",
     "ModelError",
     "PlanError",
     "ProfileError",
@@ -68,3 +69,7 @@ class ScenarioError(ElasticError, ValueError):
 
 class DatasetError(ElasticError, RuntimeError):
     """A dataset is missing or damaged."""
+
+
+class FleetError(ElasticError, RuntimeError):
+    """A fleet's folder, keys, settings or processes are not as they must be."""

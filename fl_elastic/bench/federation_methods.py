@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ABLATIONS", "METHODS", "OURS", "REFERENCE"]
+__all__ = ["ABLATIONS", "METHODS", "OURS", "REFERENCE", "SPARSE"]
 
 Table = dict[str, Any]
 
@@ -12,18 +12,23 @@ REFERENCE = "fedavg, waiting"
 """Whose final accuracy is the target, and whose time and bytes the others' are compared with."""
 
 OURS = "fl_elastic"
+SPARSE = "fl_elastic, top-k"
+"""The same, sending a sixteenth of its numbers, with error feedback."""
 
 _FULL: Table = {"policy": "full"}
-# What a fit gains grows with the root of its steps: more of them drift apart from the other clients.
-_OURS: Table = {"policy": "elastic", "rule": "contributors", "returns": 0.5, "blend": 0.5}
-_PROPORTIONAL: Table = _OURS | {"returns": 1.0}
+# Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, and tests
+# and hands out the mean of its last models.
+_SERVER: Table = {"server_optimizer": "sgd", "server_rate": 1.5, "average": 0.9}
+_OURS: Table = {"policy": "elastic", "rule": "contributors", "blend": 0.5} | _SERVER
 
 METHODS: dict[str, Table] = {
     REFERENCE: _FULL | {"budgeted": False, "stragglers": "wait"},
+    "fedavg, waiting, averaged": _FULL | {"budgeted": False, "stragglers": "wait"} | _SERVER,
     "fedavg, dropping": _FULL | {"budgeted": False, "stragglers": "drop"},
     # Slow devices train the whole model for as many steps as the deadline allows; with FedProx's pull; and
     # with FedNova's normalisation, which was made for exactly this.
     "fewer full steps": _FULL | {"budgeted": True},
+    "fewer full steps, averaged": _FULL | {"budgeted": True} | _SERVER,
     "fewer full steps, fedprox": _FULL | {"budgeted": True, "proximal": 0.01},
     "fewer full steps, fednova": _FULL | {"budgeted": True, "normalise_steps": True},
     "heterofl": {"peer": "heterofl"},
@@ -34,22 +39,25 @@ METHODS: dict[str, Table] = {
     "fedel": {"peer": "fedel"},
     "last layers": {"policy": "last_k", "rule": "contributors"},
     OURS: _OURS,
+    SPARSE: _OURS | {"codec": "topk"},
 }
 """By the name in the table; what is not said has the defaults of a scenario."""
 
 ABLATIONS: dict[str, Table] = {
+    "no average": _OURS | {"average": 0.0},
+    "server rate 1": _OURS | {"server_rate": 1.0},
+    "no average, server rate 1": _OURS | {"average": 0.0, "server_rate": 1.0},
+    "server momentum": _OURS | {"server_optimizer": "momentum", "server_rate": 0.15},
     "int8": _OURS | {"codec": "int8"},
-    "topk": _OURS | {"codec": "topk"},
-    "server momentum": _OURS | {"server_optimizer": "momentum", "server_rate": 0.3},
-    # Gains in proportion to the steps: parts of the model for more steps, as elastic training was made for.
-    "proportional": _PROPORTIONAL,
-    "proportional, no coverage": _PROPORTIONAL | {"deep_every": 0, "exploration": 0.0},
-    "proportional, deep every 2": _PROPORTIONAL | {"deep_every": 2},
-    "proportional, own importance": _PROPORTIONAL | {"blend": 0.0},
-    "proportional, random choice": _PROPORTIONAL | {"policy": "random"},
-    "proportional, rule all": _PROPORTIONAL | {"rule": "all"},
-    "proportional, rule inverse_probability": _PROPORTIONAL | {"rule": "inverse_probability"},
-    "proportional, steps normalised": _PROPORTIONAL | {"normalise_steps": True},
-    "proportional, inference prefix": _PROPORTIONAL | {"inference_prefix": True},
+    # What a fit gains with the root of its steps: then everything is trained, in fewer steps.
+    "root of the steps": _OURS | {"returns": 0.5},
+    "no coverage": _OURS | {"deep_every": 0, "exploration": 0.0},
+    "deep every 2": _OURS | {"deep_every": 2},
+    "own importance": _OURS | {"blend": 0.0},
+    "random choice": _OURS | {"policy": "random"},
+    "rule all": _OURS | {"rule": "all"},
+    "rule inverse_probability": _OURS | {"rule": "inverse_probability"},
+    "steps normalised": _OURS | {"normalise_steps": True},
+    "inference prefix": _OURS | {"inference_prefix": True},
 }
-"""`OURS` changed, mostly one thing at a time."""
+"""`OURS` changed, one thing at a time."""

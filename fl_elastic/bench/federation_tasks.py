@@ -15,7 +15,7 @@ __all__ = ["TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenar
 Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05
-_PREFIX = "proportional, inference prefix"
+_PREFIX = "inference prefix"
 _CIFAR: Table = {"dataset": "cifar10_jpegq75", "partition": "dirichlet", "test_limit": 2000}
 _HAR: Table = {"dataset": "har", "partition": "natural", "min_examples": 1}
 _SIGNS: Table = {"dataset": "gtsrb", "partition": "natural", "test_limit": 1500}

@@ -31,6 +31,8 @@ class InProcessGrid(Grid):
         Of every node.
     on_reply : callable, optional
         Called with the replies received and expected.
+    node_config : callable, optional
+        Returns what else the node with this partition is configured with.
     """
 
     # Replies are handed over one by one as it is.
@@ -41,6 +43,7 @@ class InProcessGrid(Grid):
         nodes: int,
         app: ClientApp,
         on_reply: Callable[[int, int], None] = lambda received, expected: None,
+        node_config: Callable[[int], dict[str, Any]] = lambda partition: {},
     ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
         self._app = app
@@ -48,6 +51,8 @@ class InProcessGrid(Grid):
         self._numbers = itertools.count(1)
         self._waiting: dict[str, Message] = {}
         self._contexts = virtual_contexts(nodes)
+        for node, context in self._contexts.items():
+            context.node_config.update(node_config(node - 1))
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the numbers of all nodes."""

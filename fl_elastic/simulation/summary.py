@@ -13,9 +13,9 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.simulation.cell import Cell
 from fl_elastic.simulation.scenario import Scenario
 
-__all__ = ["environment", "summarise", "without_curves"]
+__all__ = ["FINAL_ROUNDS", "environment", "summarise", "without_curves"]
 
-_FINAL_ROUNDS = 5
+FINAL_ROUNDS = 5
 
 
 def summarise(
@@ -46,7 +46,7 @@ def summarise(
         "rounds": scenario.training.rounds,
         "seeds": list(scenario.seeds),
         "simulated": True,
-        "final_accuracy_rule": f"mean of the last {_FINAL_ROUNDS} rounds",
+        "final_accuracy_rule": f"mean of the last {FINAL_ROUNDS} rounds",
         "target_accuracy": target,
         "target_rule": None
         if scenario.target is None
@@ -82,7 +82,7 @@ def environment() -> dict[str, str]:
 def _final_accuracy(cell: Cell) -> float:
     # The first row is the untrained model, not a round.
     rounds = cell.history[1:] or cell.history
-    return statistics.fmean(row["accuracy"] for row in rounds[-_FINAL_ROUNDS:])
+    return statistics.fmean(row["accuracy"] for row in rounds[-FINAL_ROUNDS:])
 
 
 def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:

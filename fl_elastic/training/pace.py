@@ -15,6 +15,7 @@ _TOLERANCE = 0.02
 _SAMPLES = 5
 _FIRST_SAMPLES = 3
 _REFERENCE_SHARE = 0.1
+_MOST = 0.9
 
 
 class Pace:
@@ -128,9 +129,14 @@ class Pace:
             return left
         if self.correct:
             step = self._measured() or plan.predicted_step_seconds * self.drift
-            affordable = (self.allowed_seconds - self.spent) / step
-            # Half a step of grace: the budget is met on average instead of always undershot.
-            affordable = math.floor(affordable + 0.5)
+            left_seconds = self.allowed_seconds - self.spent
+            if self._relative:
+                # Half a step of grace: the budget is met on average instead of always undershot.
+                affordable = math.floor(left_seconds / step + 0.5)
+            else:
+                # A deadline is not overrun: the last step must fit also if it is one of the slow ones.
+                fits = left_seconds >= self._slow() * (1 - 1e-9)
+                affordable = math.floor(left_seconds / step + 1e-9) if fits else 0
         elif self._relative:
             affordable = math.floor(self.requested_steps * plan.step_fraction + 1e-9) - self.steps
         else:
@@ -157,6 +163,11 @@ class Pace:
         if self.corrected:
             self.correction = wanted
         return self.corrected
+
+    def _slow(self) -> float:
+        """Return what nine of ten steps do not exceed; 0 before the first."""
+        ordered = sorted(self._recent)
+        return ordered[math.ceil(_MOST * len(ordered)) - 1] if ordered else 0.0
 
     def _measured(self) -> float | None:
         return statistics.median(self._recent) if len(self._recent) == _WINDOW else None

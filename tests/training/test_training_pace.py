@@ -68,15 +68,35 @@ def test_closed_loop_predicts_until_it_has_measured_a_window() -> None:
     plan = plan_of(1.0)
     assert pace.steps_left(plan) == 30
     take(pace, WINDOW - 1, 0.5)
-    assert pace.steps_left(plan) == math.floor(30 - 9.5 + 0.5)
+    assert pace.steps_left(plan) == math.floor(30 - 9.5)
     take(pace, 1, 0.5)
-    assert pace.steps_left(plan) == math.floor((30 - 10) / 0.5 + 0.5)
+    assert pace.steps_left(plan) == math.floor((30 - 10) / 0.5)
 
 
-def test_half_a_step_of_grace_is_given() -> None:
-    pace = pace_of(10.4, 100)
-    assert pace.steps_left(plan_of(1.0)) == 10
-    assert pace_of(10.6, 100).steps_left(plan_of(1.0)) == 11
+def test_a_speedup_has_half_a_step_of_grace_and_a_deadline_none() -> None:
+    assert pace_of(10.4, 100, relative=True).steps_left(plan_of(1.0)) == 10
+    assert pace_of(10.6, 100, relative=True).steps_left(plan_of(1.0)) == 11
+    assert pace_of(10.6, 100).steps_left(plan_of(1.0)) == 10
+    assert pace_of(11.0, 100).steps_left(plan_of(1.0)) == 11
+
+
+@pytest.mark.parametrize("slow", [2, 3, 6])
+def test_the_last_step_before_a_deadline_must_fit_also_if_it_is_slow(slow: int) -> None:
+    pace, plan = pace_of(30.0, 100), plan_of(1.0)
+    for step in range(100):
+        if not pace.steps_left(plan):
+            break
+        # Every so many steps one takes three times as long.
+        take(pace, 1, 3.0 if step % slow == slow - 1 else 1.0)
+    assert 24 < pace.spent <= 30.0
+
+
+def test_one_pause_does_not_end_training_before_a_deadline() -> None:
+    pace, plan = pace_of(100.0, 100), plan_of(1.0)
+    take(pace, 9, 1.0)
+    take(pace, 1, 60.0)
+    take(pace, 10, 1.0)
+    assert pace.steps_left(plan) == 21
 
 
 def test_steps_left_never_exceed_those_requested() -> None:

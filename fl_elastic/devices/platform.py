@@ -1,0 +1,158 @@
+"""What machine this is: board, word length, processors, memory and disk that a process really has."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_elastic.devices.platform_cgroup import group_limits
+from fl_elastic.devices.platform_files import HERE, text_in
+from fl_elastic.devices.platform_memory import Memory, memory
+
+__all__ = [
+    "Platform",
+    "Processors",
+    "board_model",
+    "disk_free_bytes",
+    "processors",
+    "read_platform",
+]
+
+_PLACEHOLDERS = frozenset({"", "none", "default string", "to be filled by o.e.m."})
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The processors that this process may use.
+
+    Parameters
+    ----------
+    allowed : int
+        Processors that the scheduler may put it on.
+    quota : float or None
+        Processors' worth of time that its control group gets; None without a limit.
+
+    Examples
+    --------
+    >>> Processors(allowed=4, quota=1.5).threads
+    2
+    """
+
+    allowed: int
+    quota: float | None
+
+    @property
+    def threads(self) -> int:
+        """Threads that can run at the same time: the last may have only part of a processor."""
+        if self.quota is None:
+            return self.allowed
+        return max(1, min(self.allowed, math.ceil(self.quota)))
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One reading of everything; None where the platform says nothing.
+
+    Parameters
+    ----------
+    board : str or None
+        Model of the board or computer, in its maker's words.
+    machine : str
+        Architecture of the kernel ("aarch64").
+    is_64_bit : bool
+        Whether this Python is a 64-bit program; a 64-bit kernel may run a 32-bit one.
+    processors : Processors
+        Processors that this process may use.
+    memory : Memory
+        Memory that this process may use.
+    disk_free_bytes : int or None
+        Space left for this user where its files lie.
+    """
+
+    board: str | None
+    machine: str
+    is_64_bit: bool
+    processors: Processors
+    memory: Memory
+    disk_free_bytes: int | None
+
+
+def board_model(root: Path = HERE) -> str | None:
+    """Return the model of the board from the device tree, or of the computer from its firmware.
+
+    Examples
+    --------
+    >>> board_model(Path("/nowhere")) is None
+    True
+    """
+    for source in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
+        name = (text_in(root / source) or "").replace("\0", " ").strip()
+        if name.lower() not in _PLACEHOLDERS:
+            return name[:_LONGEST_NAME]
+    return None
+
+
+def disk_free_bytes(path: str | os.PathLike[str]) -> int | None:
+    """Return the bytes left for this user where ``path`` lies or will lie, or None.
+
+    Examples
+    --------
+    >>> disk_free_bytes("/no/such/folder/yet") == disk_free_bytes("/")
+    True
+    """
+    folder = Path(path).absolute()
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def processors(root: Path = HERE) -> Processors:
+    """Return the processors that this process may use.
+
+    Examples
+    --------
+    >>> processors().threads >= 1
+    True
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        # macOS has no such call.
+        allowed = os.cpu_count() or 1
+    return Processors(allowed=max(1, allowed), quota=group_limits(root).cpus)
+
+
+def read_platform(state_dir: str | os.PathLike[str] = ".", root: Path = HERE) -> Platform:
+    """Read everything once.
+
+    Parameters
+    ----------
+    state_dir : path
+        Where this process keeps its files; the free space there is read.
+    root : Path
+        Where ``proc`` and ``sys`` are found.
+
+    Examples
+    --------
+    >>> read_platform().is_64_bit == (sys.maxsize > 2**32)
+    True
+    """
+    machine = os.uname().machine if hasattr(os, "uname") else ""
+    return Platform(
+        board=board_model(root),
+        machine=machine,
+        is_64_bit=sys.maxsize > 2**32,
+        processors=processors(root),
+        memory=memory(root),
+        disk_free_bytes=disk_free_bytes(state_dir),
+    )

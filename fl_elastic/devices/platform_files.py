@@ -1,0 +1,95 @@
+"""The files and commands by which a platform tells about itself; what is absent or damaged is None.
+
+``root`` stands before every path: ``/`` on a device, a made-up tree in a test.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["HERE", "command_output", "integer", "integer_in", "matching", "text_in"]
+
+HERE = Path("/")
+"""The tree of the device that this process runs on."""
+
+_MOST_BYTES = 1 << 16
+_COMMAND_SECONDS = 2.0
+_COMMAND_FOLDERS = ("usr/bin", "usr/local/bin", "opt/vc/bin", "bin")
+_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,25})\s*")
+
+
+def text_in(path: Path) -> str | None:
+    """Return the text of a file without its surrounding white space and zero bytes, or None.
+
+    Examples
+    --------
+    >>> text_in(Path("/proc/no/such/file")) is None
+    True
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MOST_BYTES)
+    except (OSError, ValueError):
+        # Sensors answer with all kinds of errors while they are asleep or not wired.
+        return None
+    return data.decode("utf-8", errors="replace").strip("\0 \t\r\n")
+
+
+def integer(text: str | None) -> int | None:
+    r"""Return the whole number that a text consists of, or None.
+
+    Examples
+    --------
+    >>> integer(" 48312\n"), integer("n/a"), integer("1.5"), integer(None)
+    (48312, None, None, None)
+    """
+    found = _INTEGER.fullmatch(text or "")
+    return int(found[1]) if found else None
+
+
+def integer_in(path: Path) -> int | None:
+    """Return the whole number that a file holds, or None."""
+    return integer(text_in(path))
+
+
+def matching(root: Path, pattern: str) -> list[Path]:
+    """Return the paths below ``root`` that match, in order; none where a folder cannot be read."""
+    try:
+        return sorted(root.glob(pattern))
+    except OSError:
+        return []
+
+
+def command_output(root: Path, command: Sequence[str]) -> str | None:
+    """Return what a command of this tree prints, or None if it is absent, fails or takes over 2 s.
+
+    Parameters
+    ----------
+    root : Path
+        Where its usual folders (``usr/bin``, ...) are looked up.
+    command : sequence of str
+        Its name and arguments.
+    """
+    name, *arguments = command
+    for folder in _COMMAND_FOLDERS:
+        program = root / folder / name
+        if not program.is_file():
+            continue
+        try:
+            ended = subprocess.run(
+                [str(program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMMAND_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        if ended.returncode != 0:
+            return None
+        return ended.stdout[:_MOST_BYTES].decode("utf-8", errors="replace")
+    return None

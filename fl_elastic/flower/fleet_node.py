@@ -1,0 +1,249 @@
+"""A real device of a fleet: its settings, its client of the scenario, and how it is doing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.devices.platform import processors
+from fl_elastic.devices.vitals import Vitals
+from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.wire import evaluate_reply, train_reply
+from fl_elastic.groups import Batch
+from fl_elastic.losses import classification_loss
+from fl_elastic.operations import Journal, log_to_file
+from fl_elastic.planning import make_policy
+from fl_elastic.profiling.execution import (
+    Execution,
+    load_or_measure_execution,
+    measure_execution,
+)
+from fl_elastic.profiling.measure import profile_key
+from fl_elastic.simulation.batches import Batches
+from fl_elastic.simulation.scenario import MethodSection, Scenario
+from fl_elastic.simulation.workload import (
+    client_batches,
+    optimizer_fn,
+    scenario_model,
+    test_batches,
+)
+from fl_elastic.training import ForwardOptions, TrainerOptions
+
+__all__ = ["FleetNode", "NodeSettings"]
+
+JOURNAL = "metrics.jsonl"
+"""In a node's state folder: a line per round that it took part in."""
+
+_LOG_FILE = "node.log"
+_EXECUTION_FILE = "execution.json"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node knows about itself: none of it comes from the server.
+
+    Parameters
+    ----------
+    partition : int
+        Which part of the scenario's data is its own.
+    state_dir : Path
+        What lasts.
+    data_root : str, optional
+        Where datasets are.
+    name : str
+        For logs.
+    threads : int
+        Of torch; 0 for the fastest number by measurement.
+    speedup, deadline : float, optional
+        Its budget, instead of the scenario's; with both, the earlier limit holds.
+    """
+
+    partition: int
+    state_dir: Path
+    data_root: str | None = None
+    name: str = ""
+    threads: int = 0
+    speedup: float | None = None
+    deadline: float | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> NodeSettings:
+        """Read Flower's node config.
+
+        Raises
+        ------
+        FleetError
+            If a setting is missing or not what it should be.
+        """
+        state = str(node_config.get("state-dir", ""))
+        if not state:
+            raise FleetError("node config lacks 'state-dir', the folder for what lasts")
+        return cls(
+            partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
+            state_dir=Path(state),
+            data_root=str(node_config.get("data-root", "")) or None,
+            name=str(node_config.get("node-name", "")),
+            threads=int(_number(node_config, "threads", 0.0, lowest=0) or 0),
+            speedup=_number(node_config, "speedup", None, lowest=1),
+            deadline=_number(node_config, "deadline", None, lowest=1e-9),
+        )
+
+
+def _number(
+    config: Mapping[str, Any], key: str, default: float | None, lowest: float
+) -> float | None:
+    value = config.get(key, default)
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < lowest:
+        raise FleetError(f"node config {key} = {value!r} is not a number of at least {lowest:g}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class FleetNode:
+    """A node in one round: trains or evaluates its client of the scenario and answers.
+
+    Parameters
+    ----------
+    settings : NodeSettings
+        Its own.
+    config : dict
+        What the server says: scenario, method, seed and the round's instructions.
+    """
+
+    settings: NodeSettings
+    config: dict[str, Any]
+
+    def train(self, arrays: list[NDArray[Any]]) -> Any:
+        """Return the reply to a training message; a line about it goes into the node's journal."""
+        log_to_file(self.settings.state_dir / _LOG_FILE)
+        started, vitals = time.monotonic(), Vitals(self.settings.state_dir)
+        client = self.client()
+        packed, examples, metrics = client.fit(arrays, self.config)
+        metrics |= vitals.metrics()
+        metrics["message-seconds"] = time.monotonic() - started
+        entry = {key.replace("-", "_"): value for key, value in metrics.items()}
+        entry.pop("importance", None)
+        Journal(self.settings.state_dir / JOURNAL).append(
+            {**entry, "round": int(self.config.get("server-round", 0)), "time": time.time()}
+        )
+        return train_reply(packed, examples, metrics)
+
+    def evaluate(self, arrays: list[NDArray[Any]]) -> Any:
+        """Return the reply to an evaluation message, or to the question what the device can do."""
+        log_to_file(self.settings.state_dir / _LOG_FILE)
+        return evaluate_reply(*self.client().evaluate(arrays, self.config))
+
+    def client(self) -> ElasticClient:
+        """Return the client that this node is in the scenario.
+
+        Raises
+        ------
+        ScenarioError
+            If the scenario has no such client or method.
+        """
+        scenario, settings = self._scenario(), self.settings
+        method, seed = self._method(scenario), int(self.config.get("seed", 0))
+        model = scenario_model(scenario, settings.data_root, seed)
+        measured_on = self._batches(scenario, seed)
+        self._execution(model, next(iter(measured_on))).apply(model)
+        client = ElasticClient(
+            model,
+            measured_on,
+            test_batches(scenario, settings.data_root),
+            budget=Budget(deadline=settings.deadline) if method.budgeted else Budget(),
+            policy=method.policy,
+            loss_fn=classification_loss,
+            optimizer_fn=optimizer_fn(scenario.training),
+            epochs=scenario.training.local_epochs,
+            codec=method.codec,
+            options=TrainerOptions(
+                importance=method.importance,
+                exploration=method.exploration,
+                deep_every=method.deep_every,
+                returns=method.returns,
+                proximal=method.proximal,
+                forward=ForwardOptions() if method.inference_prefix else None,
+                # A deadline is elapsed time, also where one thread trains.
+                clock="wall",
+                seed=(seed * 10_007 + settings.partition) * 100_003
+                + int(self.config.get("server-round", 0)),
+            ),
+            device=scenario.clients[settings.partition].device.name,
+            state_dir=settings.state_dir / method.name / str(seed),
+        )
+        # Its costs are measured here if they are not known.
+        known = client.capabilities()
+        if method.budgeted:
+            client.budget = self._budget(known, scenario, method, model)
+        # Training begins with its first order, whatever was measured before.
+        client.train_loader = self._batches(scenario, seed)
+        return client
+
+    def _batches(self, scenario: Scenario, seed: int) -> Batches:
+        settings, server_round = self.settings, int(self.config.get("server-round", 0))
+        return client_batches(scenario, settings.data_root, seed, settings.partition, server_round)
+
+    def _execution(self, model: nn.Module, batch: Batch) -> Execution:
+        """Return threads and memory format: what the node says, or else what was fastest when first measured."""
+        settings, most = self.settings, processors().threads
+        if settings.threads:
+            return Execution(settings.threads)
+        key = profile_key(model, batch)
+        case = f"{key.model} {key.batch_shape} {most} {key.device} {key.torch_version}"
+        return load_or_measure_execution(
+            settings.state_dir / _EXECUTION_FILE,
+            case,
+            lambda: measure_execution(model, classification_loss, batch, most_threads=most),
+        )
+
+    def _scenario(self) -> Scenario:
+        scenario = Scenario.from_json(str(self.config.get("scenario", "")))
+        if self.settings.partition >= len(scenario.clients):
+            raise ScenarioError(
+                f"this node has partition {self.settings.partition}, "
+                f"the scenario has {len(scenario.clients)} clients"
+            )
+        return scenario
+
+    def _method(self, scenario: Scenario) -> MethodSection:
+        name = str(self.config.get("method", ""))
+        found = [method for method in scenario.methods if method.name == name]
+        if not found:
+            known = ", ".join(method.name for method in scenario.methods)
+            raise ScenarioError(f"the scenario has no method {name!r}: known are {known}")
+        if found[0].peer is not None:
+            raise ScenarioError(f"method {name!r} is a peer, which runs in simulations only")
+        return found[0]
+
+    def _budget(
+        self, known: Capabilities, scenario: Scenario, method: MethodSection, model: nn.Module
+    ) -> Budget:
+        """Return what the node may spend: its own limits, or else those of its place in the scenario.
+
+        A speed-up is that of the whole round, as in a simulation: how much of it comes from cheaper steps and how
+        much from fewer is the policy's choice.
+        """
+        settings, place = self.settings, scenario.clients[self.settings.partition]
+        speedup = settings.speedup or place.speedup
+        limits = [] if settings.deadline is None else [settings.deadline]
+        if speedup > 1:
+            limits.append(known.steps * known.full_step_seconds / speedup)
+        share = place.uplink_share if make_policy(method.policy).selects else None
+        everything = sum(4.0 * each.numel() for each in model.parameters())
+        return Budget(
+            deadline=min(limits, default=None),
+            uplink=None if share is None else share * everything,
+        )

@@ -1,0 +1,138 @@
+"""The newest line of a journal as Prometheus metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_elastic.errors import FleetError
+from fl_elastic.operations.journal import Journal
+
+__all__ = ["Metric", "journal_metrics", "serve_metrics"]
+
+_PREFIX = "fl_elastic"
+_TOTAL = "_total"
+_LABELS = {"nodes": "node", "groups": "group"}
+_ODD = re.compile(r"[^a-zA-Z0-9_]")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number with its name and labels; a name that ends in ``_total`` is a counter."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def journal_metrics(entry: Mapping[str, Any] | None, now: float) -> list[Metric]:
+    """Return the numbers of a journal's entry, and how old it is.
+
+    Parameters
+    ----------
+    entry : mapping or None
+        Tables under ``nodes`` and ``groups`` become labels; other tables and texts are left out.
+    now : float
+        Seconds since 1970.
+
+    Examples
+    --------
+    >>> for metric in journal_metrics({"round": 3, "nodes": {"pi0": {"steps": 4}}}, now=0.0):
+    ...     print(metric.name, metric.labels, metric.value)
+    fl_elastic_up {} 1.0
+    fl_elastic_round {} 3.0
+    fl_elastic_node_steps {'node': 'pi0'} 4.0
+    """
+    metrics = [Metric(f"{_PREFIX}_up", float(entry is not None))]
+    if entry is None:
+        return metrics
+    written = entry.get("time")
+    if isinstance(written, (int, float)):
+        metrics.append(
+            Metric(f"{_PREFIX}_seconds_since_last_entry", max(now - float(written), 0.0))
+        )
+    metrics += _numbers(entry, _PREFIX, {})
+    for table, label in _LABELS.items():
+        members = entry.get(table)
+        if isinstance(members, dict):
+            for name, values in members.items():
+                if isinstance(values, dict):
+                    metrics += _numbers(values, f"{_PREFIX}_{label}", {label: str(name)})
+    return metrics
+
+
+def _numbers(entry: Mapping[str, Any], prefix: str, labels: dict[str, str]) -> list[Metric]:
+    return [
+        Metric(f"{prefix}_{_ODD.sub('_', str(key))}", float(value), labels)
+        for key, value in entry.items()
+        if _is_number(value)
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+class _Collector:
+    """Reads the journal whenever somebody looks."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+
+    def collect(self) -> Iterable[Any]:
+        """Return metric families as prometheus_client wants them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[str, Any] = {}
+        for metric in journal_metrics(self._journal.last(), time.time()):
+            names, values = list(metric.labels), list(metric.labels.values())
+            family = families.get(metric.name)
+            if family is None:
+                kind = CounterMetricFamily if metric.name.endswith(_TOTAL) else GaugeMetricFamily
+                text = metric.name.removeprefix(f"{_PREFIX}_").replace("_", " ")
+                family = families[metric.name] = kind(metric.name, text, labels=names)
+            family.add_metric(values, metric.value)
+        return list(families.values())
+
+    def describe(self) -> Iterable[Any]:
+        """Promise nothing in advance."""
+        return []
+
+
+def serve_metrics(path: str | Path, *, address: str = "127.0.0.1", port: int = 9464) -> Any:
+    """Serve the newest entry of a journal as Prometheus text under ``/metrics``; return the running server.
+
+    It reads the file, so it goes on when the process that writes it is restarted, and knows nothing that the file
+    does not hold.
+
+    Parameters
+    ----------
+    path : path-like
+        The journal; it may not be there yet.
+    address : str
+        Whom to serve: by default nobody outside this machine, for there is no password.
+    port : int
+        Where; 0 for any.
+
+    Raises
+    ------
+    FleetError
+        If prometheus-client is not installed or the port is taken.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise FleetError(
+            "prometheus-client is not installed: pip install 'fl-elastic[fleet]'"
+        ) from None
+    registry = CollectorRegistry()
+    registry.register(_Collector(Path(path)))
+    try:
+        server, _ = start_http_server(port, addr=address, registry=registry)
+    except OSError as error:
+        raise FleetError(f"cannot serve metrics on {address}:{port}: {error.strerror}") from None
+    return server

@@ -1,0 +1,104 @@
+"""A file with a line of JSON per round, on the server and on every node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal", "read_journal"]
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+class Journal:
+    """Appends one JSON object per line, and starts a new file when the old one is full.
+
+    A disk that is full costs the line, not the round: what cannot be written is logged. A line that a crash cut
+    in two is skipped by `read_journal` and closed off by the next one.
+
+    Parameters
+    ----------
+    path : path-like
+        The file; its folder is made. The file before it is kept as ``NAME.1``.
+    max_bytes : int
+        Size at which a new file is started.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int = 4 * 2**20) -> None:
+        self.path = Path(path)
+        self.max_bytes = max_bytes
+
+    def append(self, entry: dict[str, Any]) -> bool:
+        """Write an entry; return whether it is on disk.
+
+        Parameters
+        ----------
+        entry : dict
+            Numbers, texts, lists and dicts of them; NaN and infinity, which JSON lacks, become null.
+        """
+        line = json.dumps(_finite(entry), sort_keys=True, allow_nan=False).encode() + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._rotate(len(line))
+            with self.path.open("ab") as stream:
+                if stream.tell() and not _ends_with_newline(self.path):
+                    stream.write(b"\n")
+                stream.write(line)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            _LOG.warning("cannot write to %s: %s", self.path, error.strerror)
+            return False
+        return True
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the newest entry that can be read, also from the file before; None if there is none."""
+        for path in (self.path, _previous(self.path)):
+            entries = read_journal(path)
+            if entries:
+                return entries[-1]
+        return None
+
+    def _rotate(self, more: int) -> None:
+        if self.path.exists() and self.path.stat().st_size + more > self.max_bytes:
+            self.path.replace(_previous(self.path))
+
+
+def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the entries of a journal; lines that are no JSON object are skipped, a missing file has none."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,86 @@
+"""A trained model in formats that other programs read: safetensors, and ONNX where its extra is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.storage import write_atomically
+from fl_elastic.update import Manifest, load_weights
+
+__all__ = ["export_model"]
+
+_BATCH = 2
+
+
+def export_model(
+    model: nn.Module,
+    weights: Mapping[str, NDArray[Any]],
+    path: str | os.PathLike[str],
+    example: torch.Tensor,
+) -> Path:
+    """Write a model with these weights to a file, by whose ending its format is chosen; return the file.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Of the weights' manifest; it holds them afterwards.
+    weights : mapping of str to ndarray
+        As of a checkpoint.
+    path : path-like
+        ``*.safetensors`` (weights by their names in ``state_dict``) or ``*.onnx`` (the inference graph, for any
+        batch size).
+    example : Tensor
+        One batch of inputs, from which ONNX takes the other sizes.
+
+    Raises
+    ------
+    ModelError
+        If the ending is another one, the package for it is not installed, or the model cannot be exported.
+    """
+    target = Path(path)
+    load_weights(model, Manifest.of(model), dict(weights))
+    model.eval()
+    if target.suffix == ".safetensors":
+        return write_atomically(target, _safetensors(model))
+    if target.suffix == ".onnx":
+        return write_atomically(target, _onnx(model, example))
+    raise ModelError(f"{target.name}: known endings are .safetensors and .onnx")
+
+
+def _safetensors(model: nn.Module) -> bytes:
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise ModelError("safetensors is not installed: pip install 'fl-elastic[fleet]'") from None
+    # A copy of each: the format holds no two names of one tensor.
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
+
+
+def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ModelError("onnx is not installed: pip install 'fl-elastic[onnx]'") from None
+    # A batch of one would be taken for a constant.
+    inputs = example[:1].expand(_BATCH, *example.shape[1:]).contiguous()
+    batch = torch.export.Dim("batch")
+    try:
+        program = torch.onnx.export(
+            model, (inputs,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False,
+            input_names=["input"], output_names=["output"],
+        )  # fmt: skip
+    except Exception as error:
+        # The exporter has an error class per stage, most of them private.
+        raise ModelError(f"this model cannot be exported to ONNX: {error}") from error
+    if program is None:
+        raise ModelError("this model cannot be exported to ONNX: the exporter gave nothing")
+    return bytes(program.model_proto.SerializeToString())

@@ -1,0 +1,206 @@
+"""The app of a real fleet, with its nodes in this process: what it trains, writes down and survives."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.flower.fleet_app import client_app
+from fl_elastic.flower.fleet_node import NodeSettings
+from fl_elastic.flower.fleet_server import FleetRun
+from fl_elastic.flower.in_process_grid import InProcessGrid
+from fl_elastic.flower.simulate import simulate
+from fl_elastic.flower.simulated_server import LoggedProgress, Simulation
+from fl_elastic.operations import read_journal
+from fl_elastic.simulation import Scenario
+
+NODES = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_the_same_loggers() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    loggers = [logging.getLogger(name) for name in ("fl_elastic", "flwr")]
+    kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    yield
+    torch.set_num_threads(threads)
+    for logger, handlers, level in kept:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
+def scenario_of(rounds: int = 3, speedup: float = 3.0) -> Scenario:
+    return Scenario.from_json(
+        json.dumps(
+            {
+                "title": "tiny",
+                "seeds": [0],
+                "methods": ["full", "elastic"],
+                "data": {"dataset": "digits", "partition": "iid", "train_limit": 240},
+                "model": {"name": "digits_cnn"},
+                "training": {"rounds": rounds, "local_epochs": 2, "batch_size": 16},
+                "fleet": [
+                    {"device": "pi_5", "count": 1},
+                    {"device": "pi_4b", "count": NODES - 1, "speedup": speedup},
+                ],
+            }
+        )
+    )
+
+
+def grid_of(
+    tmp_path: Path, node_config: Callable[[int], dict[str, Any]] = lambda partition: {}
+) -> InProcessGrid:
+    return InProcessGrid(
+        NODES,
+        client_app,
+        node_config=lambda partition: (
+            {"state-dir": str(tmp_path / f"node{partition}"), "threads": 1} | node_config(partition)
+        ),
+    )
+
+
+def run_of(tmp_path: Path, chosen: Scenario, **config: Any) -> FleetRun:
+    defaults = {"scenario": chosen.to_json(), "results": str(tmp_path / "results")}
+    return FleetRun.of(defaults | config)
+
+
+def journal(tmp_path: Path) -> list[dict[str, Any]]:
+    return read_journal(tmp_path / "results" / "rounds.jsonl")
+
+
+def test_full_training_gives_the_model_of_the_simulation(tmp_path: Path) -> None:
+    scenario = scenario_of()
+    found = run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
+    simulation = Simulation(scenario, tmp_path / "simulated")
+    expected = simulate(simulation, LoggedProgress(), engine="local")["methods"]["full"]
+    assert found["final_accuracy"] == expected["final_accuracy"] > 0.2
+    assert found["uplink_bytes_total"] == expected["uplink_bytes"]
+    assert found["rounds"] == 3 and found["accepted_total"] == 3 * NODES
+
+
+def test_every_round_is_written_down_with_how_each_node_is_doing(tmp_path: Path) -> None:
+    run_of(tmp_path, scenario_of(), method="elastic").run(grid_of(tmp_path))
+    lines = journal(tmp_path)
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    for line in lines[1:]:
+        assert 0 <= line["accuracy"] <= 1 and line["round_seconds"] > 0
+        assert line["uplink_bytes"] == sum(n["uplink_bytes"] for n in line["nodes"].values())
+        assert len(line["nodes"]) == NODES
+    # The first node has no limit, the others a third of a full round.
+    last = lines[-1]["nodes"]
+    assert last["1"]["steps"] == last["1"]["requested_steps"] > last["2"]["steps"] >= 1
+    assert last["1"]["coverage"] == 1
+    assert last["1"]["disk_free_bytes"] > 0 and last["1"]["peak_memory_bytes"] > 2**20
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert summary["uplink_bytes_total"] == lines[-1]["uplink_bytes_total"]
+    own = read_journal(tmp_path / "node1" / "metrics.jsonl")
+    assert [line["round"] for line in own] == [1, 2, 3]
+    assert own[-1]["steps"] == last["2"]["steps"]
+
+
+class Stopped(Exception):
+    """Stands for a crash of the server."""
+
+
+def test_a_server_that_died_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of(tmp_path / "whole", scenario_of(4), method="full").run(grid_of(tmp_path / "whole"))
+    whole = journal(tmp_path / "whole")
+    import fl_elastic.flower.fleet_server as server
+
+    calls, test = [], server.evaluate
+
+    def dies_in_round_2(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise Stopped
+        return test(*arguments)
+
+    monkeypatch.setattr(server, "evaluate", dies_in_round_2)
+    with pytest.raises(Stopped):
+        run_of(tmp_path, scenario_of(4), method="full").run(grid_of(tmp_path))
+    monkeypatch.setattr(server, "evaluate", test)
+    run_of(tmp_path, scenario_of(4), method="full", resume=True).run(grid_of(tmp_path))
+    for name in ("accuracy", "loss"):
+        assert journal(tmp_path)[-1][name] == whole[-1][name]
+    # What crossed the wire before counts too, but for the line that was not written.
+    assert journal(tmp_path)[-1]["accepted_total"] == 3 * NODES
+    # Round 2 was merged and checkpointed; only its line was not written.
+    assert [line["round"] for line in journal(tmp_path)] == [0, 1, 3, 4]
+    # Started afresh, nothing of it is left.
+    run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
+    assert [line["round"] for line in journal(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"state-dir": ""}, "lacks 'state-dir'"),
+        ({"partition-id": 7}, "partition 7"),
+        ({"partition-id": "two"}, "partition-id = 'two'"),
+        ({"deadline": -1.0}, "deadline = -1.0"),
+        ({"state-dir": "/dev/null/state"}, ""),
+    ],
+)
+def test_a_node_that_is_set_up_wrongly_is_named_and_the_others_go_on(
+    odd: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    grid = grid_of(tmp_path, lambda partition: odd if partition == 1 else {})
+    summary = run_of(tmp_path, scenario_of(2), method="full").run(grid)
+    assert summary["final_accuracy"] > 0.1
+    for line in journal(tmp_path)[1:]:
+        if reason:
+            assert line["accepted"] == NODES - 1
+            assert [each["node"] for each in line["rejections"]] == ["2"]
+            assert reason in line["rejections"][0]["reason"]
+        else:
+            # Without a disk it trains all the same.
+            assert line["accepted"] == NODES
+
+
+def test_a_node_keeps_to_its_own_deadline(tmp_path: Path) -> None:
+    # Its steps take milliseconds, so that this is time for few of its ten.
+    grid = grid_of(tmp_path, lambda partition: {"deadline": 0.008} if partition == 0 else {})
+    run_of(tmp_path, scenario_of(3), method="elastic").run(grid)
+    for line in read_journal(tmp_path / "node0" / "metrics.jsonl"):
+        assert line["steps"] < line["requested_steps"]
+
+
+def test_node_settings_are_read_and_checked() -> None:
+    settings = NodeSettings.of(
+        {"state-dir": "/s", "partition-id": 2, "threads": 3, "speedup": 2, "node-name": "pi2"}
+    )
+    assert settings == NodeSettings(2, Path("/s"), None, "pi2", 3, 2.0, None)
+    for wrong in ({"threads": -1}, {"speedup": 0.5}, {"deadline": float("nan")}, {"threads": True}):
+        with pytest.raises(FleetError, match="is not a number of at least"):
+            NodeSettings.of({"state-dir": "/s"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"results": "relative"}, FleetError, "absolute"),
+        ({"scenario": "{"}, ScenarioError, "JSON"),
+        ({"method": "nobody"}, ScenarioError, "known are full, elastic"),
+        ({"round-timeout": 0}, FleetError, "round-timeout"),
+        ({"node-timeout": "soon"}, FleetError, "node-timeout"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused(
+    config: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        run_of(tmp_path, scenario_of(), **config)
+
+
+def test_without_a_name_the_first_method_that_selects_is_run(tmp_path: Path) -> None:
+    assert run_of(tmp_path, scenario_of()).method.name == "elastic"
