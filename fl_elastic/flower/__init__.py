@@ -1,15 +1,23 @@
-"""fl_elastic in Flower: the client, the strategy wrapper, the apps. The only folder that imports flwr."""
+"""fl_elastic in Flower: the client, the strategy wrapper, the apps. The only folder that imports flwr.
 
-from fl_elastic.flower.app import elastic_client_app
-from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
-from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
-from fl_elastic.flower.secure import SecurePartialUpdates
-from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.streaming_grid import StreamingGrid
-from fl_elastic.flower.terms import RoundTerms
+Names are loaded when they are first used: the process of a deployed client lives for one message, and on a small
+board every module that it does not need costs it time in each round.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.app import elastic_client_app
+    from fl_elastic.flower.capabilities import Capabilities
+    from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
+    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.deadline import Deadline
+    from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
+    from fl_elastic.flower.secure import SecurePartialUpdates
+    from fl_elastic.flower.strategy import PartialUpdates
+    from fl_elastic.flower.streaming_grid import StreamingGrid
+    from fl_elastic.flower.terms import RoundTerms
 
 __all__ = [
     "AcceptedReply",
@@ -27,3 +35,33 @@ __all__ = [
     "elastic_client_app",
     "load_checkpoint",
 ]
+
+_MODULES = {
+    "AcceptedReply": "round_record",
+    "Capabilities": "capabilities",
+    "Checkpoint": "checkpoint",
+    "Checkpointed": "checkpoint",
+    "Deadline": "deadline",
+    "ElasticClient": "client",
+    "PartialUpdates": "strategy",
+    "Rejection": "round_record",
+    "RoundRecord": "round_record",
+    "RoundTerms": "terms",
+    "SecurePartialUpdates": "secure",
+    "StreamingGrid": "streaming_grid",
+    "elastic_client_app": "app",
+    "load_checkpoint": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a public name at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

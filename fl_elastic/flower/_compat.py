@@ -1,23 +1,29 @@
 """The only module that imports Flower's legacy names.
 
-They may move with a minor release of Flower; a test fails loudly if they do.
+They may move with a minor release of Flower; a test fails loudly if they do. What only servers need is loaded at
+its first use, and the client from where it is defined: ``flwr.client`` brings the whole of secure aggregation.
 """
 
-from flwr.client import NumPyClient
-from flwr.client.mod import secaggplus_mod
-from flwr.common import (
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    Parameters,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flwr.compat.client.numpy_client import NumPyClient
 from flwr.compat.common.parameter import bytes_to_ndarray, ndarray_to_bytes
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import Strategy as LegacyStrategy
+
+if TYPE_CHECKING:
+    from flwr.client.mod import secaggplus_mod
+    from flwr.common import (
+        EvaluateIns,
+        EvaluateRes,
+        FitIns,
+        FitRes,
+        Parameters,
+        ndarrays_to_parameters,
+        parameters_to_ndarrays,
+    )
+    from flwr.server.client_manager import ClientManager
+    from flwr.server.client_proxy import ClientProxy
+    from flwr.server.strategy import Strategy as LegacyStrategy
 
 __all__ = [
     "ClientManager",
@@ -35,3 +41,27 @@ __all__ = [
     "parameters_to_ndarrays",
     "secaggplus_mod",
 ]
+
+_HOMES = {
+    "ClientManager": ("flwr.server.client_manager", "ClientManager"),
+    "ClientProxy": ("flwr.server.client_proxy", "ClientProxy"),
+    "EvaluateIns": ("flwr.common", "EvaluateIns"),
+    "EvaluateRes": ("flwr.common", "EvaluateRes"),
+    "FitIns": ("flwr.common", "FitIns"),
+    "FitRes": ("flwr.common", "FitRes"),
+    "LegacyStrategy": ("flwr.server.strategy", "Strategy"),
+    "Parameters": ("flwr.common", "Parameters"),
+    "ndarrays_to_parameters": ("flwr.common", "ndarrays_to_parameters"),
+    "parameters_to_ndarrays": ("flwr.common", "parameters_to_ndarrays"),
+    "secaggplus_mod": ("flwr.client.mod", "secaggplus_mod"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load one of the names above at its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _HOMES[name]
+    value = getattr(import_module(module), original)
+    globals()[name] = value
+    return value

@@ -28,11 +28,12 @@ from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 
-__all__ = ["CHECKPOINTS", "JOURNAL", "SUMMARY", "FleetRun"]
+__all__ = ["CHECKPOINTS", "JOURNAL", "SCENARIO", "SUMMARY", "FleetRun"]
 
 JOURNAL = "rounds.jsonl"
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"
+SCENARIO = "scenario.json"
 _LOG_FILE = "server.log"
 _TOTALS = ("uplink_bytes", "downlink_bytes", "accepted", "rejected")
 _LOG = logging.getLogger("fl_elastic")
@@ -101,6 +102,7 @@ class FleetRun:
     def run(self, grid: Grid) -> dict[str, Any]:
         """Run the rounds that are still to do; return the summary, which is also written."""
         log_to_file(self.results / _LOG_FILE)
+        write_atomically(self.results / SCENARIO, self.scenario.to_json().encode())
         model = scenario_model(self.scenario, self.data_root, self.seed)
         manifest = Manifest.of(model)
         minutes = _Minutes(Journal(self.results / JOURNAL), resume=self.resume)
