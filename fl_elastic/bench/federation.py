@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fl_elastic.bench.cells import finished_cells
+from fl_elastic.bench.federation_page import write_federation_page
 from fl_elastic.bench.federation_summary import summarise_task
 from fl_elastic.bench.federation_tasks import (
     TASKS,
@@ -32,6 +33,7 @@ from fl_elastic.registry import closest
 from fl_elastic.simulation.cell import Cell
 from fl_elastic.simulation.datasets import data_root_folder
 from fl_elastic.simulation.scenario import Scenario
+from fl_elastic.simulation.summary import environment
 from fl_elastic.simulation.workload import measure_profile
 
 __all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_profile"]
@@ -125,6 +127,8 @@ def bench_federation(
         for name, task in chosen.items():
             for method, row in summarise_task(results.rows, name, list(task.all_methods)).items():
                 results.add(f"summary {name} | {method}", row)
+        if results.rows:
+            write_federation_page(results.rows, environment(), results.path.with_suffix(".html"))
 
 
 def cell_name(task: str, method: str, seed: int) -> str:

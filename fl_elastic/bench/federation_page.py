@@ -1,0 +1,127 @@
+"""The table of the federation benchmark as one page that needs neither script nor network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fl_elastic.bench.federation_curves import chart
+from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, OURS, REFERENCE, SPARSE
+from fl_elastic.bench.federation_summary import Curve
+from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.report.formats import MISSING, TIMES, bytes_text
+from fl_elastic.report.style import STYLE
+from fl_elastic.storage import write_atomically
+
+__all__ = ["federation_table", "write_federation_page"]
+
+HEADINGS = (
+    "Method",
+    "Seeds",
+    "Final accuracy",
+    "Against waiting",
+    "Time to its accuracy",
+    "Uplink to it",
+    "Rounds",
+    "Uplink in total",
+    "Least coverage",
+)
+_HIGHLIGHTED = (REFERENCE, OURS, SPARSE, "fewer full steps", "fedel", "fedavg, dropping")
+_STYLE = (
+    ".curves { width: 100%; height: auto; font-size: 11px; } "
+    ".curves text { fill: var(--muted); } tbody th { max-width: none; }"
+)
+_Rows = Mapping[str, Mapping[str, Any]]
+
+
+def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
+    """Return the cells of a task's table under `HEADINGS`, methods first and ablations after them."""
+    table: list[tuple[str, ...]] = []
+    for method in [*METHODS, *ABLATIONS]:
+        row = rows.get(f"summary {task} | {method}")
+        if row is None:
+            continue
+        reached = f" ({row['reached']} of {row['seeds']})" if row["reached"] < row["seeds"] else ""
+        table.append(
+            (
+                method,
+                str(row["seeds"]),
+                _percent(row["accuracy"], row["interval"]),
+                _points(row["against_reference"], row["against_interval"]),
+                _ratio(row["time_ratio"], reached),
+                _ratio(row["uplink_ratio"], ""),
+                f"{row['rounds']:.0f}",
+                bytes_text(row["uplink_bytes"]),
+                f"{min(row['least_coverage'].values(), default=0.0):.2f}",
+            )
+        )
+    return table
+
+
+def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
+    """Write the page; tasks without a finished cell are left out."""
+    sections = [_section(rows, name) for name in TASKS if federation_table(rows, name)]
+    about = ", ".join(f"{key} {value}" for key, value in environment.items())
+    document = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        "<title>Unequal clients: every method in the same fleets</title>",
+        f"<style>{STYLE}{_STYLE}</style></head><body><main>",
+        "<header><h1>Unequal clients: every method in the same fleets</h1>",
+        "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
+        "slowdown, and bytes by bandwidth. <strong>Time</strong> and <strong>uplink</strong> are those that FedAvg "
+        "waiting for its slowest client needs to its own final accuracy, over the method's to the same: "
+        f"3{TIMES} is a third of the time. {MISSING} means never. Intervals are 95 %, by Student's t over "
+        "seeds.</p></header>",
+        *sections,
+        f"</main><footer><p>{escape(about)}</p></footer></body></html>\n",
+    ]
+    return write_atomically(path, "\n".join(document).encode())
+
+
+def _section(rows: _Rows, task: str) -> str:
+    table = federation_table(rows, task)
+    body = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in table
+    )
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    curves = {
+        method: found for method in METHODS if (found := _curves(rows, f"{task} | {method} | "))
+    }
+    return "\n".join(
+        [
+            f'<section><h2>{escape(TASKS[task].title)}</h2><div class="scroll"><table>',
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
+            chart(curves, _HIGHLIGHTED),
+            "</section>",
+        ]
+    )
+
+
+def _curves(rows: _Rows, prefix: str) -> list[Curve]:
+    found = (row["curve"] for name, row in rows.items() if name.startswith(prefix))
+    return [curve for curve in found if len(curve) > 1]
+
+
+def _percent(value: float, interval: float | None) -> str:
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    return f"{100 * value:.1f}{around} %"
+
+
+def _points(value: float, interval: float | None) -> str:
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    return f"{100 * value:+.1f}{around}"
+
+
+def _ratio(value: float | None, note: str) -> str:
+    return MISSING if value is None else f"{value:.2g}{TIMES}{note}"
