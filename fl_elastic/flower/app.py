@@ -9,12 +9,15 @@ from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.wire import evaluate_reply, read_instruction, train_reply
+from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["elastic_client_app"]
 
 
 def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
     """Return a ClientApp with train, evaluate and query functions.
+
+    Where a process lives for one message, torch's compiler is not loaded unless the model asks for it.
 
     Parameters
     ----------
@@ -28,6 +31,7 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     >>> app = elastic_client_app(client_fn)
     """
     app = ClientApp()
+    without_compiler()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

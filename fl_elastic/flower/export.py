@@ -55,7 +55,9 @@ def export_run(
     first = as_record(weights_of(model, Manifest.of(model)))
     found = load_checkpoint(results / CHECKPOINTS, first)
     if found is None:
-        raise CheckpointError(f"{results / CHECKPOINTS} holds no checkpoint: no round has ended yet")
+        raise CheckpointError(
+            f"{results / CHECKPOINTS} holds no checkpoint: no round has ended yet"
+        )
     inputs, _ = first_batch(chosen, data_root)
     path = export_model(model, found.arrays, output, inputs)
     return {"file": str(path), "bytes": path.stat().st_size, "round": found.server_round}

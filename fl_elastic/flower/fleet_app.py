@@ -46,8 +46,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _node(config: dict[str, Any], context: Context) -> Any:
-    # A client's process lives for one message: what the other side needs is not loaded here.
+    # A client's process lives for one message: what it does not need is not loaded.
     from fl_elastic.flower.fleet_node import FleetNode, NodeSettings
+    from fl_elastic.training.lean_start import without_compiler
+
+    without_compiler()
 
     return FleetNode(NodeSettings.of(context.node_config), config)
 

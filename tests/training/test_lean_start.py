@@ -1,0 +1,70 @@
+"""A process that trains and never compiles does not load the compiler; one that compiles gets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TRAIN = """
+import sys
+import torch
+from torch import nn
+from fl_elastic import Budget, ElasticTrainer
+from fl_elastic.training.lean_start import without_compiler
+
+without_compiler()
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+batches = [(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])) for _ in range(4)]
+trainer = ElasticTrainer(
+    model, nn.functional.cross_entropy, lambda p: torch.optim.{optimizer}(p, lr=0.01),
+    budget=Budget(speedup=1.3), policy="{policy}")
+assert trainer.fit(batches).steps > 0
+optimizer = trainer.optimizer
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.zero_grad()
+"""
+ABSENT = """
+assert not [name for name in sys.modules if name.startswith("torch._dynamo.")]
+print(sum(float(p.double().sum()) for p in model.parameters()))
+"""
+USUAL = "print(sum(float(p.double().sum()) for p in model.parameters()))"
+COMPILES = """
+double = torch.compile(lambda x: 2 * x, backend="eager")
+assert double(torch.ones(2)).tolist() == [2, 2]
+assert torch._dynamo.__file__ and "torch._dynamo.eval_frame" in sys.modules
+import torch._dynamo.testing
+assert torch._dynamo.testing
+optimizer.step()
+without_compiler()
+assert sys.modules["torch._dynamo"].__file__
+"""
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "policy"),
+    [("SGD", "elastic"), ("Adam", "full"), ("AdamW", "joint"), ("RMSprop", "head")],
+)
+def test_training_loads_no_compiler(optimizer: str, policy: str) -> None:
+    run(TRAIN.format(optimizer=optimizer, policy=policy) + ABSENT)
+
+
+def test_the_weights_are_those_with_the_compiler_loaded() -> None:
+    script = TRAIN.format(optimizer="Adam", policy="full")
+    usual = script.replace("\nwithout_compiler()\n", "\nimport torch._dynamo\nwithout_compiler()\n")
+    assert run(script + ABSENT) == run(usual + USUAL)
+
+
+def test_whoever_compiles_gets_the_compiler() -> None:
+    run(TRAIN.format(optimizer="SGD", policy="full") + COMPILES)
