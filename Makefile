@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-faults lint format clean
 
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
@@ -15,7 +15,11 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not faults"
+
+# A real fleet whose parts are killed, cut off, filled up and deceived: about twenty minutes.
+test-faults: $(READY)
+	$(BIN)/python -m pytest -m faults
 
 lint: $(READY)
 	$(BIN)/ruff check .

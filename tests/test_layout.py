@@ -29,7 +29,9 @@ FLOW = [
     ["devices"],
     ["simulation"],
     ["report"],
+    ["operations"],
     ["flower"],
+    ["fleet"],
     ["bench"],
     ["cli"],
 ]
@@ -143,9 +145,9 @@ def test_aggregation_needs_only_numpy() -> None:
 
 STANDARD_LIBRARY = {
     "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
-    "functools", "hashlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
+    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
     "pathlib",
-    "platform", "re", "statistics", "struct", "time", "typing", "zipfile", "zlib",
+    "platform", "re", "statistics", "struct", "sys", "time", "types", "typing", "zipfile", "zlib",
 }  # fmt: skip
 
 

@@ -235,6 +235,11 @@ class ElasticClient(NumPyClient):
             device=self.device, num_examples=examples, steps=per_epoch * self.epochs,
         )  # fmt: skip
 
+    def forget_profile(self) -> None:
+        """Have the costs measured again when they are needed next."""
+        self._profile = None
+        self._state.forget_profile()
+
     def _budget(self, told: Instructions) -> Budget:
         """Return the budget of this round: the server's deadline, unless the device's own is earlier.
 

@@ -61,6 +61,15 @@ class ClientState:
         except ProfileError as error:
             _LOG.warning("%s; it is measured again next time", error)
 
+    def forget_profile(self) -> None:
+        """Remove the kept cost profile."""
+        path = self._path("profile", "json")
+        try:
+            if path is not None:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("cannot remove %s: %s", path, error.strerror)
+
     def _load_selection(self) -> SelectionState:
         path = self._path("selection", "json")
         try:

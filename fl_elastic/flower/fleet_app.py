@@ -3,7 +3,7 @@
 Run config, all of it the operator's: ``scenario`` (as JSON text), ``method`` (empty: the first whose policy
 selects), ``seed``, ``results`` (an absolute folder: journal, checkpoints, summary), ``data-root`` (the
 server's, for its test of the model), ``resume``, ``round-timeout`` and ``node-timeout`` in seconds. Node config,
-all of it the node's: see `fl_elastic.flower.fleet_node.NodeSettings`.
+all of it the node's: see `fl_elastic.flower.fleet_settings.NodeSettings`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _node(config: dict[str, Any], context: Context) -> Any:
     # A client's process lives for one message: what it does not need is not loaded.
-    from fl_elastic.flower.fleet_node import FleetNode, NodeSettings
+    from fl_elastic.flower.fleet_node import FleetNode
+    from fl_elastic.flower.fleet_settings import NodeSettings
     from fl_elastic.training.lean_start import without_compiler
 
     without_compiler()

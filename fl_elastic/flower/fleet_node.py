@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,14 +12,17 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.devices.platform import processors
+from fl_elastic.devices.power import power_supply
 from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.fleet_settings import NodeSettings
+from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.flower.wire import evaluate_reply, train_reply
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.operations import Journal, log_to_file
+from fl_elastic.operations import Journal, log_to_file, read_journal
 from fl_elastic.planning import make_policy
 from fl_elastic.profiling.execution import (
     Execution,
@@ -39,76 +40,17 @@ from fl_elastic.simulation.workload import (
 )
 from fl_elastic.training import ForwardOptions, TrainerOptions
 
-__all__ = ["FleetNode", "NodeSettings"]
+__all__ = ["FleetNode"]
 
 JOURNAL = "metrics.jsonl"
 """In a node's state folder: a line per round that it took part in."""
 
 _LOG_FILE = "node.log"
 _EXECUTION_FILE = "execution.json"
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What a node knows about itself: none of it comes from the server.
-
-    Parameters
-    ----------
-    partition : int
-        Which part of the scenario's data is its own.
-    state_dir : Path
-        What lasts.
-    data_root : str, optional
-        Where datasets are.
-    name : str
-        For logs.
-    threads : int
-        Of torch; 0 for the fastest number by measurement.
-    speedup, deadline : float, optional
-        Its budget, instead of the scenario's; with both, the earlier limit holds.
-    """
-
-    partition: int
-    state_dir: Path
-    data_root: str | None = None
-    name: str = ""
-    threads: int = 0
-    speedup: float | None = None
-    deadline: float | None = None
-
-    @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> NodeSettings:
-        """Read Flower's node config.
-
-        Raises
-        ------
-        FleetError
-            If a setting is missing or not what it should be.
-        """
-        state = str(node_config.get("state-dir", ""))
-        if not state:
-            raise FleetError("node config lacks 'state-dir', the folder for what lasts")
-        return cls(
-            partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
-            state_dir=Path(state),
-            data_root=str(node_config.get("data-root", "")) or None,
-            name=str(node_config.get("node-name", "")),
-            threads=int(_number(node_config, "threads", 0.0, lowest=0) or 0),
-            speedup=_number(node_config, "speedup", None, lowest=1),
-            deadline=_number(node_config, "deadline", None, lowest=1e-9),
-        )
-
-
-def _number(
-    config: Mapping[str, Any], key: str, default: float | None, lowest: float
-) -> float | None:
-    value = config.get(key, default)
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < lowest:
-        raise FleetError(f"node config {key} = {value!r} is not a number of at least {lowest:g}")
-    return float(value)
+_LEAST_SECONDS = 1e-3
+# Measured over predicted step time that is no noise any more, in so many rounds after each other.
+_DRIFT, _DRIFT_ROUNDS = 1.5, 3
+_LOG = logging.getLogger("fl_elastic")
 
 
 @dataclass(frozen=True)
@@ -130,24 +72,57 @@ class FleetNode:
         """Return the reply to a training message; a line about it goes into the node's journal."""
         log_to_file(self.settings.state_dir / _LOG_FILE)
         started, vitals = time.monotonic(), Vitals(self.settings.state_dir)
-        client = self.client()
-        packed, examples, metrics = client.fit(arrays, self.config)
+        refusal = self.settings.refusal(power_supply())
+        if refusal:
+            raise FleetError(f"takes no part in this round: {refusal}")
+        again = self._has_drifted(self._method(self._scenario()))
+        client = self.client(measure_again=again)
+        packed, examples, metrics = client.fit(arrays, self._time_left(started))
         metrics |= vitals.metrics()
         metrics["message-seconds"] = time.monotonic() - started
-        entry = {key.replace("-", "_"): value for key, value in metrics.items()}
-        entry.pop("importance", None)
-        Journal(self.settings.state_dir / JOURNAL).append(
-            {**entry, "round": int(self.config.get("server-round", 0)), "time": time.time()}
+        if client.report is not None:
+            metrics["drift"] = client.report.drift
+        entry = {
+            key.replace("-", "_"): value
+            for key, value in metrics.items()
+            if isinstance(value, (int, float))
+        }
+        self._journal.append(
+            {
+                **entry,
+                "method": str(self.config.get("method", "")),
+                "measured_again": again,
+                "round": int(self.config.get("server-round", 0)),
+                "time": time.time(),
+            }
         )
         return train_reply(packed, examples, metrics)
+
+    @property
+    def _journal(self) -> Journal:
+        return Journal(self.settings.state_dir / JOURNAL)
+
+    def _time_left(self, started: float) -> dict[str, Any]:
+        """Return what the server says, with the time that loading took already out of its deadline."""
+        deadline = self.config.get(DEADLINE)
+        if deadline is None:
+            return self.config
+        return self.config | {
+            DEADLINE: max(deadline - (time.monotonic() - started), _LEAST_SECONDS)
+        }
 
     def evaluate(self, arrays: list[NDArray[Any]]) -> Any:
         """Return the reply to an evaluation message, or to the question what the device can do."""
         log_to_file(self.settings.state_dir / _LOG_FILE)
         return evaluate_reply(*self.client().evaluate(arrays, self.config))
 
-    def client(self) -> ElasticClient:
+    def client(self, *, measure_again: bool = False) -> ElasticClient:
         """Return the client that this node is in the scenario.
+
+        Parameters
+        ----------
+        measure_again : bool
+            Whether kept costs are not used: heat or another load has changed what a step takes.
 
         Raises
         ------
@@ -184,6 +159,9 @@ class FleetNode:
             device=scenario.clients[settings.partition].device.name,
             state_dir=settings.state_dir / method.name / str(seed),
         )
+        if measure_again:
+            _LOG.info("steps take another time than was measured: measuring again")
+            client.forget_profile()
         # Its costs are measured here if they are not known.
         known = client.capabilities()
         if method.budgeted:
@@ -191,6 +169,19 @@ class FleetNode:
         # Training begins with its first order, whatever was measured before.
         client.train_loader = self._batches(scenario, seed)
         return client
+
+    def _has_drifted(self, method: MethodSection) -> bool:
+        """Whether all rounds since the last measurement, at least three, ran slower or faster than it says."""
+        ratios: list[float] = []
+        for entry in reversed(read_journal(self._journal.path)):
+            if entry.get("method") != method.name or len(ratios) == _DRIFT_ROUNDS:
+                break
+            ratios.append(float(entry.get("drift") or 1.0))
+            if entry.get("measured_again"):
+                break
+        if len(ratios) < _DRIFT_ROUNDS:
+            return False
+        return all(each > _DRIFT for each in ratios) or all(each < 1 / _DRIFT for each in ratios)
 
     def _batches(self, scenario: Scenario, seed: int) -> Batches:
         settings, server_round = self.settings, int(self.config.get("server-round", 0))

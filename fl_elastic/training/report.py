@@ -60,6 +60,11 @@ class FitReport:
     forward: ForwardReport | None = None
 
     @property
+    def drift(self) -> float:
+        """Measured over predicted time of a step: how much slower the device is than when it was measured."""
+        return self.step_seconds / self.plan.predicted_step_seconds
+
+    @property
     def step_speedup(self) -> float:
         """Profiled full step over the median step taken."""
         return self.full_step_seconds / self.step_seconds if self.step_seconds > 0 else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.fleet_app import client_app
-from fl_elastic.flower.fleet_node import NodeSettings
+from fl_elastic.flower.fleet_node import FleetNode
 from fl_elastic.flower.fleet_server import FleetRun
+from fl_elastic.flower.fleet_settings import NodeSettings
 from fl_elastic.flower.in_process_grid import InProcessGrid
 from fl_elastic.flower.simulate import simulate
 from fl_elastic.flower.simulated_server import LoggedProgress, Simulation
-from fl_elastic.operations import read_journal
+from fl_elastic.operations import Journal, read_journal
 from fl_elastic.simulation import Scenario
+from fl_elastic.training import FitReport
 
 NODES = 3
 
@@ -183,6 +188,76 @@ def test_node_settings_are_read_and_checked() -> None:
     for wrong in ({"threads": -1}, {"speedup": 0.5}, {"deadline": float("nan")}, {"threads": True}):
         with pytest.raises(FleetError, match="is not a number of at least"):
             NodeSettings.of({"state-dir": "/s"} | wrong)
+
+
+def test_costs_are_measured_again_once_when_the_device_has_drifted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What these rounds really take depends on what else runs here.
+    monkeypatch.setattr(FitReport, "drift", 1.0)
+    node, scenario = tmp_path / "node1", scenario_of(1)
+    run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
+    profile = next(node.glob("full/0/profile-*.json"))
+
+    def trained_with(*drifts: float, method: str = "full") -> bool:
+        """Whether a round after rounds with these drifts measured anew."""
+        for drift in drifts:
+            Journal(node / "metrics.jsonl").append({"method": method, "drift": drift, "round": 1})
+        before = profile.stat().st_ino
+        run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
+        return profile.stat().st_ino != before
+
+    assert not trained_with(2.0, 2.0, 1.1)
+    assert not trained_with(2.0, 0.4, 2.0)
+    assert not trained_with(2.0, 2.0, 2.0, method="elastic")
+    assert trained_with(2.0, 2.0, 2.0)
+    assert read_journal(node / "metrics.jsonl")[-1]["measured_again"] is True
+    # Only what came after counts.
+    assert not trained_with(2.0, 2.0)
+    monkeypatch.setattr(FitReport, "drift", 3.0)
+    assert trained_with(2.0, 2.0, 2.0)
+    assert not trained_with(2.0)
+    assert trained_with()
+    assert trained_with(0.4, 0.4, 0.4)
+
+
+def test_a_device_on_its_battery_takes_no_part_if_it_is_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fl_elastic.flower.fleet_node as node
+
+    monkeypatch.setattr(node, "power_supply", lambda: PowerSupply(on_mains=False, battery=0.25))
+    wishes: list[dict[str, Any]] = [{}, {"mains-only": True}, {"least-battery": 0.3}]
+    run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path, wishes.__getitem__))
+    line = journal(tmp_path)[-1]
+    assert list(line["nodes"]) == ["1"]
+    reasons = {each["node"]: each["reason"] for each in line["rejections"]}
+    assert "not on mains" in reasons["2"] and "25 %, its least is 30 %" in reasons["3"]
+
+
+def test_what_loading_took_is_no_longer_there_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = scenario_of(1)
+    config = {"scenario": scenario.to_json(), "method": "full", "fl_elastic.deadline": 10.0}
+    settings = NodeSettings(0, tmp_path / "state", threads=1)
+    node = FleetNode(settings, config)
+    given = []
+
+    def fit(self: ElasticClient, arrays: Any, told: dict[str, Any]) -> Any:
+        given.append(told["fl_elastic.deadline"])
+        return [], 0, {}
+
+    original = FleetNode.client
+
+    def slow(self: FleetNode, **options: bool) -> ElasticClient:
+        time.sleep(0.3)
+        return original(self, **options)
+
+    monkeypatch.setattr(ElasticClient, "fit", fit)
+    monkeypatch.setattr(FleetNode, "client", slow)
+    node.train([])
+    assert 5 < given[0] <= 9.7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Links that lose and break, disks that are full: rounds go on, and what was lost is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
+from slow_link import BadLink
+
+from fl_elastic.fleet import load_inventory
+from fl_elastic.fleet.local import LocalFleet, free_ports
+from fl_elastic.fleet.members import add_node
+from fl_elastic.fleet.register import register
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[None]:
+    """A file system of its own, mounted here; skipped where that is not permitted."""
+    place.mkdir(parents=True, exist_ok=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "fl-elastic-test", str(place)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+def test_a_node_whose_disk_is_full_trains_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k"):
+        (disk / "filler").write_bytes(os.urandom(20_000))
+        settings = {"state-dir": str(disk / "node")}
+        with LocalFleet(
+            2, config={"threads": 1}, node_config=[{}, settings], environment=QUICK
+        ) as fleet:
+            # Flower's own home lies in the same folder.
+            free = os.statvfs(disk)
+            (disk / "rest").write_bytes(b"x" * max(free.f_bavail * free.f_bsize - 4096, 0))
+            run = fleet.submit(
+                scenario=scenario_text(2, rounds=3), results=str(fleet.folder.results)
+            )
+            state = fleet.wait(run)
+            assert state.completed, state
+            assert [line["accepted"] for line in rounds_of(fleet)] == [2, 2, 2]
+            assert not list((disk / "node").rglob("profile-*.json"))
+            assert improved(fleet)
+            note("node's disk full", lost="its cost profile, measured again in every round")
+
+
+def test_a_server_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk = tmp_path / "disk"
+    # Room for two checkpoints of the model, with what Flower logs.
+    with (
+        small_disk(disk, "640k"),
+        LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet,
+    ):
+        run = fleet.submit(scenario=scenario_text(2, rounds=6), results=str(disk / "results"))
+        state = fleet.wait(run)
+        assert state.status == "finished:failed", state
+        assert "cannot write checkpoint" in state.details + fleet.log("server")
+        kept = sorted((disk / "results" / "checkpoints").glob("round-*.npz"))
+        assert kept
+        more = subprocess.run(
+            ["mount", "-o", "remount,size=64m", str(disk)], capture_output=True, check=False
+        )
+        assert more.returncode == 0
+        started = time.monotonic()
+        again = fleet.submit(
+            scenario=scenario_text(2, rounds=6), results=str(disk / "results"), resume=True
+        )
+        assert fleet.wait(again).completed
+        from fl_elastic.operations import read_journal
+
+        lines = read_journal(disk / "results" / "rounds.jsonl")
+        assert lines[-1]["round"] == 6 and lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.3
+        resumed_from = int(kept[-1].stem.removeprefix("round-"))
+        note("server's disk full", lost="the round whose checkpoint did not fit",
+             resumed_after_round=resumed_from, seconds_to_the_end=time.monotonic() - started)  # fmt: skip
+
+
+def test_a_link_that_loses_and_is_cut_for_a_minute_costs_rounds_of_that_node_alone() -> None:
+    """300 ms of delay, a fifth of the chunks lost; then nothing at all for a minute."""
+    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+        server = load_inventory(fleet.folder.inventory).server
+        link = BadLink(server.port, delay=0.3, loss=0.2)
+        try:
+            far = _far_node(fleet, link.port)
+            with Outsider(fleet, far, {}):
+                wait_until(lambda: far in fleet.online(), 180, "the far node to be online")
+                run = fleet.submit(
+                    scenario=scenario_text(2, rounds=8), results=str(fleet.folder.results),
+                    round_timeout=90.0,
+                )  # fmt: skip
+                wait_until(lambda: len(rounds_of(fleet)) >= 2, 300, "two rounds over the bad link")
+                assert all(far in line["nodes"] for line in rounds_of(fleet))
+                link.cut()
+                cut = time.monotonic()
+                time.sleep(60)
+                link.mend()
+                wait_until(lambda: far in fleet.online(), 120, "the far node to be back")
+                back = time.monotonic() - cut
+                state = fleet.wait(run)
+                assert state.completed, state
+                lines = rounds_of(fleet)
+                assert lines[-1]["round"] == 8 and all("node0" in line["nodes"] for line in lines)
+                missed = [line["round"] for line in lines if far not in line["nodes"]]
+                assert missed and link.lost > 0
+                assert improved(fleet)
+                note("link with 300 ms delay and 20 % loss, cut for a minute",
+                     lost=f"rounds {missed} of that node", back_after_cut=back,
+                     seconds_per_round=[round(line["round_seconds"], 1) for line in lines],
+                     chunks=link.chunks, lost_chunks=link.lost)  # fmt: skip
+        finally:
+            link.close()
+
+
+def _far_node(fleet: LocalFleet, port: int) -> str:
+    """A node whose settings name the link's port in place of the server's."""
+    name, state = "far", fleet.folder.root / "state" / "far"
+    config = {
+        "state-dir": str(state), "partition-id": 1, "threads": 1, "runtime-port": free_ports(1)[0],
+    }  # fmt: skip
+    add_node(fleet.folder, name, config)
+    register(fleet.folder, fleet.flower)
+    settings = fleet.folder.node(name).settings
+    own = load_inventory(fleet.folder.inventory).server.port
+    text = settings.read_text()
+    assert f"port = {own}\n" in text
+    settings.write_text(text.replace(f"port = {own}\n", f"port = {port}\n"))
+    return name
