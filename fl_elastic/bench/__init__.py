@@ -9,7 +9,9 @@ from fl_elastic.bench.poison import bench_poison
 from fl_elastic.bench.results import Results
 from fl_elastic.bench.side_by_side import bench_side_by_side
 from fl_elastic.bench.solver import bench_solver
+from fl_elastic.bench.startup import bench_startup
 from fl_elastic.bench.transfer import bench_transfer
+from fl_elastic.bench.transport import bench_transport
 
 __all__ = [
     "Results",
@@ -21,5 +23,7 @@ __all__ = [
     "bench_poison",
     "bench_side_by_side",
     "bench_solver",
+    "bench_startup",
     "bench_transfer",
+    "bench_transport",
 ]

@@ -134,6 +134,26 @@ def poison(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
 
 
 @bench.command()
+def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Time a node's process from a message to its first batch, and weigh an idle node."""
+    from fl_elastic.bench import Results, bench_startup
+
+    results = Results(output or _FOLDER / "startup.json", fresh=fresh)
+    bench_startup(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
+def transport(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Send a model through a real server packed and unpacked."""
+    from fl_elastic.bench import Results, bench_transport
+
+    results = Results(output or _FOLDER / "transport.json", fresh=fresh)
+    bench_transport(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
 def memory(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Compare what a step keeps and takes with lean layers, and with plain autograd."""
     from fl_elastic.bench import Results, bench_memory

@@ -28,7 +28,7 @@ optimizer.load_state_dict(optimizer.state_dict())
 optimizer.zero_grad()
 """
 ABSENT = """
-assert not [name for name in sys.modules if name.startswith("torch._dynamo.")]
+assert not [name for name in sys.modules if name.startswith("torch._dynamo.") and name != "torch._dynamo.utils"]
 print(sum(float(p.double().sum()) for p in model.parameters()))
 """
 USUAL = "print(sum(float(p.double().sum()) for p in model.parameters()))"
@@ -61,10 +61,32 @@ def test_training_loads_no_compiler(optimizer: str, policy: str) -> None:
 
 
 def test_the_weights_are_those_with_the_compiler_loaded() -> None:
-    script = TRAIN.format(optimizer="Adam", policy="full")
+    # Without a limit, so that the number of steps is no matter of time.
+    script = TRAIN.format(optimizer="Adam", policy="full").replace("speedup=1.3", "")
     usual = script.replace("\nwithout_compiler()\n", "\nimport torch._dynamo\nwithout_compiler()\n")
     assert run(script + ABSENT) == run(usual + USUAL)
 
 
 def test_whoever_compiles_gets_the_compiler() -> None:
     run(TRAIN.format(optimizer="SGD", policy="full") + COMPILES)
+
+
+def test_torchvision_models_bring_no_compiler_either() -> None:
+    run(
+        "import sys, torch\n"
+        "from fl_elastic.training.lean_start import without_compiler\n"
+        "without_compiler()\n"
+        "from torchvision.models import mobilenet_v2\n"
+        "from torchvision.ops import roi_align\n"
+        "model = mobilenet_v2(num_classes=3)\n"
+        "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+        "boxes = [torch.tensor([[0.0, 0.0, 3.0, 3.0]])]\n"
+        "before = roi_align(torch.arange(16.0).reshape(1, 1, 4, 4), boxes, 2)\n"
+        "assert not [n for n in sys.modules if n.startswith('torch._dynamo.') and n != 'torch._dynamo.utils']\n"
+        "utils = sys.modules['torch._dynamo.utils']\n"
+        "assert not utils.is_compile_supported('cpu')\n"
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).item() == 2\n"
+        "real = sys.modules['torch._dynamo.utils']\n"
+        "assert utils.is_compile_supported('cpu') == real.is_compile_supported('cpu')\n"
+        "assert torch.equal(before, roi_align(torch.arange(16.0).reshape(1, 1, 4, 4), boxes, 2))\n"
+    )
