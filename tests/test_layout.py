@@ -28,6 +28,7 @@ FLOW = [
     ["testing"],
     ["devices"],
     ["simulation"],
+    ["streaming"],
     ["report"],
     ["operations"],
     ["flower"],

@@ -23,7 +23,7 @@ _KIB = 1024
 def main(arguments: list[str]) -> None:
     """Import what a node's process imports, train MobileNetV2 on one message, print what it took."""
     state, how = Path(arguments[0]), arguments[1]
-    import flwr.clientapp  # noqa: F401
+    from fl_elastic.flower import fleet_app  # noqa: F401
 
     if how == "before":
         # What torch's optimizers and scikit-learn's digits used to bring.

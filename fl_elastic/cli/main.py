@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fl_elastic.cli.bench import bench
+from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
 from fl_elastic.cli.simulate import simulate
 from fl_elastic.errors import ElasticError
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(bench, name="bench")
+app.add_typer(fleet, name="fleet")
 
 
 def main() -> None:

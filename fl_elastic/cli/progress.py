@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fl_elastic.simulation.scenario import Scenario
+if TYPE_CHECKING:
+    from fl_elastic.simulation.scenario import Scenario
 
 __all__ = ["SimulationProgress"]
 

@@ -1,0 +1,159 @@
+"""``fl-elastic fleet``: keys, nodes and processes of a fleet of real devices."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fl_elastic.cli.fleet_doctor import doctor
+from fl_elastic.cli.fleet_operations import export, exporter
+from fl_elastic.cli.fleet_output import say, show_changes, show_registrations
+from fl_elastic.cli.fleet_processes import node, server
+from fl_elastic.cli.fleet_runs import submit, up
+from fl_elastic.cli.fleet_status import status
+from fl_elastic.errors import FleetError
+
+if TYPE_CHECKING:
+    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.register import Registration
+
+__all__ = ["fleet"]
+
+fleet = typer.Typer(
+    help="Set up and run a fleet of real devices: a server and nodes, with TLS and keys.",
+    no_args_is_help=True,
+)
+
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Setting of the node: deadline=60, threads=2 (repeatable)."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@fleet.command()
+def init(
+    folder: _Folder,
+    server_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or IP address of the server, the preferred one first (repeatable)."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the server; 8000 in a new fleet.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option(help="Name of a node (repeatable).")] = None,
+    nodes: Annotated[int, typer.Option(min=0, help="So many nodes: node0, node1, ...")] = 0,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure/--secure", help="Without TLS and keys; secure is the default."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Make a fleet's folder: authority, certificate of the server, a key per node, inventory.
+
+    Run it again at any time: keys and certificates stay as they are, what is missing is added, permissions are
+    mended, and other addresses give the server another certificate.
+    """
+    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.provision import Wanted, numbered, provision
+
+    wanted = Wanted(server_address or (), port, insecure, (*(node or ()), *numbered(nodes)))
+    show_changes(provision(FleetFolder(folder), wanted), as_json)
+
+
+@fleet.command()
+def add(folder: _Folder, name: str, setting: _Settings = None, as_json: _Json = False) -> None:
+    """Add a node, or change the settings of one that is there."""
+    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.members import add_node
+    from fl_elastic.fleet.names import parse_settings
+
+    show_changes(add_node(FleetFolder(folder), name, parse_settings(setting or ())), as_json)
+
+
+@fleet.command()
+def revoke(folder: _Folder, name: str, as_json: _Json = False) -> None:
+    """Shut a node out: its key is never registered again, and the server is told if it answers."""
+    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.members import revoke_node
+
+    place = FleetFolder(folder)
+    revoke_node(place, name)
+    show_registrations(_registered_if_possible(place, name), as_json)
+
+
+@fleet.command()
+def rotate(
+    folder: _Folder,
+    name: Annotated[str | None, typer.Argument(help="Node that gets a new key.")] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Give the server a new key and certificate.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Give a node or the server a new key.
+
+    A node's old key is deleted and unregistered, and a revoked node is trusted again: copy its folder to the
+    device. After a rotation of the server restart it; nodes need nothing, for the authority is the same.
+    """
+    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.members import rotate_node, rotate_server
+
+    place = FleetFolder(folder)
+    if (name is None) == (not server):
+        raise FleetError("say what gets a new key: the name of a node, or --server")
+    if name is None:
+        show_changes(rotate_server(place, datetime.now(UTC)), as_json)
+        return
+    changes = rotate_node(place, name)
+    if not as_json:
+        show_changes(changes, as_json)
+    show_registrations(_registered_if_possible(place, name), as_json)
+
+
+@fleet.command()
+def register(folder: _Folder, as_json: _Json = False) -> None:
+    """Tell the running server which keys may join, and shut out revoked ones."""
+    from fl_elastic.fleet import FleetFolder, load_inventory
+    from fl_elastic.fleet.flower_cli import flower_at
+    from fl_elastic.fleet.register import register as register_all
+
+    place = FleetFolder(folder)
+    done = register_all(place, flower_at(place, load_inventory(place.inventory).server))
+    show_registrations(done, as_json)
+    refused = [each for each in done if each.what == "refused" and each.why != "revoked"]
+    if refused:
+        raise FleetError(f"{refused[0].name}: {refused[0].why}")
+
+
+def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration]:
+    """Bring the server up to date about one node; without an answer that is left to ``register``."""
+    from fl_elastic.fleet import load_inventory
+    from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
+    from fl_elastic.fleet.register import register as register_all
+
+    try:
+        flower = flower_at(folder, load_inventory(folder.inventory).server)
+        return [each for each in register_all(folder, flower) if each.name == name]
+    except ServerUnreachable:
+        say(
+            "the server does not answer and has not been told; when it does, run: "
+            f"fl-elastic fleet register {folder.root}"
+        )
+        return []
+
+
+fleet.command()(server)
+fleet.command()(node)
+fleet.command()(submit)
+fleet.command()(status)
+fleet.command()(doctor)
+fleet.command()(up)
+fleet.command()(exporter)
+fleet.command()(export)

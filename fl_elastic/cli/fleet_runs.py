@@ -1,0 +1,167 @@
+"""``fl-elastic fleet submit`` and ``fleet up``: runs on a fleet."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fl_elastic.cli.fleet_output import say
+from fl_elastic.errors import FleetError
+
+if TYPE_CHECKING:
+    from fl_elastic.fleet.flower_cli import RunState
+
+__all__ = ["submit", "up"]
+
+
+def submit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")],
+    app: Annotated[
+        Path | None,
+        typer.Argument(metavar="APP_DIR", help="Flower app; the fleet's own, if left out."),
+    ] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(help="Scenario file (TOML), for the fleet's own app.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Setting of the app: seed=1 (repeatable).")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the run has ended.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a Flower app on the fleet, and wait for how it really ends; Ctrl-C stops the run.
+
+    The fleet's own app trains a scenario and writes into server/results.
+    """
+    from fl_elastic.fleet import FleetFolder, load_inventory
+    from fl_elastic.fleet.flower_cli import flower_at
+    from fl_elastic.fleet.names import parse_settings
+    from fl_elastic.fleet.submit import submit as submit_app
+    from fl_elastic.fleet.submit import wait_for_run
+
+    place = FleetFolder(folder)
+    flower = flower_at(place, load_inventory(place.inventory).server)
+    settings = parse_settings(setting or ())
+    if app is None:
+        settings = {"results": str(place.results.resolve()), **settings}
+        if scenario is not None:
+            from fl_elastic.simulation import Scenario
+
+            settings["scenario"] = Scenario.load(scenario).to_json()
+        if not settings.get("scenario"):
+            raise FleetError("say what is trained: --scenario FILE")
+    elif scenario is not None:
+        raise FleetError("--scenario is for the fleet's own app; give this one --set key=value")
+    run_id = submit_app(flower, place.app if app is None else app, settings)
+    if not wait:
+        typer.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
+        return
+    rounds = _Rounds(Path(str(settings.get("results", place.results))) / place.rounds.name)
+    say(f"run {run_id} submitted")
+    state = wait_for_run(flower, run_id, say, on_look=rounds.look)
+    _finish(state, as_json, {})
+
+
+def up(
+    local: Annotated[int, typer.Option(min=1, help="Nodes on this machine.")],
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file (TOML); handwritten digits if left out.")
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a value: training.rounds=5 (repeatable)."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Method of the scenario; its first elastic one.")
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of split, weights and batches.")] = 0,
+    data_root: Annotated[
+        str | None, typer.Option(help="Folder of datasets; FL_ELASTIC_DATA_ROOT does the same.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder to leave everything in; else nothing is left.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Torch threads of a node; 0 shares the processors.")
+    ] = 0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a whole fleet on this machine, a real server and real nodes, and train a scenario on it."""
+    from fl_elastic.fleet.up import run_local
+
+    signal.signal(signal.SIGTERM, _as_interruption)
+    state, result = run_local(
+        local, scenario, override or (), method=method, seed=seed, data_root=data_root, keep=keep,
+        threads=threads, insecure=insecure, tell=say, on_rounds=lambda path: _Rounds(path).look,
+    )  # fmt: skip
+    _finish(state, as_json, result)
+
+
+class _Rounds:
+    """Tells every round of a journal once."""
+
+    def __init__(self, path: Path) -> None:
+        from fl_elastic.fleet.rounds import read_rounds
+
+        self._path, self._read = path, read_rounds
+        # What an earlier run left behind is not told again.
+        self._told = {_identity(entry) for entry in read_rounds(path)}
+
+    def look(self) -> None:
+        for entry in self._read(self._path):
+            if _identity(entry) not in self._told:
+                self._told.add(_identity(entry))
+                say(_line(entry))
+
+
+def _identity(entry: dict[str, Any]) -> str:
+    return f"{entry.get('round')} {entry.get('time')}"
+
+
+def _line(entry: dict[str, Any]) -> str:
+    parts = [f"round {entry.get('round')}"]
+    accuracy, seconds = entry.get("accuracy"), entry.get("round_seconds")
+    if isinstance(accuracy, (int, float)):
+        parts.append(f"accuracy {accuracy:.2%}")
+    if isinstance(seconds, (int, float)):
+        parts.append(f"{seconds:.1f} s")
+    nodes = entry.get("nodes")
+    if isinstance(nodes, dict):
+        parts.append(f"{len(nodes)} nodes")
+    if isinstance(entry.get("uplink_bytes"), int):
+        parts.append(f"{entry['uplink_bytes']:,} bytes up")
+    return ", ".join(parts)
+
+
+def _finish(state: RunState, as_json: bool, result: dict[str, Any]) -> None:
+    if as_json:
+        typer.echo(json.dumps({**asdict(state), **result}))
+    else:
+        for key, value in result.items():
+            typer.echo(f"{key.replace('_', ' '):<26} {_text(value)}")
+        typer.echo(f"{'run':<26} {state.run_id} {state.status} after {state.elapsed:.0f} s")
+    if not state.completed:
+        raise FleetError(
+            f"run {state.run_id} ended as {state.status}"
+            + (f": {state.details}" if state.details else "; see the log of the server")
+        )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _as_interruption(number: int, frame: FrameType | None) -> None:
+    """End in good order when a service manager says so, with everything that was started."""
+    raise KeyboardInterrupt

@@ -1,0 +1,91 @@
+"""``fl-elastic fleet status``: how each node is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fl_elastic.errors import FleetError
+
+if TYPE_CHECKING:
+    from fl_elastic.fleet.rounds import NodeRound
+    from fl_elastic.fleet.status import NodeStatus
+
+__all__ = ["status"]
+
+_GIB = 2**30
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")],
+    rounds: Annotated[
+        Path | None,
+        typer.Option(help="Journal of the run; server/results/rounds.jsonl if left out."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every node: whether it is online, and what its last round said."""
+    from fl_elastic.fleet import FleetFolder, load_inventory
+    from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
+    from fl_elastic.fleet.rounds import last_rounds, read_rounds
+    from fl_elastic.fleet.status import fleet_status
+
+    place = FleetFolder(folder)
+    inventory = load_inventory(place.inventory)
+    problem: FleetError | None = None
+    states = None
+    try:
+        states = flower_at(place, inventory.server).nodes()
+    except ServerUnreachable as error:
+        # What is known without the server is shown all the same.
+        problem = error
+    said = last_rounds(read_rounds(place.rounds if rounds is None else rounds))
+    found = fleet_status(inventory, states, said)
+    if as_json:
+        typer.echo(
+            json.dumps({"server": problem is None, "nodes": [asdict(each) for each in found]})
+        )
+    else:
+        Console().print(_table(found))
+    if problem is not None:
+        raise problem
+
+
+def _table(found: Sequence[NodeStatus]) -> Table:
+    columns = ("node", "state", "since", "round", "step", "temperature", "coverage", "disk free")
+    table = Table(*columns)
+    colours = {"online": "green", "offline": "red", "revoked": "dim", "unknown": "yellow"}
+    for each in found:
+        colour = colours.get(each.state, "yellow")
+        table.add_row(
+            each.name, f"[{colour}]{each.state}[/]", each.last_seen or "", *_round(each.last)
+        )
+    return table
+
+
+def _round(last: NodeRound | None) -> tuple[str, str, str, str, str]:
+    if last is None:
+        return ("", "", "", "", "")
+    return (
+        f"{last.round} {_clock(last.time)}".rstrip(),
+        "" if last.step_seconds is None else f"{last.step_seconds * 1000:.0f} ms",
+        "" if last.temperature is None else f"{last.temperature:.0f} °C",
+        "" if last.coverage is None else f"{last.coverage:.0%}",
+        "" if last.disk_free_bytes is None else f"{last.disk_free_bytes / _GIB:.1f} GiB",
+    )
+
+
+def _clock(text: str | None) -> str:
+    """Return a time in seconds since 1970 as a person reads it; anything else as it is."""
+    try:
+        return f"({datetime.fromtimestamp(float(text or ''), UTC):%Y-%m-%d %H:%M:%SZ})"
+    except (ValueError, OverflowError, OSError):
+        return f"({text})" if text else ""

@@ -1,0 +1,176 @@
+"""All checks that make sense where the doctor is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fl_elastic.devices.platform import Platform, read_platform
+from fl_elastic.devices.thermal import throttling
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.doctor.finding import Finding, Status, fail, ok
+from fl_elastic.fleet.doctor.machine import (
+    check_disk,
+    check_flower,
+    check_heat,
+    check_memory,
+    check_python,
+    check_swap,
+    check_threads,
+    check_torch,
+    check_word_length,
+    installed_version,
+    torch_build,
+)
+from fl_elastic.fleet.doctor.reach import check_clock, check_names, check_server
+from fl_elastic.fleet.doctor.trust import (
+    check_addresses,
+    check_dates,
+    check_node_key,
+    check_pair,
+    check_permissions,
+    check_signer,
+)
+from fl_elastic.fleet.health import Health, ask_health
+from fl_elastic.fleet.inventory import Server, load_inventory
+from fl_elastic.fleet.layout import FleetFolder, NodeFolder
+from fl_elastic.fleet.node_settings import load_node_settings
+from fl_elastic.fleet.serve import resolves, state_folder
+
+__all__ = ["World", "check_up"]
+
+
+@dataclass(frozen=True)
+class World:
+    """What the checks of a network ask; a test gives its own.
+
+    Parameters
+    ----------
+    now : callable
+        Returns the time, with a time zone.
+    known : callable
+        Whether an address can be resolved.
+    health : callable
+        Asks a server.
+    """
+
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+    known: Callable[[str], bool] = resolves
+    health: Callable[[Server, str, Path | None], Health] = ask_health
+
+
+def check_up(place: Path | None, world: World | None = None) -> list[Finding]:
+    """Return the findings about this machine, and about a fleet's or a node's folder.
+
+    Parameters
+    ----------
+    place : Path, optional
+        A fleet's folder (with ``fleet.toml``) or a node's (with ``node.toml``).
+    world : World, optional
+        What is asked.
+
+    Raises
+    ------
+    FleetError
+        If the folder is neither.
+    """
+    world = world or World()
+    if place is None:
+        return list(_machine(Path.cwd()))
+    fleet, node = FleetFolder(place), NodeFolder(place)
+    if fleet.inventory.exists():
+        return [*_machine(fleet.server), *_of_fleet(fleet, world)]
+    if node.settings.exists():
+        return _of_node(node, world)
+    raise FleetError(
+        f"{place} has neither fleet.toml nor node.toml; give the folder of a fleet or of a node"
+    )
+
+
+def _machine(state: Path, threads: int = 0) -> Iterator[Finding]:
+    found: Platform = read_platform(state)
+    yield check_word_length(found.is_64_bit, found.machine)
+    yield check_python(sys.version_info[:2])
+    yield check_torch(torch_build(), found.machine)
+    yield check_flower(installed_version("flwr"))
+    yield check_memory(found.memory)
+    yield check_swap(found.memory)
+    yield check_disk(found.disk_free_bytes, state)
+    yield check_threads(threads, found.processors.threads)
+    yield check_heat(throttling())
+
+
+def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
+    try:
+        inventory = load_inventory(folder.inventory)
+    except FleetError as error:
+        yield fail("inventory", str(error), "restore fleet.toml from a backup")
+        return
+    yield ok("inventory", f"{len(inventory.nodes)} nodes")
+    server = inventory.server
+    if not server.insecure:
+        now = world.now()
+        yield check_dates("authority", folder.server_ca, now, "make a new fleet")
+        yield check_dates("server certificate", folder.server_certificate, now)
+        yield check_signer(folder)
+        yield check_pair(folder)
+        yield check_addresses(folder, server.addresses)
+        yield check_permissions(_secrets(folder))
+    # Before the start of the server no answer is as it should be.
+    yield from _network(server, folder.server_ca, world, missing="warn")
+
+
+def _of_node(folder: NodeFolder, world: World) -> list[Finding]:
+    try:
+        settings = load_node_settings(folder.settings)
+        threads = settings.config.get("threads", 0)
+        state = state_folder(folder, settings, os.environ)
+    except FleetError as error:
+        return [
+            *_machine(folder.root),
+            fail("settings", str(error), "copy the node's folder again"),
+        ]
+    found = list(_machine(state, threads if isinstance(threads, int) else 0))
+    if not settings.server.insecure:
+        remedy = "copy ca.crt from the fleet's folder again"
+        found.append(check_dates("authority", folder.ca, world.now(), remedy))
+        found.append(check_node_key(folder, settings.name))
+        found.append(check_permissions((folder.key,)))
+    return found + list(_network(settings.server, folder.ca, world, missing="fail"))
+
+
+def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterator[Finding]:
+    known = [(address, world.known(address)) for address in server.addresses]
+    yield check_names(known)
+    if not server.insecure and not ca.is_file():
+        yield fail("server", f"{ca} is missing", "copy it from the fleet's folder")
+        return
+    answers: Sequence[tuple[str, Health]] = [
+        (address, world.health(server, address, None if server.insecure else ca))
+        for address, found in known
+        if found
+    ]
+    yield check_server(server, answers, missing)
+    yield check_clock(_dated(server, answers, world), world.now())
+
+
+def _dated(
+    server: Server, answers: Sequence[tuple[str, Health]], world: World
+) -> Sequence[tuple[str, Health]]:
+    """Return answers with the server's time: a clock that is far off makes certificates look invalid."""
+    return [
+        (address, world.health(server, address, None) if health.certificate_error else health)
+        for address, health in answers
+    ]
+
+
+def _secrets(folder: FleetFolder) -> list[Path]:
+    nodes = [folder.node(path.name) for path in sorted(folder.nodes.glob("*")) if path.is_dir()]
+    return [
+        folder.authority, folder.ca_key, folder.server, folder.server_key, folder.nodes,
+        *(node.key for node in nodes),
+    ]  # fmt: skip

@@ -1,0 +1,191 @@
+"""Whether this machine is fit for a node or a server: word length, Python, torch, memory, disk, heat."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from fl_elastic.devices.platform_memory import Memory
+from fl_elastic.devices.thermal import Throttling
+from fl_elastic.fleet.doctor.finding import Finding, fail, ok, skipped, warn
+
+__all__ = [
+    "TorchBuild",
+    "check_disk",
+    "check_flower",
+    "check_heat",
+    "check_memory",
+    "check_python",
+    "check_swap",
+    "check_threads",
+    "check_torch",
+    "check_word_length",
+    "installed_version",
+    "torch_build",
+]
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+_OLDEST, _NEWEST = (3, 11), (3, 13)
+_OLDEST_FLOWER, _NEXT_FLOWER = (1, 41), (1, 50)
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """An installed torch, as its files say without importing it.
+
+    Parameters
+    ----------
+    version : str
+        As installed.
+    cuda : str, optional
+        Version of CUDA that it was built for; ``None`` for a build without.
+    """
+
+    version: str
+    cuda: str | None
+
+
+def check_word_length(is_64_bit: bool, machine: str) -> Finding:
+    """Return whether Python is a program of 64 bits."""
+    seen = f"{'64' if is_64_bit else '32'} bit Python on {machine or 'an unknown machine'}"
+    if is_64_bit:
+        return ok("word length", seen)
+    return fail(
+        "word length", seen, "install a 64-bit operating system: torch has no wheels for 32 bit"
+    )
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    """Return whether this version of Python is supported."""
+    seen = f"{version[0]}.{version[1]}"
+    if version < _OLDEST:
+        return fail(
+            "Python", seen, "install Python 3.11, 3.12 or 3.13 and make the environment again"
+        )
+    if version > _NEWEST:
+        return warn(
+            "Python", seen, "3.11 to 3.13 are tested; torch may have no wheels for this one"
+        )
+    return ok("Python", seen)
+
+
+def check_torch(build: TorchBuild | None, machine: str) -> Finding:
+    """Return whether torch is installed, and not in a build for other hardware."""
+    if build is None:
+        return fail("torch", "not installed", "python -m pip install fl-elastic")
+    seen = f"{build.version}, {'CUDA ' + build.cuda if build.cuda else 'CPU only'}"
+    if build.cuda and machine == "aarch64":
+        return warn(
+            "torch", seen,
+            "on a board without such a GPU it wastes gigabytes: install torch==2.10.* with the "
+            "constraints of deploy/constraints/aarch64.txt",
+        )  # fmt: skip
+    return ok("torch", seen)
+
+
+def check_flower(version: str | None) -> Finding:
+    """Return whether a version of Flower is installed that fl_elastic knows."""
+    if version is None:
+        return fail("Flower", "not installed", "python -m pip install fl-elastic")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if _OLDEST_FLOWER <= numbers < _NEXT_FLOWER:
+        return ok("Flower", version)
+    return fail("Flower", version, "python -m pip install 'flwr>=1.41,<1.50'")
+
+
+def check_memory(memory: Memory) -> Finding:
+    """Return whether there is memory for Flower's processes (270 MB) and for training."""
+    if memory.available_bytes is None:
+        return skipped("memory", "the platform does not tell")
+    seen = f"{memory.available_bytes / _MIB:,.0f} MiB free"
+    if memory.available_bytes < 350 * _MIB:
+        return fail("memory", seen, "end other programs, or add swap: a node needs about 700 MiB")
+    if memory.available_bytes < 700 * _MIB:
+        return warn("memory", seen, "it will swap while training; end other programs, or add swap")
+    return ok("memory", seen)
+
+
+def check_swap(memory: Memory) -> Finding:
+    """Return whether a small board has swap, so that a peak costs time and not the process."""
+    if memory.total_bytes is None or memory.swap_total_bytes is None:
+        return skipped("swap", "the platform does not tell")
+    swap = memory.swap_total_bytes
+    seen = f"{swap / _MIB:,.0f} MiB beside {memory.total_bytes / _GIB:.1f} GiB of memory"
+    if memory.total_bytes < 2 * _GIB and swap < 512 * _MIB:
+        return warn(
+            "swap", seen, "give this small board 1 GiB of zram or a swap file (docs/deploy.md)"
+        )
+    return ok("swap", seen)
+
+
+def check_disk(free_bytes: int | None, place: Path) -> Finding:
+    """Return whether there is space for what a node or server keeps."""
+    name = "disk"
+    if free_bytes is None:
+        return skipped(name, f"nothing to see at {place}")
+    seen = f"{free_bytes / _GIB:.1f} GiB free at {place}"
+    if free_bytes < 200 * _MIB:
+        return fail(name, seen, "delete old results and logs, or choose another state folder")
+    if free_bytes < _GIB:
+        return warn(name, seen, "make room before checkpoints and logs fill it")
+    return ok(name, seen)
+
+
+def check_threads(wanted: int, available: int) -> Finding:
+    """Return whether a node's number of threads fits the processors that it may use."""
+    seen = f"{wanted or 'measured'} of {available} processors"
+    if wanted > available:
+        return warn("threads", seen, f"set threads={available} or 0: more only wait for each other")
+    return ok("threads", seen)
+
+
+def check_heat(now: Throttling | None) -> Finding:
+    """Return whether the board slows itself down."""
+    if now is None:
+        return skipped("heat and power", "the platform does not tell")
+    if now.under_voltage:
+        return warn(
+            "heat and power", "under-voltage", "use the maker's power supply and a short cable"
+        )
+    if now.slowed:
+        return warn("heat and power", "slowed down", "give it a heat sink, a fan, or less sun")
+    return ok("heat and power", "not slowed down")
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution; nothing is imported."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def torch_build(version: str | None = None, origin: Path | None = None) -> TorchBuild | None:
+    """Return what is installed as torch without importing it, which takes seconds on a small board.
+
+    Parameters
+    ----------
+    version : str, optional
+        Of the distribution; looked up if left out.
+    origin : Path, optional
+        Torch's ``version.py``; looked up if left out.
+    """
+    version = installed_version("torch") if version is None else version
+    if origin is None:
+        spec = importlib.util.find_spec("torch")
+        origin = (
+            None
+            if spec is None or spec.origin is None
+            else Path(spec.origin).with_name("version.py")
+        )
+    if version is None or origin is None:
+        return None
+    try:
+        found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)", origin.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return TorchBuild(version, found.group(1) if found else None)

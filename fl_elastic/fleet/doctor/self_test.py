@@ -1,0 +1,75 @@
+"""Does an installation train? A tiny model goes through everything that a round does to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fl_elastic.fleet.doctor.finding import Finding, fail, ok
+
+__all__ = ["self_test"]
+
+_CLASSES = 4
+_SIDE = 12
+
+
+def self_test(clock: Callable[[], float] = time.perf_counter) -> Finding:
+    """Profile, plan, train, encode, decode and merge once, and return how long it took.
+
+    The model has a convolution, a norm and a linear layer; the data are random. Nothing is left on disk.
+    """
+    name = "self-test"
+    start = clock()
+    try:
+        seen = _one_round()
+    except Exception as error:
+        # Whatever is wrong with an installation shows here: missing libraries, illegal instructions, bugs.
+        return fail(
+            name, f"{type(error).__name__}: {error}",
+            "make the environment again; if it stays, report it with the output of: fl-elastic fleet doctor --json",
+        )  # fmt: skip
+    return ok(name, f"{seen}; {clock() - start:.1f} s with imports")
+
+
+def _one_round() -> str:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from fl_elastic.aggregation import PartialMean
+    from fl_elastic.budget import Budget
+    from fl_elastic.training import ElasticTrainer
+    from fl_elastic.update import Manifest, decode, encode, weights_of
+
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (
+            torch.randn(8, 3, _SIDE, _SIDE, generator=generator),
+            torch.randint(0, _CLASSES, (8,), generator=generator),
+        )
+        for _ in range(4)
+    ]
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(32, _CLASSES),
+    )  # fmt: skip
+    manifest = Manifest.of(model)
+    before = weights_of(model, manifest)
+    trainer = ElasticTrainer(
+        model, nn.functional.cross_entropy,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05), budget=Budget(speedup=1.5),
+    )  # fmt: skip
+    report = trainer.fit(batches, epochs=2)
+    data = encode(trainer.update(), manifest)
+    mean = PartialMean(manifest)
+    mean.add(decode(data, manifest))
+    merged = mean.finish(before)
+    moved = [key for key, array in merged.items() if not np.array_equal(array, before[key])]
+    if not moved or not all(np.isfinite(array).all() for array in merged.values()):
+        raise ArithmeticError(
+            "training left no trace in the merged model, or one that is not finite"
+        )
+    return (
+        f"trained {len(moved)} of {len(merged)} tensors, "
+        f"{report.step_seconds * 1000:.1f} ms per step, {len(data)} bytes sent"
+    )

@@ -1,0 +1,262 @@
+"""Flower's ``flwr`` command, driven as a process: nodes and runs of a SuperLink."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.environment import command_path, flower_environment
+from fl_elastic.fleet.fleet_files import CONNECTION, ensure_operator
+from fl_elastic.fleet.inventory import Server
+from fl_elastic.fleet.layout import FleetFolder
+
+__all__ = [
+    "AlreadyRegistered",
+    "FlowerCommands",
+    "NodeState",
+    "Registry",
+    "RunState",
+    "ServerUnreachable",
+    "flower_at",
+]
+
+_SECONDS = 60.0
+
+
+class ServerUnreachable(FleetError):
+    """The SuperLink does not answer."""
+
+
+class AlreadyRegistered(FleetError):
+    """The SuperLink knows this key already, or has known it once."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node as the SuperLink sees it.
+
+    Parameters
+    ----------
+    node_id : str
+        What the SuperLink calls it.
+    status : str
+        ``registered``, ``online``, ``offline`` or ``unregistered``.
+    online_at, offline_at : str, optional
+        When it last came and last went, in UTC.
+    online_seconds : float
+        How long it has been there.
+    """
+
+    node_id: str
+    status: str
+    online_at: str | None = None
+    offline_at: str | None = None
+    online_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run as the SuperLink sees it.
+
+    Parameters
+    ----------
+    run_id : str
+        What the SuperLink calls it.
+    status : str
+        ``pending``, ``starting``, ``running``, ``finished:completed``, ``finished:failed`` or
+        ``finished:stopped``.
+    details : str
+        What the SuperLink says about it.
+    elapsed : float
+        Seconds since it started.
+    to_server_bytes, to_nodes_bytes : int
+        What travelled, as Flower counts it.
+    """
+
+    run_id: str
+    status: str
+    details: str = ""
+    elapsed: float = 0.0
+    to_server_bytes: int = 0
+    to_nodes_bytes: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status.startswith("finished")
+
+    @property
+    def completed(self) -> bool:
+        """Whether it came to its end as it should."""
+        return self.status == "finished:completed"
+
+
+class Registry(Protocol):
+    """Who may join: what registration needs of the SuperLink."""
+
+    def nodes(self) -> list[NodeState]:
+        """Return all nodes that the SuperLink knows."""
+
+    def register(self, public_key: Path, name: str) -> str:
+        """Make a key known and return the node's id."""
+
+    def unregister(self, node_id: str) -> None:
+        """Shut a node out."""
+
+
+Process = Callable[[list[str], dict[str, str], Path, float], "subprocess.CompletedProcess[str]"]
+
+
+def _start(
+    command: list[str], env: dict[str, str], cwd: Path, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=seconds, check=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FlowerCommands:
+    """The ``flwr`` command with a fleet's settings.
+
+    Parameters
+    ----------
+    home : Path
+        Folder of its settings (``FLWR_HOME``), absolute.
+    server : Server
+        Where the SuperLink is.
+    start : callable
+        Runs a command with environment, folder and time limit; a test gives its own.
+    """
+
+    home: Path
+    server: Server
+    start: Process = _start
+
+    def nodes(self) -> list[NodeState]:
+        """Return all nodes that the SuperLink knows.
+
+        Raises
+        ------
+        FleetError
+            If the SuperLink does not answer, or not as expected; so for all below.
+        """
+        answer = self._ask("supernode", "list", CONNECTION)
+        return [_node_state(entry) for entry in _entries(answer, "nodes")]
+
+    def register(self, public_key: Path, name: str) -> str:
+        """Make a key known and return the node's id."""
+        answer = self._ask("supernode", "register", str(public_key), CONNECTION, "--name", name)
+        return str(answer.get("node-id", ""))
+
+    def unregister(self, node_id: str) -> None:
+        """Shut a node out; one that the SuperLink does not know is shut out already."""
+        try:
+            self._ask("supernode", "unregister", node_id, CONNECTION)
+        except FleetError as error:
+            if "not found" not in str(error).lower():
+                raise
+
+    def run(self, app: Path, config: Path) -> str:
+        """Submit an app with the settings in a TOML file and return the run's id."""
+        answer = self._ask("run", str(app), CONNECTION, "--run-config", str(config))
+        return str(answer["run-id"])
+
+    def run_state(self, run_id: str) -> RunState:
+        """Return how a run is."""
+        answer = self._ask("ls", CONNECTION, "--run-id", run_id)
+        runs = _entries(answer, "runs")
+        if not runs:
+            raise FleetError(f"the server knows no run {run_id}; see them with: flwr ls")
+        return _run_state(runs[0])
+
+    def stop(self, run_id: str) -> None:
+        """End a run."""
+        self._ask("stop", run_id, CONNECTION)
+
+    def _ask(self, *arguments: str) -> dict[str, Any]:
+        env = flower_environment(os.environ, self.home, self.server.addresses)
+        # Colours and the width of a terminal would get into what is read here.
+        env |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+        command = [command_path("flwr"), *arguments, "--format", "json"]
+        said = f"flwr {' '.join(arguments[:2])}"
+        try:
+            ended = self.start(command, env, self.home, _SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise ServerUnreachable(f"{said} gave no answer in {_SECONDS:.0f} s") from error
+        answer = _read(ended.stdout)
+        if answer is not None and answer.get("success"):
+            return answer
+        message = str((answer or {}).get("error-message") or ended.stderr or ended.stdout)
+        raise _failure(said, message, self.server)
+
+
+def flower_at(folder: FleetFolder, server: Server) -> FlowerCommands:
+    """Return Flower's command for a fleet; its settings are brought up to date first."""
+    for _ in ensure_operator(folder, server):
+        pass
+    return FlowerCommands(folder.operator.resolve(), server)
+
+
+def _failure(said: str, message: str, server: Server) -> FleetError:
+    text = " ".join(message.split())[-300:] or "it said nothing"
+    if "unavailable" in text.lower():
+        return ServerUnreachable(
+            f"no server answers at {server.addresses[0]} port {server.port}; "
+            "start it with: fl-elastic fleet server DIR, or see what is wrong with: fl-elastic fleet doctor DIR"
+        )
+    if "already in use" in text.lower():
+        return AlreadyRegistered(f"{said}: {text}")
+    return FleetError(f"{said} failed: {text}")
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in what a command printed; warnings may stand before it."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            found = json.loads(text[start:])
+        except ValueError:
+            start = text.find("{", start + 1)
+            continue
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _entries(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = answer.get(key)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _node_state(entry: dict[str, Any]) -> NodeState:
+    return NodeState(
+        node_id=str(entry.get("node-id", "")),
+        status=str(entry.get("status", "unknown")),
+        online_at=_said(entry.get("online-at")),
+        offline_at=_said(entry.get("offline-at")),
+        online_seconds=float(entry.get("online-elapsed") or 0.0),
+    )
+
+
+def _run_state(entry: dict[str, Any]) -> RunState:
+    traffic = entry.get("network-traffic")
+    traffic = traffic if isinstance(traffic, dict) else {}
+    return RunState(
+        run_id=str(entry.get("run-id", "")),
+        status=str(entry.get("status", "unknown")),
+        details=_said(entry.get("status-details")) or "",
+        elapsed=float(entry.get("elapsed") or 0.0),
+        to_server_bytes=int(traffic.get("inbound-bytes") or 0),
+        to_nodes_bytes=int(traffic.get("outbound-bytes") or 0),
+    )
+
+
+def _said(value: object) -> str | None:
+    return value if isinstance(value, str) and value and value != "N/A" else None

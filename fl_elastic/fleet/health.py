@@ -1,0 +1,95 @@
+"""Ask a server whether it is well, and what time it has."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fl_elastic.fleet.inventory import Server
+
+__all__ = ["Health", "ask_health"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """The answer of a server, or why there is none.
+
+    Parameters
+    ----------
+    ok : bool
+        Whether it is well.
+    why : str
+        Why not; empty where it is.
+    date : datetime, optional
+        Its clock, to the second, with a time zone.
+    certificate_error : bool
+        Whether it answered, but its certificate was not accepted.
+    """
+
+    ok: bool
+    why: str = ""
+    date: datetime | None = None
+    certificate_error: bool = False
+
+
+def ask_health(
+    server: Server, address: str, ca: Path | None, *, port: int | None = None, seconds: float = 5.0
+) -> Health:
+    """Ask ``GET /health``, trusting the fleet's authority only, without any proxy.
+
+    Parameters
+    ----------
+    server : Server
+        Its port, and whether it goes without TLS.
+    address : str
+        Where it is.
+    ca : Path, optional
+        Certificate of the authority; left out, the certificate is not checked.
+    port : int, optional
+        Another port than the server's.
+    seconds : float
+        How long to wait.
+    """
+    wanted = server.port if port is None else port
+    connection: http.client.HTTPConnection
+    try:
+        if server.insecure:
+            connection = http.client.HTTPConnection(address, wanted, timeout=seconds)
+        else:
+            connection = http.client.HTTPSConnection(
+                address, wanted, timeout=seconds, context=_context(ca)
+            )
+        try:
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+        finally:
+            connection.close()
+    except ssl.SSLCertVerificationError as error:
+        return Health(False, error.verify_message or str(error), certificate_error=True)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Health(False, str(error) or type(error).__name__)
+    date = _date(answer.headers.get("Date"))
+    if answer.status != 200:
+        return Health(False, f"it answered with status {answer.status}", date)
+    return Health(True, date=date)
+
+
+def _context(ca: Path | None) -> ssl.SSLContext:
+    if ca is not None:
+        return ssl.create_default_context(cafile=str(ca))
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _date(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else parsedate_to_datetime(text)
+    except ValueError:
+        return None

@@ -1,0 +1,118 @@
+"""``python -m fl_elastic.fleet.keep PIDFILE COMMAND...``: run a command that leaves nothing behind.
+
+It ends with its command, and takes with it whatever that has started, also what has left the session; it ends at
+once when its standard input does, which is how it learns that the process that started it is gone, however
+that died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fl_elastic.fleet.processes import children_of
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE = 8.0  # seconds; Flower's own shutdown takes less
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command and return its exit status as a shell would.
+
+    Parameters
+    ----------
+    arguments : list of str
+        File for the command's process id, path of the command, its arguments.
+    """
+    pidfile, *command = arguments
+    # Orphans become children of this process instead of the machine's first one.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_prepare_child)
+    Path(pidfile).write_text(str(child.pid))
+    signal.signal(signal.SIGTERM, lambda *_: _ask_to_end(child.pid))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    # Ctrl-C of a terminal is the business of whoever started the fleet.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    status = _wait_for(child.pid)
+    _end_all()
+    return status
+
+
+def _wait_for(pid: int) -> int:
+    while True:
+        try:
+            ended, status = os.wait()
+        except ChildProcessError:
+            return 1
+        if ended == pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _ask_to_end(pid: int) -> None:
+    """Ask the command to end; whoever does not listen is ended a little later."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    late = threading.Timer(_GRACE, _end_all)
+    late.daemon = True
+    late.start()
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    _end_all()
+    os._exit(1)
+
+
+def _end_all() -> None:
+    """Kill everything below this process, until nothing is left; ended ones are collected by whoever waits."""
+    while below := children_of(os.getpid()):
+        for pid in below:
+            for victim in (pid, *_all_below(pid)):
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        for pid in below:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+        time.sleep(0.02)
+
+
+def _all_below(pid: int) -> list[int]:
+    found = list(children_of(pid))
+    for other in found:
+        found += children_of(other)
+    return found
+
+
+def _prepare_child() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    # Where there is no such call, the end of standard input is still noticed.
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,302 @@
+"""A whole fleet on one machine: a real server and real nodes, with TLS and keys, on the loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, flower_at
+from fl_elastic.fleet.health import ask_health
+from fl_elastic.fleet.inventory import load_inventory
+from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.member import Member, end_member, start_member
+from fl_elastic.fleet.members import add_node
+from fl_elastic.fleet.names import Scalar
+from fl_elastic.fleet.processes import is_alive
+from fl_elastic.fleet.provision import Wanted, numbered, provision
+from fl_elastic.fleet.register import register
+from fl_elastic.fleet.serve import Launch, node_launch, server_launch
+from fl_elastic.fleet.submit import submit, wait_for_run
+
+__all__ = ["SERVER", "LocalFleet", "free_ports"]
+
+SERVER = "server"
+"""Name of the server among the processes."""
+
+_HOST = "127.0.0.1"
+_NEVER = datetime.fromtimestamp(0, UTC)
+
+
+class LocalFleet:
+    """A SuperLink and SuperNodes as a context: everything ends with it, however it ends.
+
+    Parameters
+    ----------
+    nodes : int
+        How many.
+    folder : Path, optional
+        Where everything is kept; left out, a temporary folder that is removed at the end.
+    config : mapping of str to bool, int, float or str, optional
+        Settings of every node, such as ``threads``.
+    node_config : sequence of such mappings, optional
+        Settings of single nodes, in their order.
+    insecure : bool
+        Without TLS and keys.
+    environment : mapping of str to str, optional
+        In addition to that of this process.
+    tell : callable, optional
+        Told what happens.
+
+    Raises
+    ------
+    FleetError
+        If a process does not come up.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        folder: Path | None = None,
+        *,
+        config: Mapping[str, Scalar] | None = None,
+        node_config: Sequence[Mapping[str, Scalar]] = (),
+        insecure: bool = False,
+        environment: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if nodes < 1:
+            raise FleetError(f"a fleet of {nodes} nodes: expected at least one")
+        self.names = numbered(nodes)
+        self._temporary = folder is None
+        self._given = folder
+        self._config = dict(config or {})
+        self._node_config = list(node_config)
+        self._insecure = insecure
+        self._environment = {**os.environ, **(environment or {})}
+        self._tell = tell
+        self.members: dict[str, Member] = {}
+        self.folder = FleetFolder(Path())
+
+    def __enter__(self) -> LocalFleet:
+        try:
+            self._provision()
+            self.start(SERVER)
+            self.wait_for_server()
+            self._tell("server is up")
+            if not self._insecure:
+                register(self.folder, self.flower)
+            for name in self.names:
+                self.start(name)
+            self.wait_online(self.names)
+            self._tell(f"{len(self.names)} nodes are online")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def flower(self) -> FlowerCommands:
+        """Flower's command, with this fleet's settings."""
+        return flower_at(self.folder, load_inventory(self.folder.inventory).server)
+
+    def start(self, name: str) -> Member:
+        """Start the server or a node; one that runs is left as it is.
+
+        A node that was killed is refused by the server for about a minute; see `wait_online`.
+        """
+        found = self.members.get(name)
+        if found is not None and found.running:
+            return found
+        if found is not None:
+            end_member(found)
+        member = self.members[name] = start_member(
+            self.folder.root / "logs", name, self._launch(name)
+        )
+        return member
+
+    def kill(self, name: str) -> None:
+        """Kill the process at once (SIGKILL), and with it what it started, as a power cut does."""
+        member = self._member(name)
+        if is_alive(member.pid):
+            os.kill(member.pid, signal.SIGKILL)
+        member.keeper.wait(30)
+
+    def stop(self, name: str) -> None:
+        """End the process in good order (SIGTERM)."""
+        end_member(self._member(name))
+
+    def log(self, name: str) -> str:
+        """Return what a process printed."""
+        return self._member(name).log.read_text(errors="replace")
+
+    def wait_for_server(self, seconds: float = 90.0) -> None:
+        """Return once the server answers over TLS.
+
+        Raises
+        ------
+        FleetError
+            If it does not in time, or ends.
+        """
+        server = load_inventory(self.folder.inventory).server
+        until = time.monotonic() + seconds
+        ca = None if self._insecure else self.folder.server_ca
+        while not (health := ask_health(server, _HOST, ca)).ok:
+            if not self._member(SERVER).running or time.monotonic() > until:
+                raise FleetError(
+                    f"the server did not come up ({health.why}): {self._end_of_log(SERVER)}"
+                )
+            time.sleep(0.2)
+
+    def online(self) -> set[str]:
+        """Return the names of the nodes that the server calls online; in an insecure fleet, their ids.
+
+        It misses one that was killed only after a while.
+        """
+        return set(self._online_since())
+
+    def wait_online(
+        self, names: Sequence[str], seconds: float = 120.0, *, respawn: bool = False
+    ) -> None:
+        """Return once these nodes are online.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Which.
+        seconds : float
+            How long to wait.
+        respawn : bool
+            Start a node that has ended again every few seconds, as a service manager does.
+
+        Raises
+        ------
+        FleetError
+            If they are not in time, or one of them ends and is not respawned.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            since = self._online_since()
+            ended = [name for name in names if not self._member(name).running]
+            if not ended and self._are_back(names, since):
+                return
+            for name in ended:
+                if not respawn:
+                    raise FleetError(f"{name} has ended: {self._end_of_log(name)}")
+                self.start(name)
+            if time.monotonic() > until:
+                there = ", ".join(sorted(since)) or "none"
+                raise FleetError(
+                    f"not all online after {seconds:.0f} s: {there} of {', '.join(names)}"
+                )
+            time.sleep(3.0 if ended else 0.5)
+
+    def submit(self, app: Path | None = None, **settings: Scalar) -> str:
+        """Submit an app (the fleet's own, if left out) and return the run's id.
+
+        Underscores in the names of settings stand for dashes.
+        """
+        given = {key.replace("_", "-"): value for key, value in settings.items()}
+        return submit(self.flower, self.folder.app if app is None else app, given)
+
+    def wait(self, run_id: str, **how: float) -> RunState:
+        """Wait until a run has ended and return how; see `fl_elastic.fleet.submit.wait_for_run`."""
+        return wait_for_run(self.flower, run_id, self._tell, **how)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End every process, the nodes first, and remove a temporary folder."""
+        members, self.members = list(self.members.values()), {}
+        for member in reversed(members):
+            if member.keeper.poll() is None:
+                member.keeper.terminate()
+        for member in members:
+            end_member(member)
+        if self._temporary and self.folder.root != Path():
+            shutil.rmtree(self.folder.root, ignore_errors=True)
+
+    def _online_since(self) -> dict[str, datetime]:
+        ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
+        return {
+            ids.get(state.node_id, state.node_id): _moment(state.online_at)
+            for state in self.flower.nodes()
+            if state.status == "online"
+        }
+
+    def _are_back(self, names: Sequence[str], since: Mapping[str, datetime]) -> bool:
+        """Whether each process came online after its start: before, the server meant the one before it."""
+        started = [self._member(name).started for name in names]
+        if not self._insecure:
+            found = [since.get(name, _NEVER) for name in names]
+            return all(there >= start for there, start in zip(found, started, strict=True))
+        # Nobody knows which is which.
+        latest = sorted(since.values(), reverse=True)[: len(names)]
+        pairs = zip(latest, sorted(started, reverse=True), strict=False)
+        return len(latest) == len(names) and all(there >= start for there, start in pairs)
+
+    def _provision(self) -> None:
+        root = (
+            Path(tempfile.mkdtemp(prefix="fl-elastic-fleet-"))
+            if self._given is None
+            else self._given
+        )
+        self.folder = FleetFolder(root.resolve())
+        ports = free_ports(1 + len(self.names))
+        wanted = Wanted((_HOST,), ports[0], self._insecure, self.names)
+        provision(self.folder, wanted)
+        for index, name in enumerate(self.names):
+            own = self._node_config[index] if index < len(self._node_config) else {}
+            state: dict[str, Scalar] = {
+                "state-dir": str(self.folder.root / "state" / name),
+                "runtime-port": ports[1 + index],
+            }
+            add_node(self.folder, name, {**state, **self._config, **own})
+
+    def _launch(self, name: str) -> Launch:
+        # The nodes work where they are, and not where tests or a checkout happen to be.
+        if name == SERVER:
+            return server_launch(self.folder, self._environment, _HOST)
+        return node_launch(self.folder.node(name), self._environment)
+
+    def _member(self, name: str) -> Member:
+        if name not in self.members:
+            raise FleetError(f"no process {name!r} was started; known: {', '.join(self.members)}")
+        return self.members[name]
+
+    def _end_of_log(self, name: str) -> str:
+        lines = [line for line in self.log(name).splitlines() if line.strip()]
+        return " | ".join(lines[-5:]) or "it printed nothing"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback that nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((_HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _moment(text: str | None) -> datetime:
+    try:
+        return datetime.fromisoformat(text or "")
+    except ValueError:
+        return _NEVER

@@ -1,0 +1,121 @@
+"""Nodes that join, are shut out, or get another key: the part of it that happens in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.certificates import renew_server
+from fl_elastic.fleet.change import Change
+from fl_elastic.fleet.files import PRIVATE_FILE, PUBLIC_FILE, locked, make_folder, write_file
+from fl_elastic.fleet.inventory import Node, load_inventory, next_partition, save_inventory
+from fl_elastic.fleet.known_settings import check_config
+from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.names import Scalar, check_name
+from fl_elastic.fleet.node_key import fingerprint, new_node_key
+from fl_elastic.fleet.provision import ensure_node
+
+__all__ = ["add_node", "revoke_node", "rotate_node", "rotate_server"]
+
+
+def add_node(folder: FleetFolder, name: str, config: Mapping[str, Scalar]) -> list[Change]:
+    """Add a node, or change the settings of one that is there.
+
+    Raises
+    ------
+    FleetError
+        If the name or a setting means nothing, the node is revoked, or its folder cannot be written.
+    """
+    check_name(name)
+    load_inventory(folder.inventory)
+    with locked(folder.root):
+        inventory = load_inventory(folder.inventory)
+        if inventory.has(name):
+            node = inventory.node(name)
+        else:
+            node = Node(name, config={"partition-id": next_partition(inventory)})
+        if node.revoked:
+            raise FleetError(
+                f"node {name} is revoked; give it a new key with: fl-elastic fleet rotate DIR {name}"
+            )
+        node = replace(node, config={**node.config, **config})
+        check_config(name, node.config, inventory)
+        node, changes = ensure_node(folder, inventory.server, node)
+        if save_inventory(folder.inventory, inventory.with_node(node)):
+            changes.append(Change("updated", folder.inventory))
+    return changes
+
+
+def revoke_node(folder: FleetFolder, name: str) -> Node:
+    """Mark a node as revoked and return it; the SuperLink has still to be told.
+
+    Its key stays where it is, as evidence, and is never registered again.
+
+    Raises
+    ------
+    FleetError
+        If there is no such node, or the fleet has no keys.
+    """
+    load_inventory(folder.inventory)
+    with locked(folder.root):
+        inventory = load_inventory(folder.inventory)
+        node = inventory.node(name)
+        if inventory.server.insecure:
+            raise FleetError(
+                "this fleet is insecure: anyone may join, so a node cannot be shut out; "
+                "run: fl-elastic fleet init DIR --secure"
+            )
+        revoked = replace(node.without_registration(), revoked=True)
+        inventory = inventory.with_node(revoked).with_revoked_key(node.fingerprint)
+        save_inventory(folder.inventory, inventory)
+    return revoked
+
+
+def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
+    """Give a node a new key; the SuperLink has still to be told.
+
+    The old key is deleted here and never registered again. A revoked node is trusted again.
+
+    Raises
+    ------
+    FleetError
+        If there is no such node, the fleet has no keys, or a file cannot be written.
+    """
+    load_inventory(folder.inventory)
+    with locked(folder.root):
+        inventory = load_inventory(folder.inventory)
+        node = inventory.node(name)
+        if inventory.server.insecure:
+            raise FleetError("this fleet is insecure: its nodes have no keys to rotate")
+        place, key = folder.node(name), new_node_key(name)
+        make_folder(place.root)
+        # The public key first: after a crash in between, the next rotation starts over.
+        write_file(place.public_key, key.public, PUBLIC_FILE)
+        write_file(place.key, key.private, PRIVATE_FILE)
+        changes = [Change("updated", place.key, "a new key: copy the folder to the device")]
+        fresh = replace(
+            node.without_registration(), revoked=False, fingerprint=fingerprint(place.public_key)
+        )
+        fresh, done = ensure_node(folder, inventory.server, fresh)
+        changes += [change for change in done if change.what != "kept"]
+        inventory = inventory.with_node(fresh).with_revoked_key(node.fingerprint)
+        save_inventory(folder.inventory, inventory)
+        changes.append(Change("updated", folder.inventory))
+    return changes
+
+
+def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
+    """Give the server a new key and certificate by the same authority.
+
+    Raises
+    ------
+    FleetError
+        If the fleet has no certificates, the authority's key is not there, or a file cannot be written.
+    """
+    inventory = load_inventory(folder.inventory)
+    if inventory.server.insecure:
+        raise FleetError("this fleet is insecure: its server has no certificate to rotate")
+    with locked(folder.root):
+        return list(renew_server(folder, inventory.server, now))

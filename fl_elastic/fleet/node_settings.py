@@ -1,0 +1,72 @@
+"""What one device has to know: ``node.toml`` in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.files import read_toml, toml_bytes
+from fl_elastic.fleet.inventory import Node, Server, read_server, server_table
+from fl_elastic.fleet.names import Scalar, check_name
+from fl_elastic.fleet.tables import as_scalars, as_table, as_text
+
+__all__ = ["NodeSettings", "load_node_settings", "node_settings_bytes"]
+
+_COMMENT = """Where this node's server is, and its own settings. Made from fleet.toml by fl-elastic fleet init:
+change config there, run init again and copy this folder to the device."""
+_REMEDY = "copy the node's folder from the fleet's folder again"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The settings of one device.
+
+    Parameters
+    ----------
+    server : Server
+        Where its server is.
+    name : str
+        What it is called in the fleet.
+    config : mapping of str to bool, int, float or str
+        ``partition-id``, ``threads``, ``deadline``, ``data-root``, ``state-dir`` ...
+    """
+
+    server: Server
+    name: str
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def node_settings_bytes(server: Server, node: Node) -> bytes:
+    """Return the content of a node's ``node.toml``."""
+    table = {
+        "server": server_table(server),
+        "node": {"name": node.name, "config": dict(node.config)},
+    }
+    return toml_bytes(_COMMENT, table)
+
+
+def load_node_settings(path: Path) -> NodeSettings:
+    """Read a node's ``node.toml``.
+
+    Raises
+    ------
+    FleetError
+        If it is missing, damaged or says something that means nothing.
+    """
+    if not path.is_file():
+        raise FleetError(
+            f"no node in {path.parent}: {path.name} is missing; "
+            "give the folder nodes/NAME that fl-elastic fleet init made"
+        )
+    table = read_toml(path, _REMEDY)
+    try:
+        node = as_table(table["node"], "node")
+        config = as_scalars(node.get("config", {}), "config")
+        name = check_name(as_text(node["name"], "node.name"))
+        return NodeSettings(read_server(table["server"]), name, config)
+    except KeyError as error:
+        raise FleetError(f"{path}: {error.args[0]} is missing; {_REMEDY}") from error
+    except FleetError as error:
+        raise FleetError(f"{path}: {error}; {_REMEDY}") from error

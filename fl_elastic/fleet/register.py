@@ -1,0 +1,116 @@
+"""Tell the SuperLink which keys may join, until it knows exactly those of the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.files import locked
+from fl_elastic.fleet.flower_cli import AlreadyRegistered, Registry, ServerUnreachable
+from fl_elastic.fleet.inventory import Inventory, Node, load_inventory, save_inventory
+from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.node_key import fingerprint
+
+__all__ = ["Registration", "register"]
+
+GONE = "unregistered"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What was done about one node.
+
+    Parameters
+    ----------
+    name : str
+        The node.
+    what : {"registered", "known", "unregistered", "refused"}
+        ``known``: there was nothing to do.
+    node_id : str, optional
+        What the SuperLink calls it.
+    why : str
+        In words; empty where it needs none.
+    """
+
+    name: str
+    what: str
+    node_id: str | None = None
+    why: str = ""
+
+
+def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
+    """Register all keys of the inventory that the SuperLink does not know, and unregister revoked ones.
+
+    A node that cannot be registered does not keep the others from it.
+
+    Raises
+    ------
+    FleetError
+        If the SuperLink does not answer, or the inventory cannot be written.
+    """
+    load_inventory(folder.inventory)
+    done: list[Registration] = []
+    with locked(folder.root):
+        inventory = load_inventory(folder.inventory)
+        if inventory.server.insecure:
+            return [
+                Registration(n.name, "known", why="insecure: anyone may join")
+                for n in inventory.nodes
+            ]
+        alive = {state.node_id for state in registry.nodes() if state.status != GONE}
+        for node in inventory.nodes:
+            for changed, what in _one(folder, inventory, node, registry, alive):
+                # After every step: what the SuperLink was told must not be forgotten by a crash.
+                inventory = inventory.with_node(changed)
+                save_inventory(folder.inventory, inventory)
+                done.append(what)
+    return done
+
+
+def _one(
+    folder: FleetFolder, inventory: Inventory, node: Node, registry: Registry, alive: set[str]
+) -> Iterator[tuple[Node, Registration]]:
+    gone = node.retired if not node.revoked or not node.node_id else (*node.retired, node.node_id)
+    for node_id in gone:
+        if node_id in alive:
+            registry.unregister(node_id)
+        yield node, Registration(node.name, "unregistered", node_id)
+    node = replace(node, retired=(), node_id=None if node.revoked else node.node_id)
+    if node.revoked:
+        yield node, Registration(node.name, "refused", why="revoked")
+        return
+    if node.node_id in alive:
+        yield node, Registration(node.name, "known", node.node_id)
+        return
+    public_key = folder.node(node.name).public_key
+    try:
+        if fingerprint(public_key) in inventory.revoked_keys:
+            raise FleetError(
+                f"its key was revoked; give it a new one with: fl-elastic fleet rotate DIR {node.name}"
+            )
+        node_id = _register(public_key, node, inventory, registry, alive)
+    except ServerUnreachable:
+        raise
+    except FleetError as error:
+        yield replace(node, node_id=None), Registration(node.name, "refused", why=str(error))
+        return
+    yield replace(node, node_id=node_id), Registration(node.name, "registered", node_id)
+
+
+def _register(
+    public_key: Path, node: Node, inventory: Inventory, registry: Registry, alive: set[str]
+) -> str:
+    try:
+        return registry.register(public_key, node.name)
+    except AlreadyRegistered as error:
+        # Registered by a command that ended before it could write down the id. Flower lists no names and no
+        # keys, so it can only be told if there is exactly one that nobody else of the inventory has.
+        strangers = alive - {other.node_id for other in inventory.nodes}
+        if len(strangers) == 1:
+            return strangers.pop()
+        raise FleetError(
+            "the server knows its key under an id that is not in fleet.toml, or has unregistered it; "
+            f"give it a new key with: fl-elastic fleet rotate DIR {node.name}"
+        ) from error

@@ -1,0 +1,121 @@
+"""What the last rounds said about each node, out of ``rounds.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_elastic.errors import FleetError
+
+__all__ = ["NodeRound", "last_rounds", "read_rounds"]
+
+_TAIL = 1 << 20  # bytes; a run of months leaves more, and only its end is wanted here
+
+
+@dataclass(frozen=True)
+class NodeRound:
+    """What the last round of a node said; everything but the round may be unknown.
+
+    Parameters
+    ----------
+    round : int
+        Its number.
+    time : str, optional
+        When it ended, as the server wrote it.
+    step_seconds : float, optional
+        Of one training step.
+    temperature : float, optional
+        Degrees Celsius.
+    coverage : float, optional
+        Share of the tensor groups that the node has trained, 0 to 1.
+    disk_free_bytes : float, optional
+        In the folder of its state.
+    """
+
+    round: int
+    time: str | None = None
+    step_seconds: float | None = None
+    temperature: float | None = None
+    coverage: float | None = None
+    disk_free_bytes: float | None = None
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """Return the last rounds of a file with one JSON object per line; a damaged line is left out.
+
+    Raises
+    ------
+    FleetError
+        If the file is there and cannot be read.
+    """
+    # A full file is put aside as NAME.1 and begun anew.
+    return [*_tail(path.with_name(f"{path.name}.1")), *_tail(path)]
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - _TAIL))
+            lines = stream.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror or error}") from error
+    return [found for found in map(_object, lines) if found is not None]
+
+
+def last_rounds(rounds: Iterable[dict[str, Any]]) -> dict[str, NodeRound]:
+    """Return for each node, by id or name, what the last round with it said.
+
+    Examples
+    --------
+    >>> last_rounds([{"round": 3, "nodes": {"pi0": {"step_seconds": 0.5}}}])["pi0"].step_seconds
+    0.5
+    """
+    found: dict[str, NodeRound] = {}
+    for record in rounds:
+        number, nodes = _number(record.get("round")), record.get("nodes")
+        if number is None or not isinstance(nodes, dict):
+            continue
+        time = record.get("time")
+        for name, said in nodes.items():
+            found[str(name)] = NodeRound(
+                round=int(number),
+                time=None if time is None else str(time),
+                **_numbers(said),
+            )
+    return found
+
+
+_NUMBERS = {
+    "step_seconds": "step_seconds",
+    "temperature": "temperature_celsius",
+    "coverage": "coverage",
+    "disk_free_bytes": "disk_free_bytes",
+}
+
+
+def _numbers(said: object) -> dict[str, float | None]:
+    if not isinstance(said, dict):
+        return {}
+    return {key: _number(said.get(name, said.get(key))) for key, name in _NUMBERS.items()}
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)

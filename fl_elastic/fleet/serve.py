@@ -1,0 +1,256 @@
+"""Become Flower's server or node: one process, so that a service manager sees what it started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.authority import LOOPBACK
+from fl_elastic.fleet.commands import (
+    LOOPBACK_HOST,
+    RUNTIME_PORT,
+    superlink_arguments,
+    supernode_arguments,
+)
+from fl_elastic.fleet.environment import command_path, flower_environment
+from fl_elastic.fleet.files import make_folder
+from fl_elastic.fleet.inventory import load_inventory
+from fl_elastic.fleet.layout import FleetFolder, NodeFolder
+from fl_elastic.fleet.names import Scalar, check_port
+from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
+
+__all__ = [
+    "Launch",
+    "become",
+    "check_port_is_free",
+    "node_launch",
+    "resolves",
+    "server_launch",
+    "state_folder",
+]
+
+ANYWHERE = ("0.0.0.0", "::")
+"""Hosts that mean every address of this machine."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process that is about to be started.
+
+    Parameters
+    ----------
+    command : tuple of str
+        Path and arguments.
+    environment : mapping of str to str
+        All of it.
+    folders : tuple of Path
+        Made before the start. It works in the last one, where no code lies that its helpers could take for
+        their own.
+    host, port : str and int
+        Where it will listen.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folders: tuple[Path, ...]
+    host: str
+    port: int
+
+    @property
+    def folder(self) -> Path:
+        """Where it works."""
+        return self.folders[-1]
+
+    def prepare(self) -> None:
+        """Make its folders, or raise `FleetError`."""
+        for folder in self.folders:
+            make_folder(folder)
+
+
+def server_launch(
+    folder: FleetFolder, base: Mapping[str, str], host: str = "0.0.0.0", port: int | None = None
+) -> Launch:
+    """Return how the fleet's server is started.
+
+    Parameters
+    ----------
+    folder : FleetFolder
+        The fleet's folder; the server needs ``fleet.toml`` and ``server/`` only.
+    base : mapping of str to str
+        The environment to start from.
+    host : str
+        Address to listen on.
+    port : int, optional
+        The inventory's, if left out.
+
+    Raises
+    ------
+    FleetError
+        If a file is missing, the certificate is not for that host, or Flower is not installed.
+    """
+    folder = FleetFolder(folder.root.resolve())
+    server = load_inventory(folder.inventory).server
+    if not server.insecure:
+        _present(folder.server_ca, folder.server_certificate, folder.server_key)
+        if host not in (*ANYWHERE, *LOOPBACK, *server.addresses):
+            # The server's own helpers connect to it there and check the certificate as everyone does.
+            raise FleetError(
+                f"host {host} is not among the addresses of the certificate "
+                f"({', '.join(server.addresses)}); add it with: fl-elastic fleet init DIR --server-address ..."
+            )
+    home = folder.server / "flower"
+    wanted = check_port(server.port if port is None else port)
+    arguments = superlink_arguments(folder, server, host, wanted)
+    environment = flower_environment(base, home, (*server.addresses, host))
+    return Launch(
+        (command_path("flower-superlink"), *arguments),
+        environment,
+        (folder.results, home),
+        host,
+        wanted,
+    )
+
+
+def node_launch(
+    folder: NodeFolder,
+    base: Mapping[str, str],
+    *,
+    state: Path | None = None,
+    data_root: str | None = None,
+    runtime_port: int | None = None,
+    resolvable: Callable[[str], bool] | None = None,
+) -> Launch:
+    """Return how a node is started.
+
+    Parameters
+    ----------
+    folder : NodeFolder
+        The node's folder.
+    base : mapping of str to str
+        The environment to start from. ``STATE_DIRECTORY`` (set by systemd) and ``FL_ELASTIC_DATA_ROOT`` are
+        used where neither an argument nor ``node.toml`` says otherwise.
+    state : Path, optional
+        Folder of what lasts between rounds.
+    data_root : str, optional
+        Folder of datasets.
+    runtime_port : int, optional
+        Where the node's own helpers reach it on the loopback.
+    resolvable : callable, optional
+        Whether a name can be resolved; the first address that can is used.
+
+    Raises
+    ------
+    FleetError
+        If a file is missing or damaged, a folder cannot be made, or Flower is not installed.
+    """
+    folder = NodeFolder(folder.root.resolve())
+    settings = load_node_settings(folder.settings)
+    if not settings.server.insecure:
+        _present(folder.key, folder.ca)
+    place = state_folder(folder, settings, base, state)
+    home = place / "flower"
+    config = _node_config(settings, base, place, data_root)
+    port = (
+        settings.config.get("runtime-port", RUNTIME_PORT) if runtime_port is None else runtime_port
+    )
+    if not isinstance(port, int):
+        raise FleetError(f"{folder.settings}: runtime-port is {port!r}; expected a whole number")
+    addresses = settings.server.addresses
+    found = (address for address in addresses if (resolvable or resolves)(address))
+    # Where none can be resolved yet, Flower goes on trying with the preferred one.
+    address = next(found, addresses[0])
+    arguments = supernode_arguments(folder, settings, address, config, check_port(port))
+    environment = flower_environment(base, home, addresses, _threads(folder, settings))
+    command = (command_path("flower-supernode"), *arguments)
+    return Launch(command, environment, (place, home), LOOPBACK_HOST, port)
+
+
+def become(launch: Launch) -> None:
+    """Replace this process by the one that is to be started; nothing after it is run.
+
+    Raises
+    ------
+    FleetError
+        If its port is taken, or it cannot be started.
+    """
+    launch.prepare()
+    check_port_is_free(launch.host, launch.port)
+    try:
+        os.chdir(launch.folder)
+        os.execve(launch.command[0], list(launch.command), dict(launch.environment))
+    except OSError as error:
+        raise FleetError(f"cannot start {launch.command[0]}: {error.strerror or error}") from error
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Return if the port can be listened on.
+
+    Raises
+    ------
+    FleetError
+        If it cannot: another process has it, or it is not allowed.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise FleetError(
+                f"cannot listen on {host} port {port}: {error.strerror or error}; "
+                "another server may be running already: stop it, or choose a port with --port"
+            ) from error
+
+
+def resolves(address: str) -> bool:
+    """Whether the name of a server is known here."""
+    try:
+        return bool(socket.getaddrinfo(address, None))
+    except (OSError, UnicodeError):
+        return False
+
+
+def _present(*paths: Path) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise FleetError(
+                f"{path} is missing; make it with: fl-elastic fleet init DIR, or copy the folder again"
+            )
+
+
+def state_folder(
+    folder: NodeFolder, settings: NodeSettings, base: Mapping[str, str], given: Path | None = None
+) -> Path:
+    """Return the folder for what lasts: the given one, else of ``node.toml``, else of the service."""
+    if given is not None:
+        return given.resolve()
+    # systemd gives a list where a service has several folders; the first is its main one.
+    from_service = base.get("STATE_DIRECTORY", "").split(":")[0]
+    chosen = settings.config.get("state-dir") or from_service or "state"
+    return (folder.root / str(chosen)).resolve()
+
+
+def _node_config(
+    settings: NodeSettings, base: Mapping[str, str], state: Path, data_root: str | None
+) -> dict[str, Scalar]:
+    given = settings.config.get("data-root") or base.get("FL_ELASTIC_DATA_ROOT", "")
+    config: dict[str, Scalar] = {"partition-id": 0, "threads": 0, **settings.config}
+    config.pop("runtime-port", None)
+    return config | {
+        "state-dir": str(state),
+        "data-root": str(given) if data_root is None else data_root,
+        "node-name": settings.name,
+    }
+
+
+def _threads(folder: NodeFolder, settings: NodeSettings) -> int:
+    threads = settings.config.get("threads", 0)
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise FleetError(
+            f"{folder.settings}: threads is {threads!r}; expected a whole number, 0 to measure"
+        )
+    return threads

@@ -1,0 +1,120 @@
+"""``fl-elastic fleet up``: a scenario on a real server and real nodes of this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_elastic.devices.platform import processors
+from fl_elastic.errors import FleetError
+from fl_elastic.fleet.flower_cli import RunState
+from fl_elastic.fleet.local import LocalFleet
+from fl_elastic.fleet.names import Scalar
+from fl_elastic.fleet.rounds import read_rounds
+from fl_elastic.fleet.submit import wait_for_run
+
+if TYPE_CHECKING:
+    from fl_elastic.simulation import Scenario
+
+__all__ = ["load_scenario", "result_of", "run_local"]
+
+_DIGITS = "digits.toml"
+
+
+def load_scenario(path: Path | None, nodes: int, overrides: Iterable[str]) -> Scenario:
+    """Return the scenario for so many nodes; without a file, that of handwritten digits.
+
+    Raises
+    ------
+    ScenarioError
+        If the file means nothing.
+    FleetError
+        If it has another number of clients than there are nodes.
+    """
+    from fl_elastic.simulation import Scenario
+
+    with ExitStack() as stack:
+        if path is None:
+            packed = resources.files("fl_elastic.fleet") / _DIGITS
+            path = stack.enter_context(resources.as_file(packed))
+            overrides = [f"fleet.0.count={nodes}", *overrides]
+        scenario = Scenario.load(path, overrides)
+    if len(scenario.clients) != nodes:
+        raise FleetError(
+            f"the scenario has {len(scenario.clients)} clients and the fleet {nodes} nodes; "
+            f"use --local {len(scenario.clients)}, or change the counts with --set fleet.0.count=..."
+        )
+    return scenario
+
+
+def run_local(
+    nodes: int,
+    scenario: Path | None,
+    overrides: Iterable[str],
+    *,
+    method: str = "",
+    seed: int = 0,
+    data_root: str | None = None,
+    keep: Path | None = None,
+    threads: int = 0,
+    insecure: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+    on_rounds: Callable[[Path], Callable[[], None]] = lambda path: lambda: None,
+) -> tuple[RunState, dict[str, Any]]:
+    """Start a fleet, train a scenario on it, end the fleet, and return how the run ended and what came out.
+
+    Raises
+    ------
+    FleetError, ScenarioError
+        If the fleet does not come up, or the scenario does not fit it.
+    """
+    loaded = load_scenario(scenario, nodes, overrides)
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise FleetError(f"{keep} is not empty; give --keep a new folder")
+    config: dict[str, Scalar] = {"threads": threads or max(1, processors().threads // nodes)}
+    if data_root is not None:
+        config["data-root"] = str(Path(data_root).resolve())
+    with LocalFleet(nodes, keep, config=config, insecure=insecure, tell=tell) as fleet:
+        run_id = fleet.submit(
+            scenario=loaded.to_json(), method=method, seed=seed,
+            results=str(fleet.folder.results), data_root=config.get("data-root", ""),
+        )  # fmt: skip
+        look = on_rounds(fleet.folder.rounds)
+        state = wait_for_run(fleet.flower, run_id, tell, every=1.0, on_look=look)
+        result = result_of(fleet.folder.results, state)
+        if not state.completed:
+            tell(_why(fleet))
+    return state, result
+
+
+def result_of(results: Path, state: RunState) -> dict[str, Any]:
+    """Return accuracy, rounds, bytes and seconds of a run out of its folder and what Flower counted."""
+    try:
+        summary = json.loads((results / "summary.json").read_text())
+    except (OSError, ValueError):
+        summary = {}
+    rounds = [entry for entry in read_rounds(results / "rounds.jsonl") if entry.get("round")]
+    seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]
+    found = {
+        # Of the last round; and as a simulation reports it, the mean of the last few.
+        "accuracy": rounds[-1].get("accuracy") if rounds else None,
+        "final_accuracy": summary.get("final_accuracy"),
+        "rounds": summary.get("rounds") or len(rounds),
+        "method": summary.get("method"),
+        "seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
+        "uplink_bytes": summary.get("uplink_bytes_total"),
+        "downlink_bytes": summary.get("downlink_bytes_total"),
+        "flower_bytes_to_server": state.to_server_bytes,
+        "flower_bytes_to_nodes": state.to_nodes_bytes,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _why(fleet: LocalFleet) -> str:
+    """Return the end of the server's log, which has the error of a run that failed."""
+    lines = [line for line in fleet.log("server").splitlines() if line.strip()]
+    return "\n".join(lines[-15:])

@@ -1,0 +1,151 @@
+"""``fleet up``: a scenario on real processes of this machine, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.fleet.flower_cli import RunState
+from fl_elastic.fleet.processes import is_alive
+from fl_elastic.fleet.up import load_scenario, result_of, run_local
+
+COMMAND = Path(sys.executable).with_name("fl-elastic")
+DEMO = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
+
+
+def test_the_digits_come_in_any_number() -> None:
+    for count in (1, 5):
+        scenario = load_scenario(None, count, [])
+        assert len(scenario.clients) == count and scenario.data.dataset == "digits"
+    assert load_scenario(None, 2, ["training.rounds=7"]).training.rounds == 7
+
+
+def test_a_scenario_must_fit_the_fleet() -> None:
+    assert len(load_scenario(DEMO, 10, []).clients) == 10
+    with pytest.raises(FleetError, match=r"10 clients and the fleet 4 nodes.*--local 10"):
+        load_scenario(DEMO, 4, [])
+    with pytest.raises(ScenarioError):
+        load_scenario(None, 4, ["training.rounds=x"])
+
+
+def test_what_came_out_is_read_from_the_runs_folder(tmp_path: Path) -> None:
+    state = RunState("5", "finished:completed", "", 9.0, 100, 200)
+    flower = {"flower_bytes_to_server": 100, "flower_bytes_to_nodes": 200}
+    assert result_of(tmp_path, state) == {"rounds": 0, **flower}
+    summary = {"final_accuracy": 0.7, "rounds": 2, "method": "elastic", "uplink_bytes_total": 5}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    lines = [
+        {"round": 0, "accuracy": 0.1},
+        {"round": 1, "accuracy": 0.6, "round_seconds": 2},
+        {"round": 2, "accuracy": 0.8, "round_seconds": 4.0},
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert result_of(tmp_path, state) == {
+        "accuracy": 0.8, "final_accuracy": 0.7, "rounds": 2, "method": "elastic",
+        "seconds_per_round": 3.0, "uplink_bytes": 5, **flower,
+    }  # fmt: skip
+
+
+def test_an_occupied_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(FleetError, match="not empty"):
+        run_local(1, None, [], keep=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def left(word: str) -> list[str]:
+    """Command lines of processes that have this word in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if word.encode() in (folder / "environ").read_bytes() and is_alive(int(folder.name)):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def start(mark: str, temporary: Path, *words: object) -> subprocess.Popen[str]:
+    temporary.mkdir()
+    environment = {
+        **os.environ, "MARK": mark, "TMPDIR": str(temporary), "NO_COLOR": "1", "TERM": "dumb",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    }  # fmt: skip
+    return subprocess.Popen(
+        [str(COMMAND), "fleet", "up", *map(str, words)], env=environment, text=True,
+        start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.deploy
+@pytest.mark.slow
+def test_digits_are_learned_on_real_processes_and_nothing_stays(tmp_path: Path) -> None:
+    mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
+    running = start(
+        mark, tmp_path / "tmp", "--local", 2, "--set", "training.rounds=2", "--json",
+        "--keep", tmp_path / "kept",
+    )  # fmt: skip
+    out, err = running.communicate(timeout=400)
+    assert running.returncode == 0, err
+    result = json.loads(out)
+    assert result["status"] == "finished:completed" and result["rounds"] == 2
+    assert result["accuracy"] > 0.3  # of ten digits, after two rounds
+    assert result["flower_bytes_to_server"] > result["uplink_bytes"] > 0
+    assert result["seconds_per_round"] > 0
+    assert "round 2, accuracy" in err and "2 nodes are online" in err
+    assert left(mark) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    rounds = (tmp_path / "kept" / "server" / "results" / "rounds.jsonl").read_text().splitlines()
+    assert set(json.loads(rounds[-1])["nodes"]) == {"node0", "node1"}
+
+
+@pytest.mark.deploy
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+)
+def test_nothing_stays_after_an_interruption(tmp_path: Path, number: int, status: int) -> None:
+    mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
+    running = start(mark, tmp_path / "tmp", "--local", 1, "--set", "training.rounds=50")
+    assert running.stderr is not None
+    lines = [""]
+    while "round 0" not in lines[-1]:
+        lines.append(running.stderr.readline())
+        assert lines[-1], lines
+    assert len(left(mark)) >= 6
+    os.kill(running.pid, number)
+    _, rest = running.communicate(timeout=60)
+    assert running.returncode == status and "Traceback" not in rest
+    assert wait_until(lambda: left(mark) == [], 15), left(mark)
+    if number != signal.SIGKILL:
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.deploy
+@pytest.mark.slow
+def test_a_run_that_fails_is_a_failure_that_says_why(tmp_path: Path) -> None:
+    mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
+    running = start(mark, tmp_path / "tmp", "--local", 1, "--method", "nonsense")
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 1
+    assert "no method 'nonsense'" in err and "finished:failed" in out
+    assert left(mark) == []
