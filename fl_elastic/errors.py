@@ -18,6 +18,7 @@ __all__ = [
     "RegistryError",
     "ScenarioError",
     "StaleModelError",
+    "StoreError",
     "TrainingError",
     "UpdateError",
 ]
@@ -73,3 +74,7 @@ class DatasetError(ElasticError, RuntimeError):
 
 class FleetError(ElasticError, RuntimeError):
     """A fleet's folder, keys, settings or processes are not as they must be."""
+
+
+class StoreError(ElasticError, RuntimeError):
+    """A sample store cannot be opened, or was asked for something that means nothing."""

@@ -1,0 +1,450 @@
+"""The sample store against plain lists, at its bound, damaged, full and shared."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fl_elastic.errors import RegistryError, StoreError
+from fl_elastic.streaming import SampleStore
+from fl_elastic.streaming.database import LEAST_CAPACITY
+from fl_elastic.streaming.storage_policies import lottery, storage_policies
+
+MEGABYTE = 2**20
+
+
+def sample_of(value: float, size: int = 6) -> np.ndarray:
+    return np.full(size, value, np.float32)
+
+
+def open_store(place: Path, capacity: int = MEGABYTE, **options: Any) -> SampleStore:
+    return SampleStore(place / "samples.db", capacity, **options)
+
+
+def content(store: SampleStore) -> dict[int, tuple[float, int]]:
+    """First number and label of everything, by id."""
+    found = store.sample(10**6, labelled=False)
+    return {
+        int(i): (float(x.flat[0]), int(y))
+        for i, x, y in zip(found.ids, found.x, found.y, strict=True)
+    }
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from([None, -1, 0, 1, 2])),
+        st.tuples(st.just("batch"), st.integers(1, 4)),
+        st.tuples(st.just("label"), st.integers(1, 12)),
+        st.tuples(st.just("delete"), st.integers(1, 12)),
+        st.tuples(st.just("delete class"), st.integers(-1, 2)),
+        st.tuples(st.just("delete old"), st.integers(0, 12)),
+        st.tuples(st.just("reopen"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(actions)
+@pytest.mark.parametrize("policy", storage_policies())
+def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: list[Any]) -> None:
+    path = tmp_path / "samples.db"
+    for old in tmp_path.glob("samples.db*"):
+        old.unlink()
+    store = SampleStore(path, MEGABYTE, policy=policy)
+    table: dict[int, tuple[float, int]] = {}
+    times: dict[int, float] = {}
+    last = 0
+    for kind, value in steps:
+        if kind == "add":
+            last += 1
+            assert store.add(sample_of(last), value, t=float(last)) == last
+            table[last], times[last] = (float(last), -1 if value is None else value), float(last)
+        elif kind == "batch":
+            fresh = list(range(last + 1, last + 1 + value))
+            last = fresh[-1]
+            given_ids = store.add(
+                np.stack([sample_of(i) for i in fresh]), [i % 3 for i in fresh],
+                t=[float(i) for i in fresh],
+            )  # fmt: skip
+            assert given_ids == fresh
+            table |= {i: (float(i), i % 3) for i in fresh}
+            times |= {i: float(i) for i in fresh}
+        elif kind == "label":
+            assert store.label(value, 2) == (value in table)
+            if value in table:
+                table[value] = (table[value][0], 2)
+        elif kind == "reopen":
+            store.close()
+            store = SampleStore(path, MEGABYTE, policy=policy)
+        else:
+            matches = {
+                "delete": {value},
+                "delete class": {i for i, (_, y) in table.items() if y == value},
+                "delete old": {i for i in table if times[i] < value},
+            }
+            leaving = [i for i in table if i in matches[kind]]
+            options: dict[str, Any] = {
+                "delete": {"ids": [value]},
+                "delete class": {"label": value},
+                "delete old": {"before": float(value)},
+            }[kind]
+            assert store.delete(**options) == len(leaving)
+            for i in leaving:
+                del table[i]
+        assert content(store) == table
+        assert len(store) == len(table) and store.seen == last
+        assert store.classes == dict(sorted(Counter(y for _, y in table.values()).items()))
+    store.close()
+
+
+@pytest.mark.parametrize("policy", storage_policies())
+@pytest.mark.parametrize(
+    ("size", "capacity"), [(3, LEAST_CAPACITY), (3, 2**19), (700, 2**19), (9_000, 2**21)]
+)
+def test_the_files_never_grow_beyond_the_bound(
+    policy: str, size: int, capacity: int, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path, capacity, policy=policy)
+    largest, full_at = 0, 0
+    generator = np.random.default_rng(0)
+    for start in range(0, 4000 if size < 1000 else 600, 20):
+        labels = generator.integers(0, 5, 20)
+        store.add(generator.normal(size=(20, size)).astype(np.float32), labels.tolist())
+        if start % 200 == 0:
+            store.delete(label=int(generator.integers(0, 5)))
+        files = list(tmp_path.iterdir())
+        # The shared-memory file of the log is an index of 32 kB that belongs to no disk's bound.
+        used = sum(file.stat().st_size for file in files if not file.name.endswith("-shm"))
+        largest = max(largest, used)
+        full_at = max(full_at, len(store))
+    assert largest <= capacity
+    # And the room is used; a row and its places in the indices take about 200 bytes besides its numbers.
+    assert full_at * (size * 4 + 200) > 0.4 * capacity
+    store.close()
+
+
+def test_a_ring_holds_the_newest(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 2**18, policy="ring")
+    for i in range(400):
+        store.add(sample_of(i, 500), i % 2)
+    ids = sorted(content(store))
+    assert ids == list(range(400 - len(ids) + 1, 401)) and 40 < len(ids) < 130
+
+
+def test_a_reservoir_is_what_the_lottery_says(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 2**18, policy="reservoir", seed=5)
+    for i in range(600):
+        store.add(sample_of(i, 500), 0)
+    draws = {i: lottery(5, i) for i in range(1, 601)}
+    kept = {int(value) + 1 for value, _ in content(store).values()}
+    assert kept == set(sorted(draws, key=draws.__getitem__)[: len(kept)])
+
+
+def test_a_reservoir_keeps_old_and_new_alike(tmp_path: Path) -> None:
+    halves = np.zeros(2)
+    for seed in range(6):
+        store = SampleStore(tmp_path / f"{seed}.db", 2**18, policy="reservoir", seed=seed)
+        store.add(np.zeros((800, 500), np.float32), [0] * 800, t=list(range(800)))
+        times = store.sample(1000).t
+        halves += [int((times < 400).sum()), int((times >= 400).sum())]
+        store.close()
+    # Binomial: within four standard deviations.
+    assert abs(halves[0] - halves[1]) < 4 * np.sqrt(halves.sum())
+
+
+def test_a_rare_class_is_kept_whole_and_the_others_share_the_rest(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 2**18, policy="class_balanced")
+    generator = np.random.default_rng(0)
+    for i in range(900):
+        store.add(sample_of(i, 500), 7 if i in (20, 500, 899) else int(generator.random() < 0.9))
+    counts = store.classes
+    assert counts[7] == 3
+    assert abs(counts[0] - counts[1]) <= 2
+    # A class that comes late gets its share.
+    for i in range(200):
+        store.add(sample_of(i, 500), 4)
+    counts = store.classes
+    assert max(counts[0], counts[1], counts[4]) - min(counts[0], counts[1], counts[4]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "t", "reason"),
+    [
+        (sample_of(1, 5), 0, None, "shape (5,) instead of (6,)"),
+        (np.full(6, np.nan, np.float32), 0, None, "not finite"),
+        (np.array([np.inf] * 6, np.float32), 0, None, "not finite"),
+        (np.full(6, 1e300), 0, None, "beyond the range"),
+        (np.array(["a"] * 6), 0, None, "no number"),
+        (np.array([1j] * 6), 0, None, "no number"),
+        (sample_of(1), -2, None, "no class number"),
+        (sample_of(1), 1.5, None, "no class number"),
+        (sample_of(1), 0, float("nan"), "time is not finite"),
+    ],
+)
+def test_samples_that_make_no_sense_are_counted_and_the_stream_goes_on(
+    x: np.ndarray, y: Any, t: float | None, reason: str, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    assert store.add(sample_of(0), 0) == 1
+    assert store.add(x, y, t) is None
+    assert store.add(sample_of(2), 1) == 2
+    ((said, count),) = store.rejected.items()
+    assert reason in said and count == 1 and store.seen == 2 and len(store) == 2
+    store.close()
+    assert sum(open_store(tmp_path).rejected.values()) == 1
+
+
+def test_a_bad_first_sample_fixes_no_shape(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert store.add(np.full((2, 2), np.nan), 0) is None
+    assert store.add(sample_of(1), 0) == 1
+    assert store.sample(1).x.shape == (1, 6)
+
+
+def test_a_clock_that_jumps_changes_no_order(tmp_path: Path) -> None:
+    store = open_store(tmp_path, policy="ring")
+    for i, t in enumerate([100.0, 5e9, -3.0, 100.0]):
+        store.add(sample_of(i), 0, t=t)
+    assert store.take([1, 2, 3, 4]).t.tolist() == [100.0, 5e9, -3.0, 100.0]
+    assert store.delete(before=0.0) == 1 and len(store) == 3
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float16", "bool"])
+def test_raw_samples_come_back_bit_for_bit(dtype: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = (generator.normal(size=(20, 2, 3)) * 50).astype(dtype)
+    store = open_store(tmp_path)
+    ids = store.add(x, [0] * 20)
+    found = store.take([each for each in ids if each is not None])
+    assert found.x.dtype == x.dtype and np.array_equal(found.x, x)
+
+
+@pytest.mark.parametrize(("encoding", "bound"), [("fp16", 2e-3), ("int8", 0.5 / 255)])
+def test_features_take_less_and_come_back_close(
+    encoding: str, bound: float, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-2, 3, size=(30, 4, 5, 5)).astype(np.float32)
+    store = open_store(tmp_path, encoding=encoding)
+    store.add(x, [0] * 30, version="cut 3, prefix a")
+    found = store.take(range(1, 31)).x
+    assert np.abs(found - x).max() <= bound * 5 * 1.01
+
+
+def test_versions_are_kept_apart(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add(sample_of(1), 0, version="old")
+    store.add(sample_of(2), 0, version="new")
+    assert store.sample(5, version="new").x[:, 0].tolist() == [2.0]
+    assert len(store.sample(5)) == 2
+    assert store.delete(other_than_version="new") == 1 and len(store) == 1
+
+
+def test_outputs_come_back_where_all_have_them(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add(sample_of(1), 0, outputs=[0.5, -1.0])
+    store.add(sample_of(2), 1, outputs=[1.5, 2.0])
+    found = store.take([2, 1])
+    assert found.outputs is not None and found.outputs.tolist() == [[1.5, 2.0], [0.5, -1.0]]
+    # A head that grew, and one that said nothing.
+    store.add(sample_of(3), 2, outputs=[0.0, 0.0, 1.0])
+    assert store.take([1, 3]).outputs is None
+    store.add(sample_of(4), 0)
+    assert store.take([1, 4]).outputs is None
+
+
+def test_retrievals_draw_as_they_say_and_the_same_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    labels = [0] * 90 + [1] * 9 + [2]
+    store.add(np.stack([sample_of(i) for i in range(100)]), labels)
+    store.add(sample_of(100), None)
+    balanced = Counter(store.sample(9, how="class_balanced").y.tolist())
+    assert balanced[2] == 1 and balanced[0] == balanced[1] == 4
+    uniform = Counter(store.sample(100, how="uniform").y.tolist())
+    assert uniform == {0: 90, 1: 9, 2: 1}
+    assert np.mean(store.sample(20, how="recent").ids) > np.mean(store.sample(100).ids)
+    for how in ("uniform", "class_balanced", "recent"):
+        one, two = (
+            store.sample(10, how=how, generator=np.random.default_rng(3)).ids for _ in range(2)
+        )
+        assert one.tolist() == two.tolist() and len(set(one.tolist())) == 10
+        assert len(store.sample(1000, how=how)) == 100
+        assert len(store.sample(1000, how=how, labelled=False)) == 101
+    with pytest.raises(RegistryError, match="class_balanced"):
+        store.sample(1, how="class_balance")
+
+
+def test_an_empty_store_gives_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    x, y = store.sample(5)
+    assert len(x) == len(y) == len(store) == 0 and store.classes == {}
+    assert store.take([1]).x.shape[0] == 0
+
+
+def test_what_it_was_made_with_holds(tmp_path: Path) -> None:
+    open_store(tmp_path, policy="ring").close()
+    with pytest.raises(StoreError, match="was made with policy ring"):
+        open_store(tmp_path, policy="reservoir")
+    with pytest.raises(StoreError, match="at least"):
+        open_store(tmp_path, 1000, policy="ring")
+    with pytest.raises(StoreError, match="encoding 'zip'"):
+        open_store(tmp_path, encoding="zip")
+    with pytest.raises(StoreError, match="say what to delete"):
+        open_store(tmp_path, policy="ring").delete()
+
+
+def damage_header(path: Path) -> None:
+    path.write_bytes(b"no database at all" + path.read_bytes()[18:])
+
+
+def damage_pages(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    generator = random.Random(0)
+    for place in range(4096, len(data), 97):
+        data[place] = generator.randrange(256)
+    path.write_bytes(bytes(data))
+
+
+def damage_format(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
+
+
+def damage_encoding(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = '{' WHERE key = 'encoding'")
+
+
+@pytest.mark.parametrize("damage", [damage_header, damage_pages, damage_format, damage_encoding])
+def test_a_damaged_file_is_put_aside_and_a_fresh_one_started(
+    damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    for i in range(200):
+        store.add(sample_of(i, 100), i % 3)
+    store.close()
+    damage(tmp_path / "samples.db")
+    kept = (tmp_path / "samples.db").read_bytes()
+    with caplog.at_level(logging.ERROR, logger="fl_elastic"):
+        again = open_store(tmp_path)
+    assert "put aside as samples.db.damaged-1" in caplog.text
+    assert (tmp_path / "samples.db.damaged-1").read_bytes() == kept
+    assert len(again) == 0 and again.add(sample_of(1, 100), 0) == 1
+    again.close()
+
+
+def test_a_database_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other(x)")
+    kept = path.read_bytes()
+    with pytest.raises(StoreError, match="a database with other"):
+        open_store(tmp_path)
+    assert path.read_bytes() == kept and [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_damage_while_it_is_open_costs_the_store_and_not_the_stream(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    for i in range(300):
+        store.add(sample_of(i, 200), i % 3)
+    connection = store._database.connection
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    # As if it were too large to be held in memory.
+    connection.execute("PRAGMA cache_size = 2")
+    connection.execute("PRAGMA shrink_memory")
+    damage_pages(tmp_path / "samples.db")
+    for i in range(300):
+        store.add(sample_of(i, 200), i % 3)
+        store.sample(5)
+    assert (tmp_path / "samples.db.damaged-1").exists()
+    assert len(store) > 0 and store.rejected["file was damaged"] >= 1
+    assert "a fresh one is started" in caplog.text
+    store.close()
+
+
+def test_a_file_that_cannot_be_opened_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError, match="cannot open the sample store"):
+        SampleStore(tmp_path / "folder", MEGABYTE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot open the sample store"):
+        SampleStore(tmp_path / "file" / "samples.db", MEGABYTE)
+
+
+def test_a_full_disk_costs_samples_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    store.add(sample_of(0, 2000), 0)
+    # The same answer as that of a disk without room.
+    connection = store._database.connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 30}")
+    kept = [store.add(sample_of(i, 2000), 0) for i in range(30)]
+    assert kept[0] is not None and kept[-1] is None
+    assert store.rejected["disk"] > 0 and "could not be written" in caplog.text
+    connection.execute("PRAGMA max_page_count = 100000")
+    assert store.add(sample_of(1, 2000), 0) is not None
+    assert len(store.sample(100)) == len(store)
+    store.close()
+
+
+TRAINER = """
+import sys
+import numpy as np
+from fl_elastic.streaming import SampleStore
+store = SampleStore(sys.argv[1], 2**20, policy="ring")
+print("ready", flush=True)
+generator, labelled, drawn = np.random.default_rng(0), 0, 0
+for line in sys.stdin:
+    found = store.sample(16, generator=generator)
+    assert all((x == x[0]).all() and int(x[0]) % 5 == y for x, y in zip(found.x, found.y))
+    drawn += len(found)
+    waiting = store.sample(4, labelled=False, generator=generator)
+    for each in waiting.ids[waiting.y < 0].tolist():
+        value = store.take([each])
+        labelled += len(value) and store.label(each, int(value.x[0][0]) % 5)
+    store.delete(ids=found.ids[:1].tolist())
+print(drawn, labelled)
+"""
+
+
+def test_one_process_adds_while_another_draws_labels_and_deletes(tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+    store = SampleStore(path, 2**20, policy="ring")
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:  # fmt: skip
+        assert trainer.stdin is not None and trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        for i in range(600):
+            store.add(sample_of(i, 300), None if i % 7 == 0 else i % 5)
+            if i % 3 == 0:
+                trainer.stdin.write("\n")
+                trainer.stdin.flush()
+        trainer.stdin.close()
+        drawn, labelled = map(int, trainer.stdout.read().split())
+        assert trainer.wait(60) == 0
+    assert drawn > 1000 and labelled > 5
+    everything = store.sample(10**6, labelled=False)
+    assert dict(Counter(everything.y.tolist())) == store.classes
+    assert all(
+        int(x[0]) % 5 == y or y == -1 for x, y in zip(everything.x, everything.y, strict=True)
+    )

@@ -1,0 +1,83 @@
+"""A process that adds is killed at random moments: what it was told is kept is there, and counts add up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_elastic.streaming import SampleStore
+
+KILLS = 50
+
+
+def add_for_ever(path: Path, pipe: int, policy: str, capacity: int) -> None:
+    """Add samples whose numbers say which they are, and report each id once `add` has returned."""
+    store = SampleStore(path, capacity, policy=policy)
+    number = store.seen
+    while True:
+        batch = [number + 1 + i for i in range(1 + number % 5)]
+        ids = store.add(
+            np.stack([np.full(40, i, np.float32) for i in batch]), [i % 3 for i in batch],
+            t=[float(i) for i in batch],
+        )  # fmt: skip
+        number = batch[-1]
+        if number % 4 == 0:
+            store.delete(ids=[each for each in ids if each is not None and each % 16 == 0])
+        if number % 7 == 0:
+            store.label(number, 9)
+        os.write(pipe, b"".join(each.to_bytes(8, "little") for each in ids if each is not None))
+
+
+def one_life(path: Path, seconds: float, policy: str, capacity: int) -> list[int]:
+    """Ids that a process reported before it was killed after so many seconds."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            add_for_ever(path, writing, policy, capacity)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    return [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) // 8 * 8, 8)]
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "class_balanced", "ring"])
+def test_killed_at_random_moments(policy: str, tmp_path: Path) -> None:
+    path, draw = tmp_path / "samples.db", random.Random(policy)
+    # Room for all in the first lives, at its bound in the later ones.
+    capacity = 2**19
+    told: set[int] = set()
+    for life in range(KILLS):
+        told |= set(one_life(path, draw.uniform(0.01, 0.08), policy, capacity))
+        store = SampleStore(path, capacity, policy=policy)
+        everything = store.sample(10**6, labelled=False)
+        # Nothing is torn: each sample's numbers, time and label are its own.
+        assert (everything.x == everything.t[:, None]).all()
+        right = (everything.y == everything.t % 3) | (everything.y == 9)
+        assert right.all()
+        assert dict(Counter(everything.y.tolist())) == store.classes and len(store) == len(
+            everything
+        )
+        assert store.rejected == {} and not list(tmp_path.glob("*.damaged*"))
+        ids = set(everything.ids.tolist())
+        if told and max(told) < 600:
+            # Everything still fits: whatever was acknowledged is there, but for what was deleted.
+            assert {each for each in told if each % 16} <= ids
+        store.close()
+        with sqlite3.connect(path) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    assert len(told) > 1000
