@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-faults lint format clean
+.PHONY: demo test test-slow test-faults test-aarch64 lint format clean
 
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
@@ -21,10 +21,15 @@ test-slow: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults
 
+# Emulated 64-bit ARM: unit tests and one federated round. Needs root; an hour the first time.
+test-aarch64: $(READY)
+	deploy/aarch64/test.sh
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	deploy/lint.sh
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -15,7 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from fl_elastic.bench.federation_methods import METHODS
+from fl_elastic.bench.federation_page import federation_markdown
+from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.bench.poison import ATTACKS, RULES
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.merging_cost import MERGED
@@ -183,24 +184,15 @@ def test_side_by_side_rows_are_the_committed_ones() -> None:
             assert f"| {against[0]:+.1f} ± {against[1]:.1f} |" in line
 
 
-def _ratios(row: dict[str, Any]) -> str:
-    if row["time_ratio"] is None:
-        return "never"
-    return f"{row['time_ratio']:.1f}x, {row['uplink_ratio']:.1f}x"
-
-
 def test_federation_cells_are_the_committed_ones() -> None:
     rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
-    summaries = {name: row for name, row in rows.items() if name.startswith("summary ")}
-    tasks = list(dict.fromkeys(name.removeprefix("summary ").split(" | ")[0] for name in summaries))
-    assert len(tasks) >= 2
-    for method in METHODS:
-        found = [summaries.get(f"summary {task} | {method}") for task in tasks]
-        cells = [f"{100 * row['accuracy']:.1f} ({_ratios(row)})" for row in found if row]
-        lines = [each for each in README.splitlines() if each.startswith(f"| {method} | ")]
-        (line,) = [each for each in lines if "(" in each]
-        assert all(cell in line for cell in cells)
-        assert cells
+    section = README[README.index("**Unequal clients**") : README.index("**Merging** (`fl")]
+    shown = [name for name, task in TASKS.items() if f" {task.title} |" in section]
+    assert len(shown) >= 4
+    for line in federation_markdown(rows, shown):
+        assert line in section
+    page = (RESULTS / "federation.html").read_text()
+    assert all(f"<h2>{TASKS[name].title}</h2>" in page for name in shown)
 
 
 @pytest.mark.parametrize("replies", [10, 100, 1000])

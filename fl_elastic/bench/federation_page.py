@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fl_elastic.report.formats import MISSING, TIMES, bytes_text
 from fl_elastic.report.style import STYLE
 from fl_elastic.storage import write_atomically
 
-__all__ = ["federation_table", "write_federation_page"]
+__all__ = ["federation_markdown", "federation_table", "write_federation_page"]
 
 HEADINGS = (
     "Method",
@@ -58,6 +58,32 @@ def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
             )
         )
     return table
+
+
+def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+    """Return the lines of one Markdown table of all methods in these tasks, short enough for a README.
+
+    Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times sooner
+    and with how many times fewer bytes the method reaches the accuracy of waiting.
+    """
+    titles = [TASKS[task].title for task in tasks]
+    lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " --- |" * len(tasks)]
+    for method in METHODS:
+        found = [rows.get(f"summary {task} | {method}") for task in tasks]
+        cells = ["" if row is None else _short(row) for row in found]
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    interval = row["interval"]
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    if row["time_ratio"] is None:
+        ratios = "never"
+    else:
+        ratios = f"{row['time_ratio']:.1f}x, {row['uplink_ratio']:.1f}x"
+    return f"{100 * row['accuracy']:.1f}{around} ({ratios})"
 
 
 def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:

@@ -19,8 +19,8 @@ class BadLink:
     """Forwards connections on the loopback to a port.
 
     Every chunk arrives ``delay`` seconds late in either direction; a share ``loss`` of them is lost once and
-    arrives after a retransmission, twice that if it is lost again, as over TCP. `cut` ends all
-    connections and refuses new ones until `mend`.
+    arrives after a retransmission, twice that if it is lost again, as over TCP. After `cut` nothing passes
+    and nobody is answered until `mend`, as when a cable is pulled: connections stay open and wait.
     """
 
     def __init__(self, port: int, *, delay: float, loss: float, seed: int = 0) -> None:
@@ -39,9 +39,6 @@ class BadLink:
     def cut(self) -> None:
         """Break the link."""
         self._whole.clear()
-        with self._lock:
-            for each in self._open:
-                _shut(each)
 
     def mend(self) -> None:
         """Let connections through again."""
@@ -50,18 +47,19 @@ class BadLink:
     def close(self) -> None:
         """End for good."""
         self._closed.set()
-        self.cut()
         self._server.close()
+        with self._lock:
+            for each in self._open:
+                _shut(each)
+        self._whole.set()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
+            self._whole.wait()
             try:
                 incoming, _ = self._server.accept()
             except OSError:
                 return
-            if not self._whole.is_set():
-                _shut(incoming)
-                continue
             threading.Thread(target=self._join, args=(incoming,), daemon=True).start()
 
     def _join(self, incoming: socket.socket) -> None:
@@ -80,6 +78,7 @@ class BadLink:
         last, ended = 0.0, False
         try:
             while not ended or waiting:
+                self._whole.wait()
                 now = time.monotonic()
                 if waiting and waiting[0][0] <= now:
                     sink.sendall(waiting.pop(0)[1])
