@@ -4,6 +4,7 @@ from fl_elastic.bench.aggregation import bench_aggregation
 from fl_elastic.bench.budget import bench_budget
 from fl_elastic.bench.federation import bench_federation
 from fl_elastic.bench.filter import bench_filter
+from fl_elastic.bench.fleet import bench_fleet
 from fl_elastic.bench.memory import bench_memory
 from fl_elastic.bench.poison import bench_poison
 from fl_elastic.bench.results import Results
@@ -19,6 +20,7 @@ __all__ = [
     "bench_budget",
     "bench_federation",
     "bench_filter",
+    "bench_fleet",
     "bench_memory",
     "bench_poison",
     "bench_side_by_side",

@@ -144,6 +144,21 @@ def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = Fals
 
 
 @bench.command()
+def fleet(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+) -> None:
+    """Compare a real fleet on this machine with the simulation of the same scenario."""
+    from fl_elastic.bench import Results, bench_fleet
+
+    results = Results(output or _FOLDER / "fleet.json", fresh=fresh)
+    bench_fleet(results, data_root, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
 def transport(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Send a model through a real server packed and unpacked."""
     from fl_elastic.bench import Results, bench_transport
