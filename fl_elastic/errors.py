@@ -19,6 +19,7 @@ __all__ = [
     "ScenarioError",
     "StaleModelError",
     "StoreError",
+    "StreamError",
     "TrainingError",
     "UpdateError",
 ]
@@ -78,3 +79,7 @@ class FleetError(ElasticError, RuntimeError):
 
 class StoreError(ElasticError, RuntimeError):
     """A sample store cannot be opened, or was asked for something that means nothing."""
+
+
+class StreamError(ElasticError, RuntimeError):
+    """A stream cannot be learned from: a setting, a source, or saved state that means nothing."""

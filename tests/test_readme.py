@@ -213,3 +213,28 @@ def test_poison_rows_are_the_committed_ones() -> None:
     for rule in RULES:
         cells = " | ".join(f"{100 * rows[f'{rule} | {a}']['accuracy']:.1f}" for a in ATTACKS)
         assert f"| {rule} | {cells} |" in README
+
+
+def test_rows_of_the_real_fleet_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "fleet.json").read_text())["rows"]
+    assert len(rows) == 4
+    for name, row in rows.items():
+        task, method = name.split(" | ")
+        start = f"| {task} | {method} | {100 * row['accuracy']:.1f} | {100 * row['simulated_accuracy']:.1f} |"
+        assert start in README
+
+
+def test_startup_figures_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
+    section = README[README.index("A node's process (") : README.index("Faults (`make")]
+    for how in ("before", "now"):
+        for state in ("fresh", "kept"):
+            assert f"{rows[f'{how}, {state}']['first_batch_cpu_seconds']:.1f}" in section
+        assert f"{rows[f'{how}, kept']['peak_bytes'] / 1e6:.0f}" in section
+
+
+def test_faults_in_the_table_are_those_that_were_tried() -> None:
+    rows = json.loads((RESULTS / "faults.json").read_text())["rows"]
+    assert len(rows) >= 11
+    for fault, row in rows.items():
+        assert f"| {fault} | {row['lost']} |" in README

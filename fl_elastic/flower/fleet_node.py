@@ -151,8 +151,10 @@ class FleetNode:
                 returns=method.returns,
                 proximal=method.proximal,
                 forward=ForwardOptions() if method.inference_prefix else None,
-                # A deadline is elapsed time, also where one thread trains.
+                # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
+                # round costs by the measured profile, as in a simulation, whatever else the device does now.
                 clock="wall",
+                closed_loop=settings.deadline is not None or DEADLINE in self.config,
                 seed=(seed * 10_007 + settings.partition) * 100_003
                 + int(self.config.get("server-round", 0)),
             ),

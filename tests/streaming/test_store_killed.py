@@ -61,7 +61,7 @@ def test_killed_at_random_moments(policy: str, tmp_path: Path) -> None:
     # Room for all in the first lives, at its bound in the later ones.
     capacity = 2**19
     told: set[int] = set()
-    for life in range(KILLS):
+    for _ in range(KILLS):
         told |= set(one_life(path, draw.uniform(0.01, 0.08), policy, capacity))
         store = SampleStore(path, capacity, policy=policy)
         everything = store.sample(10**6, labelled=False)
