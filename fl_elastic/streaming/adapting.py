@@ -1,0 +1,198 @@
+"""One adaptation: train within the budget, check, and put back what made things worse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn, call_model, compute_loss, to_device
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.streaming.body import Body, scores_of
+from fl_elastic.streaming.guard import Guard, Row, Score
+from fl_elastic.streaming.head import ClassMap
+from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
+from fl_elastic.update import Manifest, load_weights, weights_of
+
+__all__ = ["Adaptation", "Engine", "Outcome", "score"]
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What one adaptation did.
+
+    Parameters
+    ----------
+    at : int
+        Labelled samples until then.
+    drift : bool
+        Whether it answered a drift.
+    trained : tuple of str
+        The tensor groups of the last plan.
+    groups : int
+        How many there are.
+    steps : int
+        Training steps.
+    seconds, selection_seconds : float
+        Of training, and of choosing what to train; the first one also measures costs, which is in neither.
+    loss : float
+        Mean over the steps; NaN if it failed.
+    before, after : Score
+        On held-out samples.
+    undone : str
+        Why it was put back; empty if it was kept.
+    """
+
+    at: int
+    drift: bool
+    trained: tuple[str, ...]
+    groups: int
+    steps: int
+    seconds: float
+    selection_seconds: float
+    loss: float
+    before: Score
+    after: Score
+    undone: str = ""
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Adaptation:
+        """Read what `dataclasses.asdict` gave, by way of JSON."""
+        scores = {name: Score(**facts[name]) for name in ("before", "after")}
+        return cls(**{**facts, **scores, "trained": tuple(facts["trained"])})
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """An adaptation, and what the next one starts from."""
+
+    adaptation: Adaptation
+    profile: CostProfile | None
+    selection: SelectionState
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """How adaptations are made; the same for all of them.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` of class scores and output indices.
+    batch_loss : callable
+        Of the batches that are trained on.
+    optimizer_fn : callable
+        Makes the optimiser, anew each time: a momentum of older data does not push in the right direction.
+    budget, policy, options
+        See `ElasticTrainer`.
+    guard : Guard
+        Says what is worse.
+    """
+
+    loss_fn: LossFn
+    batch_loss: LossFn
+    optimizer_fn: OptimizerFn
+    budget: Budget
+    policy: str
+    options: TrainerOptions
+    guard: Guard
+
+    def adapt(
+        self,
+        body: Body,
+        loader: Iterable[Batch],
+        held_out: Sequence[Row],
+        classes: ClassMap,
+        *,
+        profile: CostProfile | None,
+        selection: SelectionState,
+        seed: tuple[int, ...],
+        at: int,
+        drift: bool,
+    ) -> Outcome:
+        """Train ``body`` on ``loader``; it is as before if the outcome says that it was undone.
+
+        Random numbers of torch, as dropout draws them, depend on the seed alone, and its global state is left.
+
+        Raises
+        ------
+        BudgetError
+            If the budget does not even admit the head.
+        """
+        module, manifest = body.module, Manifest.of(body.module)
+        weights = weights_of(module, manifest)
+        before = score(body, self.loss_fn, held_out, classes)
+        number = int(np.random.default_rng(seed).integers(2**31))
+        trainer = ElasticTrainer(
+            module, self.batch_loss, self.optimizer_fn, budget=self.budget, policy=self.policy,
+            profile=profile, options=replace(self.options, seed=number),
+            state=SelectionState.from_json(selection.to_json()),
+        )  # fmt: skip
+        facts: dict[str, Any] = {"trained": (), "groups": 0, "steps": 0, "loss": float("nan")}
+        facts |= {"seconds": 0.0, "selection_seconds": 0.0}
+        try:
+            with _seeded(module, number):
+                module.train()
+                report = trainer.fit(loader)
+        except TrainingError as error:
+            undone = str(error)
+        except BaseException:
+            # Also one who stops the process does not leave half an adaptation.
+            load_weights(module, manifest, weights)
+            raise
+        else:
+            names = [group.name for group in report.plan.groups]
+            facts |= {
+                "trained": tuple(n for n, on in zip(names, report.plan.mask, strict=True) if on),
+                "groups": len(names), "steps": report.steps, "loss": report.loss,
+                "seconds": report.seconds, "selection_seconds": report.selection_seconds,
+            }  # fmt: skip
+            undone = ""
+        finally:
+            module.eval()
+        undone = undone or self._broken(module, loader)
+        after = before if undone else score(body, self.loss_fn, held_out, classes)
+        undone = undone or self.guard.worse(before, after)
+        if undone:
+            load_weights(module, manifest, weights)
+        done = Adaptation(at=at, drift=drift, before=before, after=after, undone=undone, **facts)
+        return Outcome(done, trainer.profile, selection if undone else trainer.state)
+
+    def _broken(self, module: nn.Module, loader: Iterable[Batch]) -> str:
+        """Return why the model is of no use any more, whatever the window says; empty if it is."""
+        if not all(bool(torch.isfinite(each).all()) for each in module.parameters()):
+            return "a weight is no longer finite"
+        with torch.no_grad():
+            batch = to_device(next(iter(loader)), model_device(module))
+            loss = float(compute_loss(module, self.batch_loss, batch))
+        return "" if math.isfinite(loss) else f"the loss of a training batch became {loss}"
+
+
+def score(body: Body, loss_fn: LossFn, rows: Sequence[Row], classes: ClassMap) -> Score:
+    """Return loss and accuracy on held-out samples."""
+    if not rows:
+        return Score(0.0, 0.0, 0)
+    with torch.no_grad():
+        inputs = body.as_inputs(np.stack([row.x for row in rows]))
+        outputs = scores_of(call_model(body.module, inputs))
+        targets = torch.from_numpy(classes.outputs(np.array([row.y for row in rows], np.int64)))
+        targets = targets.to(outputs.device)
+        right = int((outputs[:, : len(classes)].argmax(1) == targets).sum())
+        return Score(float(loss_fn(outputs, targets)), right / len(rows), len(rows))
+
+
+@contextmanager
+def _seeded(module: nn.Module, seed: int) -> Iterator[None]:
+    device = model_device(module)
+    with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,89 @@
+"""What is trained and what is kept of a sample: the whole model on inputs, or its upper part on features."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups import call_model
+from fl_elastic.profiling.measure import model_device
+
+__all__ = ["Body", "Look", "Prepare", "WholeModel", "as_floats", "scores_of"]
+
+Prepare = Callable[[Tensor], Tensor]
+Look = tuple[NDArray[Any], NDArray[np.float32]]
+
+
+def as_floats(inputs: Tensor) -> Tensor:
+    """Return floating inputs in single precision, others (such as words) as they are."""
+    return inputs.float() if inputs.is_floating_point() else inputs
+
+
+def scores_of(outputs: Any) -> Tensor:
+    """Return the class scores of a batch, shape (B, C); ModelError if the outputs are something else."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        seen = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
+        raise ModelError(
+            f"a stream needs a model that puts out one table of class scores, not {seen}"
+        )
+    return outputs
+
+
+class Body(ABC):
+    """The part of a model that is trained, and the form in which it takes samples."""
+
+    module: nn.Module
+    version: str | None = None
+
+    @abstractmethod
+    def look(self, x: NDArray[Any]) -> Look:
+        """Return what is kept of one sample, and its class scores.
+
+        Raises
+        ------
+        ModelError
+            If the model puts out no class scores.
+        RuntimeError, ValueError, TypeError, IndexError
+            If the model does not take the sample.
+        """
+
+    @abstractmethod
+    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
+        """Return what `module` takes, for a batch of what is kept."""
+
+    def close(self) -> None:  # noqa: B027
+        """Leave the model as any other."""
+
+
+class WholeModel(Body):
+    """Trains the model itself, on inputs as they came.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Gives class scores.
+    prepare : callable
+        Turns a batch of samples into what the model takes, each time it is used: a change of scale or type, or a
+        random one for training.
+    """
+
+    def __init__(self, model: nn.Module, prepare: Prepare = as_floats) -> None:
+        self.module = model
+        self._prepare = prepare
+
+    def look(self, x: NDArray[Any]) -> Look:
+        """Return the sample itself, and its class scores."""
+        with torch.no_grad():
+            scores = scores_of(call_model(self.module, self.as_inputs(x[None])))
+        return x, scores[0].float().cpu().numpy()
+
+    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
+        """Return the batch, prepared."""
+        return self._prepare(torch.from_numpy(kept).to(model_device(self.module)))

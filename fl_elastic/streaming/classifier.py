@@ -1,0 +1,197 @@
+"""A model that predicts labels, learns new ones, and shows its trained part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.errors import ElasticError, ModelError, StreamError, TrainingError, UpdateError
+from fl_elastic.groups import LossFn
+from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel
+from fl_elastic.streaming.head import ClassMap, grow_head, head_name
+from fl_elastic.streaming.intake import Refused
+from fl_elastic.streaming.latent import Latent, UpperPart
+from fl_elastic.update import Manifest, load_weights, weights_of
+
+__all__ = ["Classifier"]
+
+
+class Classifier:
+    """A model, what its outputs stand for, and the body that is trained.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In eval mode from now on.
+    loss_fn : callable
+        Of outputs and class indices.
+    classes : sequence of int
+        Labels of its first outputs.
+    latent : Latent or None
+        Where the frozen part ends, if there is one.
+    prepare : callable
+        See `WholeModel`.
+    seed : int
+        Of new rows of the head.
+    head : str
+        Its name; empty for the last linear layer.
+    most : int
+        More classes are refused.
+
+    Attributes
+    ----------
+    like : array or None
+        What every sample looks like; None before the first one.
+    body : Body or None
+        None before the first sample, where features are needed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        classes: Sequence[int],
+        *,
+        latent: Latent | None,
+        prepare: Prepare,
+        seed: int,
+        head: str = "",
+        most: int = 1000,
+    ) -> None:
+        self.model, self.classes = model.eval(), ClassMap()
+        self.like: NDArray[Any] | None = None
+        self.body: Body | None = None if latent else WholeModel(model, prepare)
+        self._loss_fn, self._latent, self._prepare = loss_fn, latent, prepare
+        self._seed, self._head, self._most = seed, head, most
+        self._width: int | None = None
+        for label in ClassMap(tuple(int(each) for each in classes)).labels:
+            self.learn(label)
+
+    @property
+    def version(self) -> str | None:
+        """What features belong to; None if there are none."""
+        return None if self.body is None else self.body.version
+
+    def look(self, sample: NDArray[Any]) -> Look:
+        """Return what is kept of a sample, and its class scores; raises Refused if the model does not take it."""
+        if self.model.training:
+            self.model.eval()
+        try:
+            if self.body is None:
+                self.body = self._made(sample)
+            looked = self.body.look(sample)
+        except TrainingError as error:
+            raise Refused(f"the model does not take it: {error}") from None
+        except ElasticError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Refused(f"the model does not take it: {reason}") from None
+        self.like = np.zeros_like(sample) if self.like is None else self.like
+        self._width = len(looked[1])
+        return looked
+
+    def predicted(self, scores: NDArray[np.float32]) -> int | None:
+        """Return the label with the highest score among those that are known."""
+        known = scores[: len(self.classes)]
+        return self.classes.label(int(known.argmax())) if len(known) else None
+
+    def refuse_unlearnable(self, label: int | None) -> None:
+        """Raise Refused for a new label that the model has no output for and cannot get one."""
+        if label is None or label in self.classes:
+            return
+        if len(self.classes) >= self._most:
+            raise Refused(f"a label beyond {self._most} classes")
+        if self._width is not None and len(self.classes) >= self._width:
+            try:
+                name = self._head or head_name(self.model)
+                head = self.model.get_submodule(name)
+            except (ModelError, AttributeError) as error:
+                raise Refused(f"there is no output for another class: {error}") from None
+            if not isinstance(head, nn.Linear) or head.out_features != self._width:
+                raise Refused(
+                    f"there is no output for another class: {name!r} does not give the scores"
+                )
+
+    def learn(self, label: int) -> bool:
+        """Know a label from now on, with a new output if there is none left; return whether it was new."""
+        if label in self.classes:
+            return False
+        self.classes = self.classes.with_label(label)
+        if self._outputs() is not None and len(self.classes) > (self._outputs() or 0):
+            self._grow(len(self.classes))
+        return True
+
+    def rebuild(self) -> None:
+        """Make the body anew, from the model as it is now."""
+        self.close()
+        self.model.eval()
+        if self.body is None and self.like is not None:
+            self.body = self._made(self.like)
+
+    def close(self) -> None:
+        """Leave the model as any other."""
+        if self.body is not None:
+            self.body.close()
+        if self._latent is not None:
+            self.body = None
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return what JSON can hold of it."""
+        like = self.like
+        return {
+            "classes": list(self.classes.labels),
+            "outputs": self._outputs(),
+            "like": None if like is None else [like.dtype.str, *like.shape],
+            "features": self.version,
+        }
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the model's tensors."""
+        return weights_of(self.model, Manifest.of(self.model))
+
+    def restore(self, facts: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what an earlier life has saved.
+
+        Raises
+        ------
+        StreamError
+            If it is of another model.
+        """
+        try:
+            if facts["outputs"] is not None and facts["outputs"] > (self._outputs() or np.inf):
+                self._grow(facts["outputs"])
+            load_weights(self.model, Manifest.of(self.model), weights)
+        except (UpdateError, ModelError) as error:
+            raise StreamError(
+                f"the saved state is of another model ({error}): give that one, or another state_dir"
+            ) from None
+        self.classes = ClassMap(tuple(facts["classes"]))
+        if facts["like"] is not None:
+            dtype, *shape = facts["like"]
+            self.like = np.zeros(shape, np.dtype(dtype))
+        self.rebuild()
+
+    def _outputs(self) -> int | None:
+        """Return how many class scores there are; None if no head says so and no sample was seen."""
+        if self._width is not None:
+            return self._width
+        try:
+            head = self.model.get_submodule(self._head or head_name(self.model))
+        except (ModelError, AttributeError):
+            return None
+        return head.out_features if isinstance(head, nn.Linear) else None
+
+    def _grow(self, outputs: int) -> None:
+        grow_head(self.model, self._head or head_name(self.model), outputs, self._seed)
+        self._width = None if self._width is None else outputs
+        self.rebuild()
+
+    def _made(self, example: NDArray[Any]) -> Body:
+        if self._latent is None:
+            return WholeModel(self.model, self._prepare)
+        return UpperPart(self.model, self._latent, self._loss_fn, example, self._prepare)

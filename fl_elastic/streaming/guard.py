@@ -1,0 +1,135 @@
+"""Check that an adaptation has made the model better: on samples that it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fl_elastic.errors import StreamError
+
+__all__ = ["Guard", "HeldOut", "Row", "Score"]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A labelled sample as the store keeps it.
+
+    Parameters
+    ----------
+    x : array
+        Input or features.
+    y : int
+        Label.
+    t : float
+        When it came.
+    """
+
+    x: NDArray[Any]
+    y: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss, share of right answers, and number of held-out samples."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Which samples are held out, and what counts as worse.
+
+    Parameters
+    ----------
+    every : int
+        Every so many labelled samples one goes to the window, and to training only once it has left it.
+    size : int
+        Samples in the window.
+    least : int
+        With fewer in the window only a loss that is not finite is told.
+    tolerance : float
+        Fall of the accuracy that is taken, beside one standard error of what so few samples can tell.
+    loss_tolerance : float
+        Rise of the loss that is taken where the accuracy has not risen.
+    """
+
+    every: int = 10
+    size: int = 32
+    least: int = 8
+    tolerance: float = 0.05
+    loss_tolerance: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.every < 2 or self.size < 1 or self.least < 1:
+            raise StreamError(
+                f"a guard with every {self.every}, size {self.size}, least {self.least} means nothing: give at "
+                "least 2, 1 and 1"
+            )
+        if not (self.tolerance >= 0 and self.loss_tolerance >= 0):
+            raise StreamError("what a guard tolerates must not be negative")
+
+    def worse(self, before: Score, after: Score) -> str:
+        """Return why the model is worse than before; empty if it is not.
+
+        >>> Guard().worse(Score(0.5, 0.9, 32), Score(0.6, 0.7, 32))
+        'accuracy on held-out samples fell from 0.900 to 0.700'
+        """
+        if after.samples and not math.isfinite(after.loss):
+            return f"loss on held-out samples became {after.loss}"
+        if min(before.samples, after.samples) < self.least:
+            return ""
+        if before.accuracy - after.accuracy > self.tolerance + _chance(before, after):
+            return f"accuracy on held-out samples fell from {before.accuracy:.3f} to {after.accuracy:.3f}"
+        rise = after.loss - before.loss
+        if after.accuracy <= before.accuracy and rise > self.loss_tolerance:
+            return f"loss on held-out samples rose from {before.loss:.3f} to {after.loss:.3f}"
+        return ""
+
+
+def _chance(before: Score, after: Score) -> float:
+    """Return the standard error of an accuracy on so many samples, at least one sample's share."""
+    share = (before.accuracy + after.accuracy) / 2
+    samples = min(before.samples, after.samples)
+    return max(math.sqrt(share * (1 - share) / samples), 1 / samples) + 1e-9
+
+
+class HeldOut:
+    """The window: the newest of every so many labelled samples.
+
+    >>> window = HeldOut(Guard(every=2, size=1))
+    >>> import numpy as np
+    >>> rows = [Row(np.zeros(1), y, 0.0) for y in range(4)]
+    >>> [window.takes() for _ in rows], [row.y for row in window.hold(rows[1])]
+    ([False, True, False, True], [])
+    >>> [row.y for row in window.hold(rows[3])], [row.y for row in window.rows]
+    ([1], [3])
+    """
+
+    def __init__(self, guard: Guard, rows: Sequence[Row] = (), counted: int = 0) -> None:
+        self._guard = guard
+        self.rows = list(rows)
+        self.counted = counted
+
+    def takes(self) -> bool:
+        """Count a labelled sample; return whether it is one to be held out."""
+        self.counted += 1
+        return self.counted % self._guard.every == 0
+
+    def hold(self, row: Row) -> list[Row]:
+        """Take a sample in; return those that leave, free to be trained on."""
+        self.rows.append(row)
+        surplus = max(len(self.rows) - self._guard.size, 0)
+        leaving, self.rows = self.rows[:surplus], self.rows[surplus:]
+        return leaving
+
+    def clear(self) -> list[Row]:
+        """Let all go, since they are of a world that has changed; return them."""
+        leaving, self.rows = self.rows, []
+        return leaving

@@ -1,0 +1,143 @@
+"""New classes: which output of the model stands for which label, and a head that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.errors import ModelError, StreamError
+
+__all__ = ["ClassMap", "grow_head", "head_name"]
+
+_SMALL = 0.01
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """The labels of a stream in the order in which they first appeared; a label's place is its output.
+
+    Parameters
+    ----------
+    labels : tuple of int
+        Each once.
+
+    Examples
+    --------
+    >>> classes = ClassMap((7,)).with_label(3).with_label(7)
+    >>> classes.labels, classes.outputs(np.array([3, 3, 7])).tolist(), classes.label(1)
+    ((7, 3), [1, 1, 0], 3)
+    """
+
+    labels: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) != len(self.labels):
+            raise StreamError(f"the classes {self.labels} name a label twice: give each once")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __contains__(self, label: object) -> bool:
+        return label in self.labels
+
+    def with_label(self, label: int) -> ClassMap:
+        """Return the map that knows the label; itself if it does."""
+        return self if label in self.labels else replace(self, labels=(*self.labels, int(label)))
+
+    def with_labels(self, labels: Iterable[int]) -> ClassMap:
+        """Return the map that knows all of them; new ones follow in the given order."""
+        known = self
+        for label in labels:
+            known = known.with_label(label)
+        return known
+
+    def outputs(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the output of each label; StreamError for a label that is not known."""
+        places = {label: place for place, label in enumerate(self.labels)}
+        try:
+            return np.array([places[label] for label in labels.tolist()], np.int64)
+        except KeyError as error:
+            raise StreamError(
+                f"the label {error.args[0]} is not one of the {len(self)} classes that were seen"
+            ) from None
+
+    def label(self, output: int) -> int:
+        """Return the label of an output."""
+        return self.labels[output]
+
+
+def head_name(model: nn.Module) -> str:
+    """Return the name of the last linear layer: the one whose outputs are taken for class scores.
+
+    Raises
+    ------
+    ModelError
+        If there is none.
+    """
+    names: list[str] = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
+    if not names or not names[-1]:
+        raise ModelError(
+            "the model has no linear layer inside of it that could grow with new classes: end it with one, or name "
+            "it with head="
+        )
+    return names[-1]
+
+
+def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
+    """Give a linear layer more outputs, in place of the old one; return whether that was needed.
+
+    Old rows stay bit for bit as they were. Each new row depends on the seed and its place alone, so that growing
+    by two is growing twice; it is small (normal, standard deviation 0.01, no bias), so that a class says little
+    until it has been learned.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Changed in place: the layer is another module afterwards, with other parameters.
+    name : str
+        Of the layer.
+    outputs : int
+        How many it is to have.
+    seed : int
+        Of the new rows.
+
+    Raises
+    ------
+    ModelError
+        If the layer is not linear, or its weight is shared with another one.
+    """
+    old = model.get_submodule(name)
+    if not isinstance(old, nn.Linear):
+        raise ModelError(f"{name!r} is a {type(old).__name__}: only a linear head can grow")
+    if outputs <= old.out_features:
+        return False
+    users = sum(each is old.weight for _, each in model.named_parameters(remove_duplicate=False))
+    if users > 1:
+        raise ModelError(f"the weight of {name!r} is tied to another layer, so it cannot grow")
+    weight = old.weight.detach()
+    places = [weight.device.index or 0] if weight.device.type == "cuda" else []
+    # Its own first weights are thrown away; to draw them must not move anybody's random numbers.
+    with torch.random.fork_rng(devices=places):
+        new = nn.Linear(
+            old.in_features, outputs, bias=old.bias is not None,
+            device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+    with torch.no_grad():
+        new.weight[: old.out_features] = weight
+        for place in range(old.out_features, outputs):
+            row = np.random.default_rng([seed, place]).normal(0.0, _SMALL, old.in_features)
+            new.weight[place] = torch.from_numpy(row).to(weight)
+        if old.bias is not None:
+            new.bias.zero_()
+            new.bias[: old.out_features] = old.bias.detach()
+    new.requires_grad_(old.weight.requires_grad).train(old.training)
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, new)
+    return True

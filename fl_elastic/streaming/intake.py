@@ -1,0 +1,92 @@
+"""What a stream hands over, checked: samples, labels and times that mean something."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_elastic.streaming.stored import UNLABELLED
+
+__all__ = ["Refused", "checked_label", "checked_sample", "checked_time"]
+
+_KINDS = "biuf"
+_LARGEST_LABEL = 2**31
+
+
+class Refused(Exception):
+    """Says why something means nothing; never leaves the learner."""
+
+
+def checked_sample(x: Any, like: NDArray[Any] | None) -> NDArray[Any]:
+    """Return a sample as an array of the same shape and type as the others.
+
+    Parameters
+    ----------
+    x : array-like or Tensor
+        What came.
+    like : array or None
+        One of the others; None for the first.
+
+    Raises
+    ------
+    Refused
+        If it has another shape, or its numbers are none.
+    """
+    try:
+        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    except (ValueError, TypeError, RuntimeError):
+        raise Refused("the sample is no array") from None
+    if array.dtype.kind not in _KINDS:
+        raise Refused(f"type {array.dtype} is no number")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise Refused("a number is not finite")
+    if like is None:
+        return np.ascontiguousarray(array)
+    if array.shape != like.shape:
+        raise Refused(f"shape {array.shape} instead of {like.shape}")
+    if not np.can_cast(array.dtype, like.dtype, "same_kind"):
+        raise Refused(f"type {array.dtype} instead of {like.dtype}")
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(array, like.dtype)
+    if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+        raise Refused(f"a number is beyond the range of {cast.dtype}")
+    return cast
+
+
+def checked_label(y: Any) -> int | None:
+    """Return a label as a whole number, None for one that has not come yet.
+
+    Raises
+    ------
+    Refused
+        If it is no class number.
+
+    Examples
+    --------
+    >>> checked_label(np.float32(3.0)), checked_label(-1), checked_label(None)
+    (3, None, None)
+    """
+    if y is None:
+        return None
+    try:
+        value = float(y)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        value = math.nan
+    if not value.is_integer() or not UNLABELLED <= value < _LARGEST_LABEL:
+        raise Refused("the label is no class number")
+    return None if value == UNLABELLED else int(value)
+
+
+def checked_time(t: Any) -> float:
+    """Return a time as a number; raises Refused if it is none."""
+    try:
+        value = float(t)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise Refused("the time is no number")
+    return value

@@ -1,0 +1,153 @@
+"""Latent replay: the lower part of the model is frozen for good, and the store keeps what it puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.errors import ModelError, StreamError
+from fl_elastic.groups import Cut, LossFn, trace_step, untouched
+from fl_elastic.ops.split import SplitModel
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.streaming.body import Body, Look, Prepare, as_floats, scores_of
+from fl_elastic.training.feature_cache import fingerprint
+
+__all__ = ["Latent", "UpperPart"]
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Where the frozen part ends.
+
+    Parameters
+    ----------
+    groups : int
+        At least so many tensor groups, counted from the output, are above; the nearest place is taken from which
+        the rest of the model sees one tensor alone.
+    """
+
+    groups: int
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise StreamError(f"{self.groups} groups above the frozen part: give at least 1")
+
+    def cut(self, model: nn.Module, loss_fn: LossFn, inputs: Tensor) -> tuple[Any, Cut]:
+        """Return the graph of a step and the place in it.
+
+        Raises
+        ------
+        ModelError
+            If there is no such place.
+        """
+        with untouched(model), torch.enable_grad():
+            # Everything counts as trained, also what an earlier life has frozen.
+            model.requires_grad_(True)
+            # Two, since a norm of batches takes no single one.
+            two = inputs[:1].repeat(2, *[1] * (inputs.dim() - 1))
+            targets = torch.zeros(2, dtype=torch.long, device=inputs.device)
+            graph = trace_step(model, loss_fn, (two, targets)).graph
+        cut = graph.cut_below(self.groups - 1)
+        if cut is None:
+            places = [str(each.groups_above) for each in graph.cuts]
+            raise ModelError(
+                f"no frozen part ends below the first {self.groups} of {len(graph.groups)} groups: "
+                f"the model can be cut below {', '.join(places) or 'none'}"
+            )
+        return graph, cut
+
+
+class UpperPart(Body):
+    """Trains what is above a cut, on the features at the cut.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its lower part is frozen and in eval mode from now on; it can be called as ever.
+    latent : Latent
+        Where the cut is.
+    loss_fn : callable
+        Of outputs and class indices.
+    example : array
+        One sample.
+    prepare : callable
+        See `WholeModel`; it may not be random here, as features are made once.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be cut there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        latent: Latent,
+        loss_fn: LossFn,
+        example: NDArray[Any],
+        prepare: Prepare = as_floats,
+    ) -> None:
+        self._prepare, self._model = prepare, model
+        inputs = self._inputs(example)
+        graph, cut = latent.cut(model, loss_fn, inputs)
+        self._split = SplitModel(model, graph, cut)
+        prefix = self._split.prefix_modules
+        place = f"{cut.module}/{'input' if cut.at_input else 'output'}"
+        # Short, since every stored sample carries it.
+        self.version = fingerprint(prefix, place).hex()[:16]
+        parameters = [each for module in prefix for each in module.parameters()]
+        self._trainable = [(each, each.requires_grad) for each in parameters]
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        self._split.__enter__()
+        try:
+            self._split.check(inputs)
+        except ModelError:
+            self.close()
+            raise
+        self.module = _FromCut(model, lambda features: self._above(features, inputs))
+
+    def look(self, x: NDArray[Any]) -> Look:
+        """Return the sample's features, and its class scores."""
+        inputs = self._inputs(x)
+        features = self._split.features(inputs)
+        with torch.no_grad():
+            scores = scores_of(self._split.outputs(inputs, features))
+        return features[0].float().cpu().numpy(), scores[0].float().cpu().numpy()
+
+    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
+        """Return the features."""
+        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))
+
+    def close(self) -> None:
+        """Let the model run as a whole again."""
+        self._split.__exit__(None, None, None)
+        for parameter, trainable in self._trainable:
+            parameter.requires_grad_(trainable)
+
+    def _inputs(self, x: NDArray[Any]) -> Tensor:
+        return self._prepare(torch.from_numpy(x[None]).to(model_device(self._model)))
+
+    def _above(self, features: Tensor, inputs: Tensor) -> Any:
+        # Only the number of inputs matters: nothing is computed from them.
+        shape = (len(features), *inputs.shape[1:])
+        return self._split.outputs(inputs.expand(shape), features)
+
+
+class _FromCut(nn.Module):
+    """The model as it is called with features."""
+
+    def __init__(self, model: nn.Module, run: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._run = run
+
+    def forward(self, features: Tensor) -> Any:
+        """Return the model's outputs."""
+        return self._run(features)

@@ -1,0 +1,334 @@
+"""A device that learns from its own stream."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.groups import LossFn
+from fl_elastic.losses import classification_loss
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.streaming.adapting import Adaptation, Engine
+from fl_elastic.streaming.body import Prepare, as_floats
+from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.drift import DriftDetector, DriftMemory, make_drift_detector
+from fl_elastic.streaming.guard import Guard, Row
+from fl_elastic.streaming.intake import Refused, checked_label, checked_sample, checked_time
+from fl_elastic.streaming.latent import Latent
+from fl_elastic.streaming.learner_state import SavedState, StateFolder
+from fl_elastic.streaming.memory import StreamMemory
+from fl_elastic.streaming.observation import Observation
+from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.replay import Replay, make_replay
+from fl_elastic.streaming.replay_loader import ReplayLoader
+from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.stored import UNLABELLED
+from fl_elastic.streaming.stream_options import StreamOptions
+from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
+from fl_elastic.training import SelectionState
+
+__all__ = ["StreamLearner"]
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+class StreamLearner:
+    """Predicts each sample of a stream, keeps it, and adapts the model within the device's budget when it is time.
+
+    After a restart it goes on where the state was last saved, with the same random numbers. It must be the only one
+    that adds to its store.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Gives one table of class scores; trained in place, and given more outputs as new classes come.
+    store : SampleStore
+        Memory of the stream, for replay. It stays the caller's to close.
+    budget : Budget
+        What one adaptation may spend.
+    policy : str
+        Registered policy; a drift makes it look anew at what each tensor is worth.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returning a torch optimiser; called for each adaptation.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` of class scores and output indices.
+    trigger : Trigger, optional
+        When to adapt; by default every 200 labelled samples, and 32 after a drift.
+    detector : str or callable
+        Registered drift detector, or what makes one.
+    replay : str or Replay
+        Registered recipe for batches, or one with settings of its own.
+    guard : Guard, optional
+        What is held out, and what is worse.
+    state_dir : path-like
+        Folder of the state; made if it is not there.
+    seed : int
+        Of every random choice.
+    classes : sequence of int
+        Labels that the model's outputs stand for already, in order; others follow as they appear.
+    latent : Latent, optional
+        Freeze the model below a place and keep features of samples instead of inputs. The budget then counts
+        against training what is above.
+    prepare : callable
+        Turns a batch of samples into what the model takes; see `WholeModel`.
+    options : StreamOptions, optional
+        Everything else.
+
+    Raises
+    ------
+    StreamError
+        If a setting means nothing, or the saved state is of another model.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = SampleStore(folder.name + "/samples.db", 2**20)
+    >>> learner = StreamLearner(
+    ...     nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)), store, budget=Budget(),
+    ...     policy="full", optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), detector="none",
+    ...     trigger=EverySamples(20), state_dir=folder.name)
+    >>> draw = np.random.default_rng(0)
+    >>> for x in draw.normal(size=(100, 2)).astype(np.float32):
+    ...     seen = learner.observe(x, y=int(x[0] > 0))
+    >>> learner.progress.adaptations, learner.progress.accuracy > 0.8
+    (5, True)
+    >>> learner.close(); store.close(); folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: SampleStore,
+        *,
+        budget: Budget,
+        policy: str = "elastic",
+        optimizer_fn: OptimizerFn,
+        loss_fn: LossFn = classification_loss,
+        trigger: Trigger | None = None,
+        detector: str | Callable[[], DriftDetector] = "adwin",
+        replay: str | Replay = "er",
+        guard: Guard | None = None,
+        state_dir: str | os.PathLike[str],
+        seed: int = 0,
+        classes: Sequence[int] = (),
+        latent: Latent | None = None,
+        prepare: Prepare = as_floats,
+        options: StreamOptions | None = None,
+    ) -> None:
+        self.store, self.options = store, options or StreamOptions()
+        self.progress, self.selection = Progress(), SelectionState()
+        self.adaptations: list[Adaptation] = []
+        self._seed, self._trigger = seed, trigger or EverySamples(200) | OnDrift()
+        self._replay = make_replay(replay) if isinstance(replay, str) else replay
+        self._classifier = Classifier(
+            model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
+            head=self.options.head, most=self.options.most_classes,
+        )  # fmt: skip
+        guard = guard or Guard()
+        self._engine = Engine(
+            loss_fn, self._replay.loss(loss_fn), optimizer_fn, budget, policy,
+            self.options.training, guard,
+        )  # fmt: skip
+        self._memory = StreamMemory(
+            store, guard, new=self.options.new, waiting=self.options.waiting,
+            keeps_scores=self._replay.needs_outputs,
+        )  # fmt: skip
+        self._drift = DriftMemory(_maker(detector))
+        self._folder = StateFolder(state_dir)
+        self._profile = self._folder.profile()
+        self._unsaved = False
+        self._restore(self._folder.load())
+
+    def __enter__(self) -> StreamLearner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, in eval mode."""
+        return self._classifier.model
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Labels in the order of the model's outputs."""
+        return self._classifier.classes.labels
+
+    def observe(self, x: Any, y: Any = None, t: Any = None) -> Observation:
+        """Predict a sample, keep it, and adapt if it is time.
+
+        Parameters
+        ----------
+        x : array
+            One sample; each of the same shape.
+        y : int, optional
+            Its label; None or -1 if it has not come yet, see `label`.
+        t : float, optional
+            When it came, in seconds of the stream's own clock; now, if left out. A clock may jump.
+
+        Raises
+        ------
+        ElasticError
+            If a setting does not fit the model. What is wrong with a sample is counted, and told in ``refused``.
+        """
+        try:
+            label = checked_label(y)
+            now = checked_time(time.time() if t is None else t)
+            sample = checked_sample(x, self._classifier.like)
+            self._classifier.refuse_unlearnable(label)
+            before = self._classifier.version
+            kept, scores = self._classifier.look(sample)
+        except Refused as refused:
+            return self._refused(str(refused))
+        if before != self._classifier.version:
+            self._memory.keep_to(self._classifier.version, before)
+        progress = self.progress
+        progress.observed += 1
+        progress.clock = progress.clock.at(now)
+        prediction = self._classifier.predicted(scores)
+        correct, drift = None, False
+        if label is not None:
+            correct, drift = self._scored(prediction, label)
+        row = Row(kept, UNLABELLED if label is None else label, now)
+        sample_id = self._memory.keep(row, scores, prediction, labelled=label is not None)
+        seen = Observation(prediction, correct, drift, sample_id=sample_id)
+        return self._then(seen, save=progress.observed % (self.options.save_every or np.inf) == 0)
+
+    def label(self, sample_id: int, y: Any) -> Observation:
+        """Give an observed sample its label, late; it counts in the prequential accuracy now.
+
+        A label that is given again corrects the store alone.
+        """
+        try:
+            label = checked_label(y)
+            if label is None:
+                raise Refused("the label is no class number")
+            self._classifier.refuse_unlearnable(label)
+        except Refused as refused:
+            return self._refused(str(refused))
+        late = self._memory.label(sample_id, label)
+        if not late.waited:
+            return Observation(sample_id=sample_id, refused="" if late.stored else "no such sample")
+        correct, drift = self._scored(late.prediction, label)
+        return self._then(Observation(late.prediction, correct, drift, sample_id=sample_id))
+
+    def tick(self, t: float | None = None) -> Observation:
+        """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
+        clock = self.progress.clock
+        now = clock.at(time.time() if t is None else t)
+        return self._then(Observation(), idle=now.passed - clock.passed)
+
+    def adapt(self) -> Adaptation | None:
+        """Adapt now; None if there is no labelled sample yet."""
+        self._learn_stored_labels()
+        pool, body = self._memory.pool(self._classifier.classes), self._classifier.body
+        if pool is None or body is None:
+            return None
+        progress = self.progress
+        loader = ReplayLoader(
+            pool, self._replay, self.options.steps,
+            (self._seed, progress.adaptations), body.as_inputs,
+        )  # fmt: skip
+        outcome = self._engine.adapt(
+            body, loader, self._memory.held_out, self._classifier.classes,
+            profile=self._profile, selection=self.selection,
+            seed=(self._seed, progress.adaptations, 1),
+            at=progress.labelled, drift=progress.since_drift is not None,
+        )  # fmt: skip
+        self.selection = outcome.selection
+        if outcome.profile is not None and outcome.profile is not self._profile:
+            self._folder.keep_profile(outcome.profile)
+        self._profile = outcome.profile
+        done = outcome.adaptation
+        if done.undone:
+            _LOG.warning("an adaptation was undone: %s", done.undone)
+        self.adaptations = [*self.adaptations, done][-self.options.history :]
+        self._memory.adapted()
+        progress.adapted(kept=not done.undone)
+        self.save()
+        return done
+
+    def save(self) -> bool:
+        """Save the state; return whether the disk took it, the old one is there if not."""
+        facts: dict[str, Any] = {
+            "progress": self.progress.to_facts(),
+            "selection": self.selection.to_json(),
+            "adaptations": [asdict(each) for each in self.adaptations],
+            **self._classifier.to_facts(),
+        }
+        arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
+        arrays |= {f"model.{name}": each for name, each in self._classifier.to_arrays().items()}
+        arrays["errors"] = self._drift.errors
+        taken = self._folder.save(SavedState(facts, arrays))
+        self.progress.saves_failed += not taken
+        self._unsaved = False
+        return taken
+
+    def close(self) -> None:
+        """Save the state and leave the model as any other; the store stays open."""
+        self.save()
+        self._classifier.close()
+
+    def model_changed(self) -> None:
+        """Say that somebody else has set the model's weights: features that no longer fit it are deleted."""
+        before = self._classifier.version
+        self._classifier.rebuild()
+        self._memory.keep_to(self._classifier.version, before)
+
+    def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
+        """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
+        correct = prediction == label
+        drift = self._drift.update(float(not correct))
+        self.progress.scored(correct, drift, self.options.fading)
+        if drift:
+            # What was worth training before need not be now; and the window is of the old world.
+            self.selection = SelectionState()
+            self._memory.world_changed()
+        self._unsaved |= self._classifier.learn(label)
+        return correct, drift
+
+    def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
+        """Adapt or save if that is due; return the observation with what came of it."""
+        if self._trigger.due(self.progress.moment(idle)):
+            done = self.adapt()
+            if done is not None:
+                return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
+        if save or self._unsaved:
+            self.save()
+        return seen
+
+    def _refused(self, why: str) -> Observation:
+        self.progress.refused(why)
+        return Observation(refused=why)
+
+    def _restore(self, state: SavedState | None) -> None:
+        if state is not None:
+            facts = state.facts
+            self.progress = Progress.from_facts(facts["progress"])
+            self.selection = SelectionState.from_json(facts["selection"])
+            self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
+            self._memory.restore(state.under("memory."))
+            self._drift.restore(state.arrays["errors"])
+            self._classifier.restore(facts, state.under("model."))
+            self._memory.keep_to(self._classifier.version, facts["features"])
+        self._learn_stored_labels()
+
+    def _learn_stored_labels(self) -> None:
+        """Know every label that is in the store, also those of samples that came after the last save."""
+        for label in self.store.classes:
+            if label >= 0:
+                self._unsaved |= self._classifier.learn(label)
+
+
+def _maker(detector: str | Callable[[], DriftDetector]) -> Callable[[], DriftDetector]:
+    return (lambda: make_drift_detector(detector)) if isinstance(detector, str) else detector

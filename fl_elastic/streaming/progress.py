@@ -1,0 +1,104 @@
+"""Where a learner stands: what it has counted, and what triggers and reports ask for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fl_elastic.streaming.clock import StreamClock
+from fl_elastic.streaming.triggers import Moment
+
+__all__ = ["Progress"]
+
+_MOST_REASONS = 50
+
+
+@dataclass
+class Progress:
+    """Counters of a learner; all that is in it survives a restart.
+
+    Attributes
+    ----------
+    observed, labelled, right : int
+        Samples that made sense, those whose label has come, and those of them that were predicted.
+    hits, weight : float
+        The same two for the prequential accuracy: older samples count ever less.
+    rejected : Counter
+        Samples that made no sense, by reason.
+    drifts, adaptations, rolled_back, saves_failed : int
+        How often.
+    since : int
+        Labelled samples since the last adaptation.
+    since_drift : int or None
+        Labelled samples since a drift that nothing was done about yet.
+    clock : StreamClock
+        Of the stream.
+    adapted_at : float
+        What had passed of its time at the last adaptation, in seconds.
+    """
+
+    observed: int = 0
+    labelled: int = 0
+    right: int = 0
+    hits: float = 0.0
+    weight: float = 0.0
+    rejected: Counter[str] = field(default_factory=Counter)
+    drifts: int = 0
+    adaptations: int = 0
+    rolled_back: int = 0
+    saves_failed: int = 0
+    since: int = 0
+    since_drift: int | None = None
+    clock: StreamClock = field(default_factory=StreamClock)
+    adapted_at: float = 0.0
+
+    def refused(self, why: str) -> None:
+        """Count a sample that made no sense."""
+        known = why in self.rejected or len(self.rejected) < _MOST_REASONS
+        self.rejected[why if known else "other"] += 1
+
+    @property
+    def accuracy(self) -> float:
+        """Prequential accuracy; NaN before the first label."""
+        return self.hits / self.weight if self.weight else float("nan")
+
+    def scored(self, correct: bool, drift: bool, fading: float) -> None:
+        """Count a prediction whose label is known now."""
+        self.labelled += 1
+        self.right += correct
+        self.hits, self.weight = correct + fading * self.hits, 1.0 + fading * self.weight
+        self.since += 1
+        if self.since_drift is not None:
+            self.since_drift += 1
+        if drift:
+            self.drifts += 1
+            self.since_drift = 0
+
+    def adapted(self, kept: bool) -> None:
+        """Count an adaptation."""
+        self.adaptations += 1
+        self.rolled_back += not kept
+        self.since, self.since_drift = 0, None
+        self.adapted_at = self.clock.passed
+
+    def moment(self, idle: float = 0.0) -> Moment:
+        """Return what triggers look at."""
+        return Moment(
+            self.since, self.clock.passed + idle - self.adapted_at, self.since_drift, idle
+        )
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        # A counter is no mapping to `asdict`.
+        return {**asdict(self), "rejected": dict(self.rejected)}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Progress:
+        """Read what `to_facts` wrote."""
+        rest = {
+            **facts,
+            "rejected": Counter(facts["rejected"]),
+            "clock": StreamClock(**facts["clock"]),
+        }
+        return cls(**rest)

@@ -1,0 +1,83 @@
+"""What is held out, and what counts as worse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming.guard import Guard, HeldOut, Row, Score
+from fl_elastic.streaming.recent import Recent
+
+
+def row(number: int) -> Row:
+    return Row(np.full(2, number, np.float32), number % 3, float(number))
+
+
+def test_every_so_many_are_held_out_and_leave_in_order() -> None:
+    window = HeldOut(Guard(every=3, size=2))
+    held, left = [], []
+    for number in range(1, 16):
+        if window.takes():
+            held.append(number)
+            left += [int(each.t) for each in window.hold(row(number))]
+    assert held == [3, 6, 9, 12, 15] and left == [3, 6, 9]
+    assert [each.t for each in window.rows] == [12, 15]
+    assert len(window.clear()) == 2 and window.rows == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        # The standard error of 90 % of 32 samples is 5 points and a bit.
+        (Score(0.5, 0.90, 32), Score(0.5, 0.75, 32), True),
+        (Score(0.5, 0.90, 32), Score(0.5, 0.82, 32), False),
+        (Score(0.5, 0.90, 3200), Score(0.5, 0.84, 3200), True),
+        (Score(0.5, 0.90, 3200), Score(0.5, 0.86, 3200), False),
+        # One sample of ten is no sign of anything.
+        (Score(0.5, 1.00, 10), Score(0.5, 0.90, 10), False),
+        (Score(0.5, 1.00, 10), Score(0.5, 0.70, 10), True),
+        (Score(0.5, 0.90, 32), Score(0.9, 0.95, 32), False),
+        (Score(0.5, 0.90, 32), Score(1.1, 0.90, 32), True),
+        (Score(0.5, 0.90, 32), Score(1.1, 0.94, 32), False),
+        (Score(0.5, 0.90, 32), Score(math.nan, 0.95, 32), True),
+        (Score(0.5, 1.0, 4), Score(9.0, 0.0, 4), False),
+        (Score(0.5, 1.0, 4), Score(math.inf, 0.0, 4), True),
+        (Score(0.0, 0.0, 0), Score(0.0, 0.0, 0), False),
+    ],
+)
+def test_worse(before: Score, after: Score, worse: bool) -> None:
+    assert bool(Guard().worse(before, after)) is worse
+
+
+def test_what_means_nothing_is_refused() -> None:
+    for settings in ({"every": 1}, {"size": 0}, {"least": 0}, {"tolerance": math.nan}):
+        with pytest.raises(StreamError):
+            Guard(**settings)  # type: ignore[arg-type]
+
+
+def test_what_is_in_memory_survives_a_restart() -> None:
+    recent = Recent(Guard(every=2, size=2), new=3, waiting=2)
+    for number in range(5):
+        recent.new.append(row(number))
+        if recent.held_out.takes():
+            recent.held_out.hold(row(number))
+        recent.wait(number, None if number == 3 else 7)
+    arrays = recent.to_arrays()
+    again = Recent(Guard(every=2, size=2), new=3, waiting=2)
+    again.restore(arrays)
+    assert [each.t for each in again.new] == [2, 3, 4]
+    assert [each.t for each in again.held_out.rows] == [1, 3] and again.held_out.counted == 5
+    assert not again.is_waited_for(2)
+    assert again.answered(3) is None and again.answered(4) == 7
+    assert {n: a.tolist() for n, a in recent.to_arrays().items()} == {
+        n: a.tolist() for n, a in arrays.items()
+    }
+
+
+def test_nothing_in_memory_survives_too() -> None:
+    recent = Recent(Guard(), new=3, waiting=2)
+    recent.restore(Recent(Guard(), new=3, waiting=2).to_arrays())
+    assert not recent.new and not recent.held_out.rows

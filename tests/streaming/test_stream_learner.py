@@ -1,0 +1,369 @@
+"""The loop: test first, then store, then maybe train; drifts, late labels, new classes, bad samples, the guard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same, weights
+
+from fl_elastic.budget import Budget
+from fl_elastic.devices.power import PowerSupply
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming import (
+    DriftDetector,
+    EverySamples,
+    EverySeconds,
+    Guard,
+    OnDrift,
+    OnMains,
+    StreamLearner,
+    StreamOptions,
+    WhenIdle,
+)
+from fl_elastic.streaming import triggers as triggers_module
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    learners: list[StreamLearner] = []
+
+    def make(*arguments: Any, **settings: Any) -> StreamLearner:
+        folder = tmp_path / str(len(learners))
+        folder.mkdir(exist_ok=True)
+        learners.append(learner_in(folder, *arguments, **settings))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        closed(learner)
+
+
+class AlarmAt(DriftDetector):
+    """Says drift at one error only."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def update(self, error: float) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+def test_it_learns(made: Any) -> None:
+    learner = made()
+    seen = run(learner, blobs(300))
+    assert np.mean([each.correct for each in seen[:50]]) < 0.7
+    assert np.mean([each.correct for each in seen[-100:]]) > 0.9
+    assert [i + 1 for i, each in enumerate(seen) if each.adapted] == [50, 100, 150, 200, 250, 300]
+    progress = learner.progress
+    assert progress.observed == progress.labelled == 300 and progress.adaptations == 6
+    assert progress.right == sum(each.correct for each in seen) and progress.accuracy > 0.85
+    assert [each.at for each in learner.adaptations] == [50, 100, 150, 200, 250, 300]
+    assert all(each.steps == 10 and not each.undone for each in learner.adaptations)
+    assert learner.adaptations[0].trained == ("5", "3", "0")
+
+
+def test_a_sample_is_predicted_before_anything_is_learned_of_it(made: Any) -> None:
+    learner = made(trigger=EverySamples(1), classes=(0, 1, 2), steps=2)
+    for x, y in blobs(20):
+        with torch.no_grad():
+            expected = int(learner.model(torch.from_numpy(x)[None]).argmax())
+        seen = learner.observe(x, y)
+        assert seen.prediction == expected and seen.correct == (expected == y) and seen.adapted
+
+
+def test_only_known_classes_are_predicted(made: Any) -> None:
+    learner = made(trigger=EverySamples(1000))
+    assert learner.observe(CENTRES[0], 40).prediction is None
+    assert learner.observe(CENTRES[1], 40).prediction == 40
+    assert learner.classes == (40,)
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic"])
+def test_after_a_drift_it_recovers(policy: str, made: Any) -> None:
+    pytest.importorskip("river")
+    learner = made(detector="adwin", policy=policy, budget=Budget(speedup=1.5), steps=20)
+    seen = run(learner, blobs(300) + blobs(400, seed=1, turn=1))
+    drifts = [i for i, each in enumerate(seen) if each.drift]
+    assert drifts and 300 <= drifts[0] < 360
+    answered = [each for each in learner.adaptations if each.drift]
+    assert answered and answered[0].at >= drifts[0] + 20
+    assert np.mean([each.correct for each in seen[300:330]]) < 0.5
+    assert np.mean([each.correct for each in seen[-100:]]) > 0.85
+
+
+def test_a_drift_makes_it_look_anew_at_what_tensors_are_worth(made: Any) -> None:
+    learner = made(
+        detector=lambda: AlarmAt(120), policy="elastic", budget=Budget(speedup=2), trigger=EverySamples(50)
+    )  # fmt: skip
+    stream = blobs(150)
+    run(learner, stream[:100])
+    assert learner.selection.scores
+    run(learner, stream[100:119])
+    assert learner.selection.scores and learner._memory.held_out
+    assert learner.observe(*stream[119]).drift
+    assert not learner.selection.scores and not learner.selection.left_out
+    # Those of the old world are no judges of the new one, but may be learned from.
+    assert [row.t for row in learner._memory.held_out][1:] == []
+    run(learner, stream[120:])
+    assert learner.selection.scores and learner.adaptations[-1].drift
+
+
+def test_held_out_samples_are_not_trained_on(made: Any) -> None:
+    learner = made(guard=Guard(every=4, size=5), trigger=EverySamples(10_000))
+    stream = blobs(40)
+    seen = run(learner, stream)
+    held = [i for i, each in enumerate(seen) if each.sample_id is None]
+    assert held == list(range(3, 40, 4))
+    window = {row.t for row in learner._memory.held_out}
+    assert window == {float(i) for i in held[-5:]}
+    stored = learner.store.sample(1000).t.tolist()
+    pool = learner._memory.pool(learner._classifier.classes)
+    assert pool is not None and not window & set(stored)
+    assert sorted(stored) == sorted(set(map(float, range(40))) - window)
+    for t in window:
+        assert not (pool.x == stream[int(t)][0]).all(1).any()
+
+
+def test_late_labels_count_when_they_come(made: Any) -> None:
+    learner = made(trigger=EverySamples(40), guard=Guard(every=5))
+    stream = blobs(80)
+    ids = [learner.observe(x).sample_id for x, _ in stream]
+    assert None not in ids and len(set(ids)) == 80
+    assert learner.progress.labelled == 0 and math.isnan(learner.progress.accuracy)
+    answers = [learner.label(each, y) for each, (_, y) in zip(ids, stream, strict=True)]
+    assert learner.progress.labelled == 80 and learner.progress.observed == 80
+    assert [i + 1 for i, each in enumerate(answers) if each.adapted] == [40, 80]
+    assert sum(bool(each.correct) for each in answers) == learner.progress.right
+    # Every fifth went to the window, whose size is not reached, and left the store.
+    assert len(learner._memory.held_out) == 16 and len(learner.store) == 64
+    assert learner.label(ids[0], 2).correct is None and learner.progress.labelled == 80
+    assert int(learner.store.take([ids[0]]).y[0]) == 2
+    assert learner.label(10**6, 1).refused == "no such sample"
+    assert learner.label(ids[1], 0.5).refused
+
+
+def test_a_label_may_come_after_its_sample_has_left_the_store(made: Any) -> None:
+    learner = made(capacity=65536, trigger=EverySamples(10**6))
+    ids = [learner.observe(x).sample_id for x, _ in blobs(1500)]
+    assert len(learner.store) < 1500 and None not in ids and len(set(ids)) == 1500
+    for each in ids:
+        assert learner.label(each, 1).correct is not None
+    assert learner.progress.labelled == 1500
+
+
+class Broken:
+    """Nothing that numpy could read."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError("no")
+
+
+def test_bad_samples_are_counted_and_the_stream_goes_on(made: Any) -> None:
+    learner = made()
+    good = blobs(60)
+    run(learner, good[:10])
+    bad: list[tuple[Any, Any, Any]] = [
+        (np.full(6, np.nan), 0, 1.0), (np.zeros(5, np.float32), 0, 1.0), (np.zeros((6, 1)), 0, 1.0),
+        ("six", 0, 1.0), (None, 0, 1.0), (Broken(), 0, 1.0), (np.full(6, 1e300), 0, 1.0),
+        (good[0][0] + 1j, 0, 1.0), (good[0][0], -2, 1.0), (good[0][0], 0.5, 1.0),
+        (good[0][0], "cat", 1.0), (good[0][0], 2**40, 1.0), (good[0][0], math.nan, 1.0),
+        (good[0][0], 0, math.inf), (good[0][0], 0, "now"),
+    ]  # fmt: skip
+    for x, y, t in bad:
+        seen = learner.observe(x, y, t)
+        assert seen.refused and seen.sample_id is None and seen.prediction is None
+    assert sum(learner.progress.rejected.values()) == len(bad)
+    assert learner.progress.observed == 10 and len(learner.store) == 9
+    assert learner.store.rejected == {}
+    seen = run(learner, good[10:])
+    assert sum(each.adapted for each in seen) == 1 and learner.progress.observed == 60
+
+
+def test_the_first_sample_may_be_bad(made: Any) -> None:
+    learner = made()
+    assert "does not take it" in learner.observe(np.zeros(9, np.float32), 0).refused
+    assert learner.observe(np.zeros(6, np.float32), 0).refused == ""
+
+
+def test_reasons_do_not_grow_for_ever(made: Any) -> None:
+    learner = made()
+    learner.observe(np.zeros(6, np.float32), 0)
+    for length in range(100, 300):
+        learner.observe(np.zeros(length, np.float32), 0)
+    rejected = learner.progress.rejected
+    assert sum(rejected.values()) == 200 and len(rejected) <= 51 and rejected["other"] > 100
+
+
+def test_new_classes_get_outputs_in_the_order_of_their_appearance(made: Any) -> None:
+    learner = made(model=net(outputs=2), steps=20)
+    seen = run(learner, blobs(100, [4, 1]) + blobs(200, [6, 4, 1, 0], seed=1))
+    first = blobs(100, [4, 1])[0][1]
+    assert learner.classes[:2] == ((4, 1) if first == 4 else (1, 4))
+    assert set(learner.classes) == {4, 1, 6, 0}
+    head = learner.model.get_submodule("5")
+    assert isinstance(head, nn.Linear) and head.out_features == 4
+    assert np.mean([each.correct for each in seen[-60:]]) > 0.7
+
+
+def test_nonsense_labels_do_not_grow_the_head_for_ever(made: Any) -> None:
+    learner = made(most_classes=5, trigger=EverySamples(10**6))
+    for label in range(40):
+        learner.observe(CENTRES[0], label)
+    assert learner.classes == (0, 1, 2, 3, 4)
+    assert learner.progress.rejected == {"a label beyond 5 classes": 35}
+
+
+def test_a_head_that_cannot_grow_refuses_new_labels_alone(made: Any) -> None:
+    class NoHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    learner = made(model=NoHead())
+    seen = run(learner, blobs(120))
+    assert len(learner.classes) == 2 and sum(bool(each.refused) for each in seen) > 20
+    assert learner.progress.adaptations >= 1
+    assert "no output for another class" in next(iter(learner.progress.rejected))
+
+
+def test_what_makes_things_worse_is_put_back(made: Any) -> None:
+    rate: dict[str, Any] = {"lr": 0.1}
+    learner = made(
+        optimizer_fn=lambda p: torch.optim.SGD(p, **rate), policy="elastic",
+        budget=Budget(speedup=1.5), guard=Guard(every=3, size=16), steps=20,
+    )  # fmt: skip
+    stream = blobs(200)
+    run(learner, stream[:100])
+    assert learner.progress.rolled_back == 0
+    before, selection = weights(learner), learner.selection.to_json()
+    rate["maximize"] = True
+    seen = run(learner, stream[100:150])
+    assert seen[-1].rolled_back and not seen[-1].adapted
+    assert same(before, weights(learner)) and learner.selection.to_json() == selection
+    assert learner.progress.rolled_back == 1 and "held-out" in learner.adaptations[-1].undone
+    rate["maximize"] = False
+    seen = run(learner, stream[150:])
+    assert seen[-1].adapted and not same(before, weights(learner))
+
+
+@pytest.mark.parametrize("rate", [1e30, math.nan])
+def test_numbers_that_are_not_finite_are_put_back(rate: float, made: Any) -> None:
+    def wild(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.param_groups[0]["lr"] = rate
+        return optimizer
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    learner = made(model=model, optimizer_fn=wild, guard=Guard(every=1000), steps=1)
+    before = weights(learner)
+    seen = run(learner, blobs(60))
+    assert seen[49].rolled_back and same(before, weights(learner))
+    assert all(each.prediction is not None for each in seen[1:]) and not learner.model.training
+
+
+def test_it_waits_for_mains_power(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugged = {"on": False}
+    monkeypatch.setattr(
+        triggers_module.Moment, "supply", staticmethod(lambda: PowerSupply(plugged["on"], 0.5))
+    )
+    monkeypatch.setattr(
+        triggers_module.Moment.__init__, "__defaults__",
+        (None, 0.0, staticmethod(lambda: PowerSupply(plugged["on"], 0.5))),
+    )  # fmt: skip
+    learner = made(trigger=EverySamples(20) & OnMains())
+    assert not any(each.adapted for each in run(learner, blobs(50)))
+    plugged["on"] = True
+    assert learner.observe(*blobs(1)[0]).adapted
+
+
+def test_it_adapts_in_silence(made: Any) -> None:
+    learner = made(trigger=WhenIdle(5.0))
+    assert not any(each.adapted for each in run(learner, blobs(30)))
+    assert not learner.tick(t=31.0).adapted and learner.tick(t=36.0).adapted
+    # Nothing new since then.
+    assert not learner.tick(t=99.0).adapted
+
+
+def test_a_clock_that_jumps_neither_blocks_nor_floods(made: Any) -> None:
+    learner = made(trigger=EverySeconds(20.0), steps=2)
+    stream = blobs(100)
+    times = [*range(30), *range(-(10**9), -(10**9) + 30), *(i + 1e12 * (i % 2) for i in range(40))]
+    adapted = [
+        i for i, ((x, y), t) in enumerate(zip(stream, times, strict=True))
+        if learner.observe(x, y, float(t)).adapted
+    ]  # fmt: skip
+    assert adapted == [20, 41]
+
+
+def test_asked_to_adapt_before_the_first_sample(made: Any) -> None:
+    learner = made()
+    assert learner.adapt() is None and not learner.tick(5.0).adapted
+    learner.observe(CENTRES[0])
+    assert learner.adapt() is None and learner.progress.adaptations == 0
+
+
+def test_a_model_without_class_scores_is_an_error(made: Any) -> None:
+    learner = made(model=nn.Sequential(nn.Linear(6, 3), nn.Flatten(0)))
+    with pytest.raises(Exception, match="class scores"):
+        learner.observe(CENTRES[0], 0)
+
+
+def test_settings_that_mean_nothing(made: Any) -> None:
+    for settings in ({"steps": 0}, {"fading": 0.0}, {"save_every": -1}, {"most_classes": 0}):
+        with pytest.raises(StreamError):
+            StreamOptions(**settings)  # type: ignore[arg-type]
+    for wrong in ({"detector": "adwinn"}, {"replay": "er_ace"}, {"classes": (1, 1)}):
+        with pytest.raises((StreamError, ValueError)):
+            made(**wrong)
+
+
+def test_the_global_random_state_is_left_alone(made: Any) -> None:
+    learner = made(model=net(dropout=0.3))
+    torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1]
+    run(learner, blobs(60))
+    assert learner.progress.adaptations == 1
+    assert torch.equal(torch_state, torch.random.get_rng_state())
+    assert np.array_equal(numpy_state, np.random.get_state()[1])  # type: ignore[arg-type]
+
+
+def test_whole_numbers_as_samples_are_prepared(made: Any) -> None:
+    learner = made(prepare=lambda x: x.float() / 255)
+    for x, y in blobs(60):
+        assert not learner.observe((x * 20 + 100).clip(0, 255).astype(np.uint8), y).refused
+    assert learner.progress.adaptations == 1 and learner.store.sample(1).x.dtype == np.uint8
+
+
+def test_drift_waits_for_samples_of_the_new_world(made: Any) -> None:
+    learner = made(detector=lambda: AlarmAt(10), trigger=OnDrift(after=7), optimizer_fn=adam)
+    seen = run(learner, blobs(30))
+    assert [i for i, each in enumerate(seen) if each.drift] == [9, 19, 29]
+    assert [i for i, each in enumerate(seen) if each.adapted] == [16, 26]
+
+
+def test_one_who_interrupts_leaves_no_half_adaptation(made: Any) -> None:
+    class Interrupted(torch.optim.SGD):
+        left = 3
+
+        def step(self, closure: Any = None) -> Any:
+            Interrupted.left -= 1
+            if Interrupted.left == 0:
+                raise KeyboardInterrupt
+            return super().step(closure)
+
+    learner = made(optimizer_fn=lambda p: Interrupted(p, lr=0.1))
+    before = weights(learner)
+    with pytest.raises(KeyboardInterrupt):
+        run(learner, blobs(60))
+    assert Interrupted.left == 0 and same(before, weights(learner)) and not learner.model.training
+    assert run(learner, blobs(5, seed=1))[0].adapted, "it is still due"

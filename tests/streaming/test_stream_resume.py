@@ -1,0 +1,223 @@
+"""After a restart the learner goes on as if there had been none; after a kill, from what was saved last."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy_streams import Sample, blobs, closed, learner_in, learner_state, net, run, same, weights
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
+from fl_elastic.streaming import learner_state as learner_state_module
+from fl_elastic.streaming.learner_state import SavedState, load_state, save_state
+
+STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
+SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
+STATE = "learner.npz"
+
+
+class EveryHundredth(DriftDetector):
+    """Says drift at every hundredth error or hit."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def update(self, error: float) -> bool:
+        self.seen += 1
+        return self.seen == 100
+
+
+def settings(replay: str, policy: str) -> dict[str, Any]:
+    """Everything that draws random numbers, at once."""
+    return {
+        "model": net(dropout=0.2), "replay": replay, "policy": policy,
+        "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
+        "trigger": EverySamples(30) | OnDrift(10), "capacity": 65536,
+    }  # fmt: skip
+
+
+def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
+    """A new learner in the folder of one that was not closed, as after a kill."""
+    return learner_in(folder, **given)
+
+
+@pytest.mark.parametrize("replay", ["none", "er", "der_pp"])
+@pytest.mark.parametrize(("policy", "stream"), [("elastic", SAME_CLASSES), ("full", STREAM)])
+def test_two_halves_are_the_whole(
+    replay: str, policy: str, stream: list[Sample], tmp_path: Path
+) -> None:
+    # The costs are measured once, so that both plan alike; a head that has grown has other costs.
+    given = partial(settings, replay, policy)
+    first = learner_in(tmp_path / "halves", **given())
+    seen = run(first, stream[:150])
+    assert first.progress.adaptations == 5 and first.save()
+    (tmp_path / "whole").mkdir()
+    profile = (tmp_path / "halves" / "profile.json").read_bytes()
+    (tmp_path / "whole" / "profile.json").write_bytes(profile)
+    first.store.close()
+    second = as_last_saved(tmp_path / "halves", **given())
+    seen += run(second, stream[150:])
+    whole = learner_in(tmp_path / "whole", **given())
+    expected = run(whole, stream)
+    assert seen == expected
+    assert list(map(str, learner_state(second))) == list(map(str, learner_state(whole)))
+    assert same(weights(second), weights(whole))
+    assert [each.trained for each in second.adaptations] == [
+        each.trained for each in whole.adaptations
+    ]
+    assert whole.progress.drifts == 3 and len(whole.classes) == (4 if stream is STREAM else 3)
+    second.store.close()
+    closed(whole)
+
+
+def test_another_seed_does_something_else(tmp_path: Path) -> None:
+    learners = []
+    for seed in range(2):
+        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed, replay="er"))
+        run(learners[-1], STREAM[:60])
+    assert not same(weights(learners[0]), weights(learners[1]))
+    for learner in learners:
+        closed(learner)
+
+
+def test_what_came_after_the_last_save_is_in_the_store(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2))
+    run(learner, blobs(60, [0, 1]))
+    saved = weights(learner)
+    ids = [learner.observe(x).sample_id for x, _ in blobs(10, [0, 1], seed=1)]
+    learner.store.label(ids[0], 4)
+    learner.store.close()
+    again = as_last_saved(tmp_path, model=net(2))
+    assert again.progress.observed == 50 and again.progress.adaptations == 1
+    # A label that only the store knows has its output all the same.
+    assert again.classes == (*learner.classes, 4)
+    head = again.model.get_submodule("5")
+    assert isinstance(head, nn.Linear) and head.out_features == 3
+    assert np.array_equal(head.weight.detach().numpy()[:2], saved["5.weight"])
+    # Ids go on, and late labels still reach the store.
+    assert again.label(ids[1], 1).refused == "" and int(again.store.take([ids[1]]).y[0]) == 1
+    assert again.observe(blobs(1)[0][0]).sample_id == ids[-1] + 1
+    closed(again)
+
+
+def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(1), trigger=EverySamples(10**6))
+    for x, y in blobs(9, [8, 3, 5]):
+        learner.observe(x, y)
+    learner.store.close()
+    state = load_state(tmp_path / STATE)
+    assert state is not None and tuple(state.facts["classes"]) == learner.classes
+    again = as_last_saved(tmp_path, model=net(1), trigger=EverySamples(10**6))
+    assert again.classes == learner.classes and same(weights(again), weights(learner))
+    closed(again)
+
+
+def test_it_saves_now_and_then(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, trigger=EverySamples(10**6), save_every=20)
+    run(learner, blobs(55))
+    state = load_state(tmp_path / STATE)
+    assert state is not None and state.facts["progress"]["observed"] == 40
+    closed(learner)
+    state = load_state(tmp_path / STATE)
+    assert state is not None and state.facts["progress"]["observed"] == 55
+
+
+def test_a_full_disk_costs_the_state_and_not_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    before = (tmp_path / STATE).read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learner_state_module, "write_atomically", full)
+        seen = run(learner, blobs(60, seed=1))
+    assert sum(each.adapted for each in seen) == 1 and learner.progress.saves_failed == 1
+    assert "No space left" in caplog.text and (tmp_path / STATE).read_bytes() == before
+    assert learner.save() and (tmp_path / STATE).read_bytes() != before
+    closed(learner)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "text"])
+def test_a_damaged_state_is_put_aside_and_said(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    closed(learner)
+    path = tmp_path / STATE
+    data = bytearray(path.read_bytes())
+    if damage == "foreign":
+        np.savez(path, weights=np.zeros(3))
+    else:
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(
+            {"cut": data[: len(data) // 2], "flipped": data, "empty": b"", "text": b"{}"}[damage]
+        )
+    with caplog.at_level(logging.ERROR):
+        again = learner_in(tmp_path)
+    assert "put aside as learner.npz.damaged-1" in caplog.text
+    assert (tmp_path / "learner.npz.damaged-1").exists()
+    # What the store has is learned from all the same.
+    assert again.progress.observed == 0 and set(again.classes) == {0, 1, 2}
+    assert again.adapt() is not None
+    closed(again)
+
+
+def test_the_state_of_another_model_or_release_is_refused(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    closed(learner)
+    with pytest.raises(StreamError, match=r"another model.*give that one, or another state_dir"):
+        learner_in(tmp_path, nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
+    path = tmp_path / STATE
+    state = load_state(path)
+    assert state is not None
+    save_state(path, SavedState({**state.facts, "version": 99}, state.arrays))
+    with pytest.raises(StreamError, match="version 99"):
+        learner_in(tmp_path)
+
+
+def test_a_state_needs_no_pickle(tmp_path: Path) -> None:
+    save_state(tmp_path / "s.npz", SavedState({"a": [1, None]}, {"b.c": np.eye(2)}))
+    state = load_state(tmp_path / "s.npz")
+    assert state is not None and state.facts["a"] == [1, None]
+    assert state.under("b.")["c"].tolist() == [[1, 0], [0, 1]]
+    assert load_state(tmp_path / "none.npz") is None
+
+
+def test_a_damaged_store_is_replaced_while_learning(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(120))
+    learner.store.close()
+    size = (tmp_path / "samples.db").stat().st_size
+    (tmp_path / "samples.db").write_bytes(np.random.default_rng(0).bytes(size))
+    again = learner_in(tmp_path)
+    assert list(tmp_path.glob("samples.db.damaged*"))
+    seen = run(again, blobs(60, seed=2))
+    assert again.progress.observed == 160 and sum(each.adapted for each in seen) == 1
+    assert np.mean([bool(each.correct) for each in seen]) > 0.8
+    closed(again)
+
+
+def test_torchs_own_numbers_do_not_matter(tmp_path: Path) -> None:
+    found = []
+    for seed in range(2):
+        learner = learner_in(tmp_path / str(seed), net(dropout=0.4))
+        torch.manual_seed(seed)
+        run(learner, STREAM[:110])
+        found.append(weights(learner))
+        closed(learner)
+    assert same(*found)

@@ -1,0 +1,108 @@
+"""Small streams whose truth is known, and learners for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.streaming.stream_options import StreamOptions
+from fl_elastic.streaming.triggers import EverySamples, OnDrift
+from fl_elastic.training import TrainerOptions
+
+Sample = tuple[NDArray[np.float32], int]
+CENTRES = np.random.default_rng(7).normal(size=(8, 6)).astype(np.float32) * 3
+
+
+def blobs(
+    count: int, labels: Iterable[int] = (0, 1, 2), seed: int = 0, turn: int = 0
+) -> list[Sample]:
+    """Vectors around one centre per label; with another ``turn`` each label has another centre."""
+    generator, known = np.random.default_rng(seed), list(labels)
+    stream = []
+    for _ in range(count):
+        label = known[generator.integers(len(known))]
+        noise = generator.normal(size=6).astype(np.float32)
+        stream.append((CENTRES[(label + turn) % len(CENTRES)] + noise, label))
+    return stream
+
+
+def net(outputs: int = 3, dropout: float = 0.0, seed: int = 0) -> nn.Sequential:
+    """Three linear layers, perhaps with dropout."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout),
+        nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, outputs),
+    )  # fmt: skip
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Quick on toy streams."""
+    return torch.optim.Adam(parameters, lr=0.02)
+
+
+def learner_in(
+    folder: Path,
+    model: nn.Module | None = None,
+    *,
+    capacity: int = 2**20,
+    encoding: str = "raw",
+    steps: int = 10,
+    save_every: int = 0,
+    most_classes: int = 1000,
+    **settings: Any,
+) -> StreamLearner:
+    """A learner in a folder that looks at no clock; its store is closed by `closed`."""
+    given: dict[str, Any] = {
+        "budget": Budget(),
+        "policy": "full",
+        "optimizer_fn": adam,
+        "detector": "none",
+        "trigger": EverySamples(50) | OnDrift(20),
+        "options": StreamOptions(
+            steps=steps, save_every=save_every, most_classes=most_classes,
+            training=TrainerOptions(closed_loop=False),
+        ),
+    }  # fmt: skip
+    store = SampleStore(folder / "samples.db", capacity, encoding=encoding)
+    return StreamLearner(model or net(), store, state_dir=folder, **{**given, **settings})
+
+
+def closed(learner: StreamLearner) -> None:
+    """Close it and its store."""
+    learner.close()
+    learner.store.close()
+
+
+def run(learner: StreamLearner, stream: Iterable[Sample]) -> list[Any]:
+    """What the learner says of each sample, one second apart."""
+    begun = learner.progress.observed
+    return [learner.observe(x, y, float(begun + i)) for i, (x, y) in enumerate(stream)]
+
+
+def weights(learner: StreamLearner) -> dict[str, NDArray[Any]]:
+    """Copies of the model's tensors."""
+    return {n: t.detach().numpy().copy() for n, t in learner.model.state_dict().items()}
+
+
+def same(first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> bool:
+    """Whether both have the same tensors, bit for bit."""
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name], second[name]) for name in first
+    )
+
+
+def learner_state(learner: StreamLearner) -> Iterator[Any]:
+    """Everything that two learners which do the same have in common."""
+    yield weights(learner)
+    yield learner.progress.to_facts()
+    yield learner.selection.to_json()
+    yield learner.classes
+    yield sorted(learner.store.sample(10**6, labelled=False).ids.tolist())
