@@ -129,6 +129,7 @@ def test_no_private_key_but_the_machines_own_is_copied() -> None:
         if "fl_elastic_fleet" in text
     ]
     assert sorted(sources) == [
+        ("deploy", "{{ fl_elastic_fleet }}/fleet.toml"),
         ("node", "{{ fl_elastic_fleet }}/nodes/{{ node_name }}/{{ item.name }}"),
         ("server", "{{ fl_elastic_fleet }}/fleet.toml"),
         ("server", "{{ fl_elastic_fleet }}/server/{{ item.name }}"),
