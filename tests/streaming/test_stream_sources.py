@@ -1,0 +1,137 @@
+"""Tables, folders and sockets as streams."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_streams import blobs, closed, learner_in
+
+from fl_elastic.errors import RegistryError, StreamError
+from fl_elastic.streaming.sources import Reading, open_source, sources
+
+
+def test_kinds_of_sources(tmp_path: Path) -> None:
+    assert sources() == ["csv", "dir", "socket"]
+    with pytest.raises(RegistryError, match="did you mean 'csv'"):
+        open_source("cvs:a")
+    for wrong in ("csv", "csv:", str(tmp_path)):
+        with pytest.raises(StreamError, match="not of the form"):
+            open_source(wrong)
+    for missing in (f"csv:{tmp_path}/none.csv", f"dir:{tmp_path}/none"):
+        with pytest.raises(StreamError, match="there is no"):
+            open_source(missing)
+    for wrong in ("socket:nowhere", "socket:127.0.0.1:x", "socket:127.0.0.1:99999"):
+        with pytest.raises(StreamError, match="cannot listen"):
+            open_source(wrong)
+
+
+def test_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,time,b,Label\n1,10,2,0\n\n3,11,4,\n5,12,x,1\n7,8\n9,13,10,1")
+    readings = list(open_source(f"csv:{path}"))
+    assert [r.x.tolist() for r in readings[:2]] == [[1, 2], [3, 4]]
+    assert [(r.y, r.t) for r in readings[:2]] == [(0, 10), (None, 11)]
+    assert np.isnan(readings[2].x[1]) and readings[3].x == "2 fields"
+    assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
+    assert [r.t for r in open_source(f"csv:{path}", skip=3)][1:] == [13]
+    (tmp_path / "empty.csv").write_text("")
+    assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
+
+
+def test_a_table_that_grows(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,label\n1,0\n2,")
+    readings = open_source(f"csv:{path}", follow=True)
+    assert next(readings).x.tolist() == [1]
+    # Half a line is not read.
+    assert next(readings).is_silence
+    with open(path, "a") as stream:
+        stream.write("1\n3,0\n")
+    assert [(r.x.tolist(), r.y) for r in islice(readings, 2)] == [([2], 1), ([3], 0)]
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", x=np.ones((2, 3)), y=[0, 1])
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, 3)), t=[5.0])
+    (tmp_path / "c.npz").write_bytes(b"nothing")
+    np.savez(tmp_path / "d.npz", x=np.ones((2, 3)), y=[0])
+    np.savez(tmp_path / "e.npz", x=np.array([{"a": 1}], dtype=object))
+    readings = list(open_source(f"dir:{tmp_path}"))
+    assert [(r.y, r.t) for r in readings[:3]] == [(None, 5.0), (0, None), (1, None)]
+    assert [isinstance(r.x, str) for r in readings] == [False] * 3 + [True] * 3
+    assert not list(tmp_path.glob("*.npz")) and len(list((tmp_path / "done").iterdir())) == 5
+
+
+class Client:
+    """One who sends lines and reads answers."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.answers = self.connection.makefile()
+
+    def ask(self, line: Any) -> Any:
+        text = line if isinstance(line, str) else json.dumps(line)
+        self.connection.sendall(text.encode() + b"\n")
+        return json.loads(self.answers.readline())
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def served(readings: Iterator[Reading], learner: Any, stop: threading.Event) -> None:
+    """Answer readings as the command does."""
+    for reading in readings:
+        if stop.is_set():
+            return
+        if reading.is_silence:
+            continue
+        seen = (
+            learner.observe(reading.x, reading.y, reading.t)
+            if reading.sample_id is None
+            else learner.label(reading.sample_id, reading.y)
+        )
+        reading.answer({"id": seen.sample_id, "refused": seen.refused, "said": seen.prediction})
+
+
+def test_a_socket(tmp_path: Path, port: int) -> None:
+    readings, stop = open_source(f"socket:127.0.0.1:{port}"), threading.Event()
+    learner = learner_in(tmp_path)
+    thread = threading.Thread(target=served, args=(readings, learner, stop))
+    thread.start()
+    try:
+        (x, _), (other, _) = blobs(2)
+        client = Client(port)
+        first = client.ask({"x": x.tolist(), "t": 1})
+        assert first == {"id": 1, "refused": "", "said": None}
+        assert client.ask({"id": 1, "y": 5})["refused"] == ""
+        assert client.ask({"x": other.tolist(), "y": 5})["said"] == 5
+        for bad in (
+            "nonsense", "[1]", "5", {"x": [1]}, {"y": 1}, {"x": "a"}, {"x": [[1], 2]},
+            {"x": x.tolist(), "y": "cat"}, {"id": "1", "y": 1}, {"id": 99, "y": 1}, {"id": 1},
+            "[" * 100_000,
+        ):  # fmt: skip
+            assert client.ask(bad)["refused"], bad
+        # Others are heard beside the first, also one that does not wait for its answer.
+        rude = Client(port)
+        rude.connection.sendall(json.dumps({"x": x.tolist(), "y": 5}).encode() + b"\n")
+        rude.answers.close()
+        rude.connection.close()
+        assert Client(port).ask({"x": x.tolist()})["said"] == 5
+        assert client.ask({"x": x.tolist()})["said"] == 5
+    finally:
+        stop.set()
+        Client(port).connection.sendall(b"{}\n")
+        thread.join(10)
+    assert not thread.is_alive() and learner.progress.observed == 5
+    closed(learner)
