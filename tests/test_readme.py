@@ -224,6 +224,15 @@ def test_rows_of_the_real_fleet_are_the_committed_ones() -> None:
         assert start in README
 
 
+def test_transport_figures_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "transport.json").read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows.values():
+        figures = f"| {row['seconds_per_round']:.1f} | {row['server_cpu_seconds']:.1f} | "
+        figures += f"{row['bytes_to_server'] / 1e6:.1f} | {row['bytes_to_nodes'] / 1e6:.1f} |"
+        assert figures in README
+
+
 def test_startup_figures_are_the_committed_ones() -> None:
     rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
     section = README[README.index("A node's process (") : README.index("Faults (`make")]

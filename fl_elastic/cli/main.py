@@ -13,6 +13,7 @@ from fl_elastic.cli.bench import bench
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
 from fl_elastic.cli.simulate import simulate
+from fl_elastic.cli.stream import stream
 from fl_elastic.errors import ElasticError
 
 __all__ = ["app", "main"]
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(simulate)
+app.command()(stream)
 app.add_typer(bench, name="bench")
 app.add_typer(fleet, name="fleet")
 

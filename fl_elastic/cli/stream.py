@@ -1,0 +1,162 @@
+"""``fl-elastic stream``: a service that learns from a stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fl_elastic.errors import StreamError
+
+if TYPE_CHECKING:
+    from fl_elastic.streaming import Observation, StreamLearner
+    from fl_elastic.streaming.sources import Reading
+
+__all__ = ["stream"]
+
+
+def stream(
+    source: Annotated[
+        str, typer.Option(help="csv:FILE, dir:FOLDER (of .npz) or socket:HOST:PORT.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="A model of the simulation, a torchvision name, or module:callable.")
+    ],
+    state_dir: Annotated[Path, typer.Option(help="Folder of the store and the learned model.")],
+    input_: Annotated[str, typer.Option("--input", help="Shape of one sample, such as 3,32,32.")],
+    outputs: Annotated[int, typer.Option(min=1, help="Classes to begin with; more may come.")] = 2,
+    speedup: Annotated[
+        float | None, typer.Option(help="Full step time over allowed step time, at least 1.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds of one adaptation.")] = None,
+    policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
+    replay: Annotated[str, typer.Option(help="er, der_pp or none.")] = "er",
+    detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
+    every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 20,
+    on_mains: Annotated[
+        bool, typer.Option("--on-mains", help="Do not adapt while on battery.")
+    ] = False,
+    latent: Annotated[
+        int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
+    ] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    capacity: Annotated[int, typer.Option(help="Bytes of the store.")] = 64 * 2**20,
+    seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for more at the end of a table or folder.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict, keep and learn from a stream; stopped by the end of it, or by SIGTERM, with its state saved."""
+    import torch
+
+    from fl_elastic.budget import Budget
+    from fl_elastic.simulation import build_model
+    from fl_elastic.streaming import (
+        EverySamples,
+        Latent,
+        OnDrift,
+        OnMains,
+        SampleStore,
+        StreamLearner,
+        StreamOptions,
+    )
+    from fl_elastic.streaming.sources import open_source
+
+    if not 0 < learning_rate < math.inf:
+        raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
+    shape = _shape(input_)
+    network = build_model(model, shape, outputs, seed)
+    trigger = EverySamples(every) | OnDrift()
+    encoding = "int8" if latent else "raw"
+    with SampleStore(state_dir / "samples.db", capacity, encoding=encoding, seed=seed) as store:
+        learner = StreamLearner(
+            network, store, budget=Budget(speedup=speedup, deadline=deadline), policy=policy,
+            optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),
+            trigger=trigger & OnMains() if on_mains else trigger, detector=detector,
+            replay=replay, state_dir=state_dir, seed=seed,
+            latent=Latent(latent) if latent else None, options=StreamOptions(steps=steps),
+        )  # fmt: skip
+        handled = learner.progress.observed + sum(learner.progress.rejected.values())
+        readings = open_source(source, skip=handled, follow=follow)
+        with learner, _until_told_to_stop() as stopped:
+            for reading in islice(readings, limit):
+                if reading.is_silence:
+                    learner.tick()
+                else:
+                    reading.answer(asdict(_handled(learner, reading, shape)))
+                if stopped():
+                    break
+        result = _summary(learner)
+    typer.echo(json.dumps(result) if as_json else _line(result))
+
+
+def _handled(learner: StreamLearner, reading: Reading, shape: tuple[int, ...]) -> Observation:
+    if reading.sample_id is not None:
+        return learner.label(reading.sample_id, reading.y)
+    x = reading.x
+    if getattr(x, "size", 0) == math.prod(shape):
+        # A table knows no pictures.
+        x = x.reshape(shape)
+    return learner.observe(x, reading.y, reading.t)
+
+
+@contextmanager
+def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
+    """Give a function that says whether SIGTERM or Ctrl-C has come: never in the middle of a sample."""
+    told: list[int] = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        signal.signal(each, lambda number, _: told.append(number))
+    try:
+        yield lambda: bool(told)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _summary(learner: StreamLearner) -> dict[str, Any]:
+    progress = learner.progress
+    return {
+        "observed": progress.observed,
+        "labelled": progress.labelled,
+        "accuracy": progress.right / progress.labelled if progress.labelled else None,
+        "prequential_accuracy": progress.accuracy if progress.labelled else None,
+        "refused": dict(progress.rejected),
+        "drifts": progress.drifts,
+        "adaptations": progress.adaptations,
+        "rolled_back": progress.rolled_back,
+        "training_seconds": sum(each.seconds for each in learner.adaptations),
+        "classes": list(learner.classes),
+        "stored": {str(label): count for label, count in learner.store.classes.items()},
+        "store_bytes": learner.store.used_bytes,
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    accuracy = result["prequential_accuracy"]
+    return (
+        f"{result['observed']} samples, {result['labelled']} labelled, {sum(result['refused'].values())} refused; "
+        f"accuracy of late {'-' if accuracy is None else f'{accuracy:.3f}'}; {result['drifts']} drifts, "
+        f"{result['adaptations']} adaptations, {result['rolled_back']} of them undone"
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise StreamError(f"input {text!r} is not a shape such as 3,32,32")
+    return shape
