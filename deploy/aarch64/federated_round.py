@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,11 @@ INSIDE = "/opt/node"
 PATIENCE = 600.0
 """Seconds for anything that is emulated."""
 
+_IMPORTS = "import flwr.supernode.runtime.run_clientapp, fl_elastic.flower.fleet_app"
+
+ROUNDS = 3
+"""One is enough; Flower gives up a process that is not alive in 30 s, which a busy emulator may need."""
+
 
 def tell(text: str) -> None:
     """Print at once what happens."""
@@ -45,6 +51,8 @@ def node_launch(root: Path, node: Path, port: int) -> Launch:
     shutil.copytree(node, place)
     enter = Path(__file__).with_name("enter.sh")
     command = (str(enter), str(root), "fl-elastic", "fleet", "node", INSIDE)
+    # What is imported for the first time is compiled, which takes longer in an emulator than Flower waits.
+    subprocess.run([str(enter), str(root), "python", "-c", _IMPORTS], check=True)
     arguments = (*command, "--runtime-port", str(port))
     return Launch(arguments, dict(os.environ), (root,), HOST, port)
 
@@ -85,7 +93,7 @@ def run(root: Path, place: Path) -> None:
         wait("the node", lambda: "online" in {n.status for n in flower.nodes()}, members[1])
         tell(f"the emulated node is online after {time.monotonic() - began:.0f} s")
         began = time.monotonic()
-        scenario = load_scenario(None, 1, ["training.rounds=1", "training.local_epochs=1"])
+        scenario = load_scenario(None, 1, [f"training.rounds={ROUNDS}", "training.local_epochs=1"])
         settings = {
             "scenario": scenario.to_json(),
             "method": "elastic",
@@ -99,7 +107,11 @@ def run(root: Path, place: Path) -> None:
         if not state.completed or not folder.rounds.is_file():
             logs = [member.log.read_text(errors="replace")[-3000:] for member in members]
             raise FleetError("the run did not complete\n" + "\n".join(logs))
-        tell(folder.rounds.read_text().strip().splitlines()[-1][:2000])
+        rounds = [json.loads(line) for line in folder.rounds.read_text().splitlines()]
+        for each in rounds:
+            tell(json.dumps(each)[:1000])
+        if not any(each.get("accepted") for each in rounds):
+            raise FleetError(f"no update of the node was merged in {len(rounds)} rounds")
     finally:
         for member in reversed(members):
             end_member(member)

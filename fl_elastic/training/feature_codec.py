@@ -13,7 +13,8 @@ from fl_elastic.errors import BudgetError
 __all__ = ["PRECISIONS", "FeatureCodec"]
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
-_FEWEST_POSITIONS = 8
+# Eight bytes of scale for as many of values or less would make the rows hardly smaller than fp16.
+_FEWEST_POSITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class FeatureCodec:
     ----------
     precision : {"fp32", "fp16", "int8"}
         fp16 saturates beyond 65504. int8 stores each channel of each example on its own scale from least to
-        greatest value (each example's, if a channel has fewer than 8 positions); the error is at most half a
+        greatest value (each example's, if a channel has fewer than 64 positions); the error is at most half a
         255th of that range.
     shape : tuple of int
         Shape of one example's features.
