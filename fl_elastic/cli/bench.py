@@ -111,6 +111,24 @@ def federation(
     _show(results, as_json, prefix="summary ")
 
 
+@bench.command("stream-federation")
+def stream_federation(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+) -> None:
+    """Let ten devices meet a changed world at different times, each alone and together."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.stream_federation import bench_stream_federation
+
+    results = Results(output or _FOLDER / "stream-federation.json", fresh=fresh)
+    tell = Console(stderr=True).print
+    bench_stream_federation(results, data_root, workers=workers, tell=tell)
+    _show(results, as_json, prefix="summary ")
+
+
 @bench.command()
 def aggregation(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Compare what merging replies costs a server with Flower's FedAvg."""
@@ -192,6 +210,23 @@ def filter_(
     results = Results(output or _FOLDER / "filter.json", fresh=fresh)
     with Console(stderr=True).status("measuring"):
         bench_filter(results, data_root)
+    _show(results, as_json)
+
+
+@bench.command()
+def soak(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    samples: Annotated[int, typer.Option(min=50_000, help="Length of the stream.")] = 1_000_000,
+) -> None:
+    """Stream a million samples through a learner: throughput, memory and the store's bound."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.soak import bench_soak
+
+    results = Results(output or _FOLDER / "soak.json", fresh=fresh)
+    bench_soak(results, data_root, samples=samples, tell=Console(stderr=True).print)
     _show(results, as_json)
 
 

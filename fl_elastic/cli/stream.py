@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -17,10 +17,14 @@ import typer
 from fl_elastic.errors import StreamError
 
 if TYPE_CHECKING:
-    from fl_elastic.streaming import Observation, StreamLearner
+    from fl_elastic.streaming import StreamLearner
     from fl_elastic.streaming.sources import Reading
 
 __all__ = ["stream"]
+
+# Readings after which a stream that never fitted is given up, and reasons that are told.
+_ALL_REFUSED = 100
+_REASONS = 3
 
 
 def stream(
@@ -54,6 +58,9 @@ def stream(
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more at the end of a table or folder.")
     ] = False,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Rows of tables and files that are taken together: faster.")
+    ] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -61,6 +68,7 @@ def stream(
     import torch
 
     from fl_elastic.budget import Budget
+    from fl_elastic.planning import make_policy
     from fl_elastic.simulation import build_model
     from fl_elastic.streaming import (
         EverySamples,
@@ -75,6 +83,7 @@ def stream(
 
     if not 0 < learning_rate < math.inf:
         raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
+    make_policy(policy)
     shape = _shape(input_)
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()
@@ -89,26 +98,71 @@ def stream(
         )  # fmt: skip
         handled = learner.progress.observed + sum(learner.progress.rejected.values())
         readings = open_source(source, skip=handled, follow=follow)
-        with learner, _until_told_to_stop() as stopped:
-            for reading in islice(readings, limit):
-                if reading.is_silence:
-                    learner.tick()
-                else:
-                    reading.answer(asdict(_handled(learner, reading, shape)))
-                if stopped():
-                    break
+        try:
+            with _until_told_to_stop() as stopped:
+                for together in _gathered(islice(readings, limit), batch):
+                    _handle(learner, together, shape)
+                    if not together[0].awaits_answer:
+                        _stop_if_all_refused(learner)
+                    if stopped():
+                        break
+        finally:
+            # A state in which nothing was learned would only bind the next attempt to the same model.
+            if learner.progress.observed:
+                learner.close()
         result = _summary(learner)
     typer.echo(json.dumps(result) if as_json else _line(result))
 
 
-def _handled(learner: StreamLearner, reading: Reading, shape: tuple[int, ...]) -> Observation:
-    if reading.sample_id is not None:
-        return learner.label(reading.sample_id, reading.y)
-    x = reading.x
-    if getattr(x, "size", 0) == math.prod(shape):
-        # A table knows no pictures.
-        x = x.reshape(shape)
-    return learner.observe(x, reading.y, reading.t)
+def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]:
+    """Yield readings alone or, where nobody waits for an answer, up to so many together, in their order."""
+    together: list[Reading] = []
+    for reading in readings:
+        alone = reading.is_silence or reading.awaits_answer
+        if together and alone:
+            yield together
+            together = []
+        together.append(reading)
+        # What is put away when the next reading is asked for must have been kept before.
+        if alone or reading.ends or len(together) == most:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+def _handle(learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...]) -> None:
+    first = readings[0]
+    if first.is_silence:
+        learner.tick()
+    elif first.sample_id is not None:
+        first.answer(asdict(learner.label(first.sample_id, first.y)))
+    else:
+        xs = [_shaped(each.x, shape) for each in readings]
+        ys, ts = [each.y for each in readings], [each.t for each in readings]
+        for reading, seen in zip(readings, learner.observe_batch(xs, ys, ts), strict=True):
+            reading.answer(asdict(seen))
+
+
+def _stop_if_all_refused(learner: StreamLearner) -> None:
+    """Raise StreamError if nothing has ever made sense."""
+    refused = learner.progress.rejected
+    if learner.progress.observed == 0 and sum(refused.values()) >= _ALL_REFUSED:
+        raise StreamError(
+            f"not one of the first readings fits: {_reasons(refused)}; do --input and --model fit them?"
+        )
+
+
+def _reasons(refused: Mapping[str, int]) -> str:
+    """Return the commonest reasons and how often each was given."""
+    first = sorted(refused.items(), key=lambda each: -each[1])[:_REASONS]
+    more = ", and others" if len(refused) > _REASONS else ""
+    return ", ".join(f"{why} ({count} times)" for why, count in first) + more
+
+
+def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return a row of numbers as a sample: a table knows no pictures."""
+    return x.reshape(shape) if getattr(x, "size", 0) == math.prod(shape) else x
 
 
 @contextmanager
@@ -149,6 +203,7 @@ def _line(result: dict[str, Any]) -> str:
         f"{result['observed']} samples, {result['labelled']} labelled, {sum(result['refused'].values())} refused; "
         f"accuracy of late {'-' if accuracy is None else f'{accuracy:.3f}'}; {result['drifts']} drifts, "
         f"{result['adaptations']} adaptations, {result['rolled_back']} of them undone"
+        + (f"\nrefused: {_reasons(result['refused'])}" if result["refused"] else "")
     )
 
 

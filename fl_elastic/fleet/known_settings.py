@@ -38,6 +38,8 @@ _KNOWN = {
     "speedup": _Rule("a number from 1 on", _number(1)),
     "state-dir": _Rule("the path of a folder", _is_text),
     "data-root": _Rule("the path of a folder", _is_text),
+    "stream-state-dir": _Rule("the path of a learner's state folder", _is_text),
+    "joining": _Rule("the name of a joining rule", _is_text),
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
+    from fl_elastic.flower.stream_client import StreamClient
     from fl_elastic.flower.streaming_grid import StreamingGrid
     from fl_elastic.flower.terms import RoundTerms
 
@@ -31,6 +32,7 @@ __all__ = [
     "RoundRecord",
     "RoundTerms",
     "SecurePartialUpdates",
+    "StreamClient",
     "StreamingGrid",
     "elastic_client_app",
     "load_checkpoint",
@@ -48,6 +50,7 @@ _MODULES = {
     "RoundRecord": "round_record",
     "RoundTerms": "terms",
     "SecurePartialUpdates": "secure",
+    "StreamClient": "stream_client",
     "StreamingGrid": "streaming_grid",
     "elastic_client_app": "app",
     "load_checkpoint": "checkpoint",

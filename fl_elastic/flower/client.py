@@ -123,7 +123,7 @@ class ElasticClient(NumPyClient):
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
         """Return all tensors in the manifest's order."""
         del config
-        return list(weights_of(self.model, self.manifest).values())
+        return list(self._weights().values())
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return what the server may want to know before it plans."""
@@ -172,7 +172,7 @@ class ElasticClient(NumPyClient):
         self.report = trainer.fit(
             self.train_loader, epochs=int(config.get("local-epochs", self.epochs))
         )
-        update = trainer.update(version)
+        update = self._update(trainer, version)
         self._state.keep_selection()
         if trainer.profile is not None and trainer.profile is not self._profile:
             # The policy's modes were measured on top of what was known.
@@ -184,7 +184,7 @@ class ElasticClient(NumPyClient):
             worth = {name: max(score, 0.0) for name, score in self.report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)
         if not config.get(PACKED):
-            weights = weights_of(self.model, self.manifest)
+            weights = self._weights()
             if told.groups:
                 # The server adds up the same tensors of all clients, without seeing any client's.
                 trained = [name for name in self.manifest.names if name in update.deltas]
@@ -281,8 +281,20 @@ class ElasticClient(NumPyClient):
                     f"got {len(parameters)} arrays, the model has {len(self.manifest)} tensors"
                 )
             weights, version = dict(zip(self.manifest.names, parameters, strict=True)), 0
-        load_weights(self.model, self.manifest, weights)
+        self._take(weights)
         return version, metrics
+
+    def _take(self, weights: dict[str, NDArray[Any]]) -> None:
+        """Go on from the server's model."""
+        load_weights(self.model, self.manifest, weights)
+
+    def _weights(self) -> dict[str, NDArray[Any]]:
+        """Return the model as the server knows it."""
+        return weights_of(self.model, self.manifest)
+
+    def _update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
+        """Return what the server is told of a fit that started from this version."""
+        return trainer.update(version)
 
     def _measured_profile(self) -> CostProfile | None:
         """Return the cost profile from memory or disk, measuring and storing it once."""

@@ -134,33 +134,43 @@ class FleetNode:
         model = scenario_model(scenario, settings.data_root, seed)
         measured_on = self._batches(scenario, seed)
         self._execution(model, next(iter(measured_on))).apply(model)
-        client = ElasticClient(
-            model,
-            measured_on,
-            test_batches(scenario, settings.data_root),
-            budget=Budget(deadline=settings.deadline) if method.budgeted else Budget(),
-            policy=method.policy,
-            loss_fn=classification_loss,
-            optimizer_fn=optimizer_fn(scenario.training),
-            epochs=scenario.training.local_epochs,
-            codec=method.codec,
-            options=TrainerOptions(
-                importance=method.importance,
-                exploration=method.exploration,
-                deep_every=method.deep_every,
-                returns=method.returns,
-                proximal=method.proximal,
-                forward=ForwardOptions() if method.inference_prefix else None,
-                # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
-                # round costs by the measured profile, as in a simulation, whatever else the device does now.
-                clock="wall",
-                closed_loop=settings.deadline is not None or DEADLINE in self.config,
-                seed=(seed * 10_007 + settings.partition) * 100_003
-                + int(self.config.get("server-round", 0)),
-            ),
-            device=scenario.clients[settings.partition].device.name,
-            state_dir=settings.state_dir / method.name / str(seed),
+        options = TrainerOptions(
+            importance=method.importance,
+            exploration=method.exploration,
+            deep_every=method.deep_every,
+            returns=method.returns,
+            proximal=method.proximal,
+            forward=ForwardOptions() if method.inference_prefix else None,
+            # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
+            # round costs by the measured profile, as in a simulation, whatever else the device does now.
+            clock="wall",
+            closed_loop=settings.deadline is not None or DEADLINE in self.config,
+            seed=(seed * 10_007 + settings.partition) * 100_003
+            + int(self.config.get("server-round", 0)),
         )
+        common: dict[str, Any] = {
+            "budget": Budget(deadline=settings.deadline) if method.budgeted else Budget(),
+            "policy": method.policy,
+            "loss_fn": classification_loss,
+            "optimizer_fn": optimizer_fn(scenario.training),
+            "codec": method.codec,
+            "options": options,
+            "device": scenario.clients[settings.partition].device.name,
+            "state_dir": settings.state_dir / method.name / str(seed),
+        }
+        if settings.stream_dir is None:
+            client = ElasticClient(
+                model,
+                measured_on,
+                test_batches(scenario, settings.data_root),
+                epochs=scenario.training.local_epochs,
+                **common,
+            )
+        else:
+            # What a node without a stream does not need is not loaded.
+            from fl_elastic.flower.stream_node import stream_client
+
+            client = stream_client(settings, scenario.training, model, len(measured_on), common)
         if measure_again:
             _LOG.info("steps take another time than was measured: measuring again")
             client.forget_profile()
@@ -168,8 +178,9 @@ class FleetNode:
         known = client.capabilities()
         if method.budgeted:
             client.budget = self._budget(known, scenario, method, model)
-        # Training begins with its first order, whatever was measured before.
-        client.train_loader = self._batches(scenario, seed)
+        if settings.stream_dir is None:
+            # Training begins with its first order, whatever was measured before.
+            client.train_loader = self._batches(scenario, seed)
         return client
 
     def _has_drifted(self, method: MethodSection) -> bool:

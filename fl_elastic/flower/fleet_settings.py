@@ -36,6 +36,10 @@ class NodeSettings:
         Charge, from 0 to 1, below which it takes no part in a round; 0 for never.
     mains_only : bool
         Whether it takes part only on mains power. Where the platform does not tell, it does.
+    stream_dir : Path, optional
+        State folder of a learner of a stream on this device, whose samples take the place of the scenario's data.
+    joining : str
+        Registered rule by which the global model is joined with that learner's.
     """
 
     partition: int
@@ -47,6 +51,8 @@ class NodeSettings:
     deadline: float | None = None
     least_battery: float = 0.0
     mains_only: bool = False
+    stream_dir: Path | None = None
+    joining: str = "measured"
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeSettings:
@@ -57,7 +63,7 @@ class NodeSettings:
         FleetError
             If a setting is missing or not what it should be.
         """
-        state = str(node_config.get("state-dir", ""))
+        state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
         if not state:
             raise FleetError("node config lacks 'state-dir', the folder for what lasts")
         return cls(
@@ -70,6 +76,8 @@ class NodeSettings:
             deadline=_number(node_config, "deadline", None, lowest=1e-9),
             least_battery=_number(node_config, "least-battery", 0.0, lowest=0) or 0.0,
             mains_only=bool(node_config.get("mains-only", False)),
+            stream_dir=Path(stream) if stream else None,
+            joining=str(node_config.get("joining", "measured")),
         )
 
     def refusal(self, supply: PowerSupply) -> str:

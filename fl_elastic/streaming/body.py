@@ -42,16 +42,21 @@ class Body(ABC):
     module: nn.Module
     version: str | None = None
 
-    @abstractmethod
     def look(self, x: NDArray[Any]) -> Look:
-        """Return what is kept of one sample, and its class scores.
+        """Return what is kept of one sample, and its class scores; see `looks`."""
+        kept, scores = self.looks(x[None])
+        return kept[0], scores[0]
+
+    @abstractmethod
+    def looks(self, xs: NDArray[Any]) -> Look:
+        """Return what is kept of each sample of a batch, and their class scores.
 
         Raises
         ------
         ModelError
             If the model puts out no class scores.
         RuntimeError, ValueError, TypeError, IndexError
-            If the model does not take the sample.
+            If the model does not take the samples.
         """
 
     @abstractmethod
@@ -78,11 +83,11 @@ class WholeModel(Body):
         self.module = model
         self._prepare = prepare
 
-    def look(self, x: NDArray[Any]) -> Look:
-        """Return the sample itself, and its class scores."""
+    def looks(self, xs: NDArray[Any]) -> Look:
+        """Return the samples themselves, and their class scores."""
         with torch.no_grad():
-            scores = scores_of(call_model(self.module, self.as_inputs(x[None])))
-        return x, scores[0].float().cpu().numpy()
+            scores = scores_of(call_model(self.module, self.as_inputs(xs)))
+        return xs, scores.float().cpu().numpy()
 
     def as_inputs(self, kept: NDArray[Any]) -> Tensor:
         """Return the batch, prepared."""

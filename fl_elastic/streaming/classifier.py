@@ -76,14 +76,29 @@ class Classifier:
         """What features belong to; None if there are none."""
         return None if self.body is None else self.body.version
 
+    @property
+    def width(self) -> int | None:
+        """How many class scores the model gives; None before it was asked."""
+        return self._width
+
+    @property
+    def head_name(self) -> str:
+        """Name of the layer that gives the class scores; ModelError if there is none."""
+        return self._head or head_name(self.model)
+
     def look(self, sample: NDArray[Any]) -> Look:
         """Return what is kept of a sample, and its class scores; raises Refused if the model does not take it."""
+        kept, scores = self.looks(sample[None])
+        return kept[0], scores[0]
+
+    def looks(self, samples: NDArray[Any]) -> Look:
+        """Return what is kept of each sample of a batch, and their class scores; raises Refused for all or none."""
         if self.model.training:
             self.model.eval()
         try:
             if self.body is None:
-                self.body = self._made(sample)
-            looked = self.body.look(sample)
+                self.body = self._made(samples[0])
+            looked = self.body.looks(samples)
         except TrainingError as error:
             raise Refused(f"the model does not take it: {error}") from None
         except ElasticError:
@@ -91,8 +106,8 @@ class Classifier:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise Refused(f"the model does not take it: {reason}") from None
-        self.like = np.zeros_like(sample) if self.like is None else self.like
-        self._width = len(looked[1])
+        self.like = np.zeros_like(samples[0]) if self.like is None else self.like
+        self._width = looked[1].shape[1]
         return looked
 
     def predicted(self, scores: NDArray[np.float32]) -> int | None:
@@ -108,7 +123,7 @@ class Classifier:
             raise Refused(f"a label beyond {self._most} classes")
         if self._width is not None and len(self.classes) >= self._width:
             try:
-                name = self._head or head_name(self.model)
+                name = self.head_name
                 head = self.model.get_submodule(name)
             except (ModelError, AttributeError) as error:
                 raise Refused(f"there is no output for another class: {error}") from None
@@ -125,6 +140,10 @@ class Classifier:
         if self._outputs() is not None and len(self.classes) > (self._outputs() or 0):
             self._grow(len(self.classes))
         return True
+
+    def forget_newest(self, known: ClassMap) -> None:
+        """Know only these labels again, which are the first ones; outputs of the others stay, for those to come."""
+        self.classes = known
 
     def rebuild(self) -> None:
         """Make the body anew, from the model as it is now."""
@@ -181,13 +200,13 @@ class Classifier:
         if self._width is not None:
             return self._width
         try:
-            head = self.model.get_submodule(self._head or head_name(self.model))
+            head = self.model.get_submodule(self.head_name)
         except (ModelError, AttributeError):
             return None
         return head.out_features if isinstance(head, nn.Linear) else None
 
     def _grow(self, outputs: int) -> None:
-        grow_head(self.model, self._head or head_name(self.model), outputs, self._seed)
+        grow_head(self.model, self.head_name, outputs, self._seed)
         self._width = None if self._width is None else outputs
         self.rebuild()
 

@@ -65,10 +65,13 @@ class Encoding:
             return f"type {x.dtype} is no number"
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             return "a number is not finite"
-        if self.name == "raw" and not np.can_cast(x.dtype, np.dtype(self.dtype), "same_kind"):
-            return f"type {x.dtype} instead of {np.dtype(self.dtype)}"
+        dtype = np.dtype(self.dtype)
+        if x.dtype == dtype:
+            return ""
+        if self.name == "raw" and not np.can_cast(x.dtype, dtype, "same_kind"):
+            return f"type {x.dtype} instead of {dtype}"
         with np.errstate(over="ignore"):
-            cast = x.astype(np.dtype(self.dtype))
+            cast = x.astype(dtype)
         if cast.dtype.kind == "f" and not np.isfinite(cast).all():
             return f"a number is beyond the range of {cast.dtype}"
         return ""

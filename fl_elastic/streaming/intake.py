@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.errors import StreamError
 from fl_elastic.streaming.stored import UNLABELLED
 
-__all__ = ["Refused", "checked_label", "checked_sample", "checked_time"]
+__all__ = ["Refused", "checked_batch", "checked_label", "checked_sample", "checked_time"]
 
 _KINDS = "biuf"
 _LARGEST_LABEL = 2**31
@@ -55,6 +56,24 @@ def checked_sample(x: Any, like: NDArray[Any] | None) -> NDArray[Any]:
     if cast.dtype.kind == "f" and not np.isfinite(cast).all():
         raise Refused(f"a number is beyond the range of {cast.dtype}")
     return cast
+
+
+def checked_batch(xs: Any, ys: Any, ts: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return samples, labels and times as lists of the same length, None for what was not given.
+
+    >>> checked_batch([[1.0], [2.0]], None, [3.0, 4.0])
+    ([[1.0], [2.0]], [None, None], [3.0, 4.0])
+    """
+    try:
+        samples = list(xs)
+        labels, times = ([None] * len(samples) if each is None else list(each) for each in (ys, ts))
+    except TypeError:
+        raise StreamError("samples, labels and times of a batch must be sequences") from None
+    if not len(samples) == len(labels) == len(times):
+        raise StreamError(
+            f"{len(samples)} samples, {len(labels)} labels and {len(times)} times: give as many of each, or none"
+        )
+    return samples, labels, times
 
 
 def checked_label(y: Any) -> int | None:

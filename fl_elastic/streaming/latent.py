@@ -94,7 +94,7 @@ class UpperPart(Body):
         prepare: Prepare = as_floats,
     ) -> None:
         self._prepare, self._model = prepare, model
-        inputs = self._inputs(example)
+        inputs = self._inputs(example[None])
         graph, cut = latent.cut(model, loss_fn, inputs)
         self._split = SplitModel(model, graph, cut)
         prefix = self._split.prefix_modules
@@ -113,13 +113,13 @@ class UpperPart(Body):
             raise
         self.module = _FromCut(model, lambda features: self._above(features, inputs))
 
-    def look(self, x: NDArray[Any]) -> Look:
-        """Return the sample's features, and its class scores."""
-        inputs = self._inputs(x)
+    def looks(self, xs: NDArray[Any]) -> Look:
+        """Return the samples' features, and their class scores."""
+        inputs = self._inputs(xs)
         features = self._split.features(inputs)
         with torch.no_grad():
             scores = scores_of(self._split.outputs(inputs, features))
-        return features[0].float().cpu().numpy(), scores[0].float().cpu().numpy()
+        return features.float().cpu().numpy(), scores.float().cpu().numpy()
 
     def as_inputs(self, kept: NDArray[Any]) -> Tensor:
         """Return the features."""
@@ -131,8 +131,8 @@ class UpperPart(Body):
         for parameter, trainable in self._trainable:
             parameter.requires_grad_(trainable)
 
-    def _inputs(self, x: NDArray[Any]) -> Tensor:
-        return self._prepare(torch.from_numpy(x[None]).to(model_device(self._model)))
+    def _inputs(self, xs: NDArray[Any]) -> Tensor:
+        return self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
 
     def _above(self, features: Tensor, inputs: Tensor) -> Any:
         # Only the number of inputs matters: nothing is computed from them.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -21,17 +21,20 @@ from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DriftDetector, DriftMemory, make_drift_detector
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import Refused, checked_label, checked_sample, checked_time
+from fl_elastic.streaming.intake import Refused, checked_batch, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import SavedState, StateFolder
+from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay import Replay, make_replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
+from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store import SampleStore
 from fl_elastic.streaming.stored import UNLABELLED
 from fl_elastic.streaming.stream_options import StreamOptions
+from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
 from fl_elastic.training import SelectionState
 
@@ -89,7 +92,7 @@ class StreamLearner:
 
     Examples
     --------
-    >>> import tempfile, torch
+    >>> import tempfile, numpy as np, torch
     >>> folder = tempfile.TemporaryDirectory()
     >>> store = SampleStore(folder.name + "/samples.db", 2**20)
     >>> learner = StreamLearner(
@@ -144,6 +147,7 @@ class StreamLearner:
         )  # fmt: skip
         self._drift = DriftMemory(_maker(detector))
         self._folder = StateFolder(state_dir)
+        self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
         self._profile = self._folder.profile()
         self._unsaved = False
         self._restore(self._folder.load())
@@ -181,15 +185,57 @@ class StreamLearner:
         ElasticError
             If a setting does not fit the model. What is wrong with a sample is counted, and told in ``refused``.
         """
+        return self.observe_batch([x], [y], [t])[0]
+
+    def observe_batch(self, xs: Any, ys: Any = None, ts: Any = None) -> list[Observation]:
+        """Predict samples that are there together, keep them, and adapt if it is time: all in one go, so faster.
+
+        What comes of it is the same as with one `observe` after the other, but for this: nothing is trained between
+        the samples of a batch, whatever a trigger says of them. It is asked after the last one, whose observation
+        says whether the model was adapted. Kept are all or none, should the process be killed meanwhile.
+
+        Parameters
+        ----------
+        xs : sequence of array
+            Samples; those that make no sense cost themselves alone.
+        ys : sequence of int, optional
+            Their labels; None or -1 for those that have not come.
+        ts : sequence of float, optional
+            When they came.
+
+        Raises
+        ------
+        StreamError
+            If there are not as many labels or times as samples.
+        """
+        self.take_up()
+        readings = checked_batch(xs, ys, ts)
+        ahead = LookAhead(self._classifier, readings[0])
+        every, before = self.options.save_every or sys.maxsize, self.progress.observed
+        seen: list[tuple[Observation, int | None]] = []
+        with self._memory.gathering() as ids:
+            for place, (y, t) in enumerate(zip(*readings[1:], strict=True)):
+                seen.append(self._observed(ahead, place, y, t))
+        found = [one if at is None else replace(one, sample_id=ids[at]) for one, at in seen]
+        taken = [place for place, one in enumerate(found) if not one.refused]
+        if taken:
+            save = self.progress.observed // every > before // every
+            found[taken[-1]] = self._then(found[taken[-1]], save=save)
+        return found
+
+    def _observed(
+        self, ahead: LookAhead, place: int, y: Any, t: Any
+    ) -> tuple[Observation, int | None]:
+        """Return what came of one of some samples, and where its id will stand once they are kept."""
         try:
             label = checked_label(y)
             now = checked_time(time.time() if t is None else t)
-            sample = checked_sample(x, self._classifier.like)
+            ahead.sample(place)
             self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
-            kept, scores = self._classifier.look(sample)
+            kept, scores = ahead.look(place)
         except Refused as refused:
-            return self._refused(str(refused))
+            return self._refused(str(refused)), None
         if before != self._classifier.version:
             self._memory.keep_to(self._classifier.version, before)
         progress = self.progress
@@ -200,9 +246,8 @@ class StreamLearner:
         if label is not None:
             correct, drift = self._scored(prediction, label)
         row = Row(kept, UNLABELLED if label is None else label, now)
-        sample_id = self._memory.keep(row, scores, prediction, labelled=label is not None)
-        seen = Observation(prediction, correct, drift, sample_id=sample_id)
-        return self._then(seen, save=progress.observed % (self.options.save_every or np.inf) == 0)
+        at = self._memory.keep(row, scores, prediction, labelled=label is not None)
+        return Observation(prediction, correct, drift), at
 
     def label(self, sample_id: int, y: Any) -> Observation:
         """Give an observed sample its label, late; it counts in the prequential accuracy now.
@@ -224,6 +269,7 @@ class StreamLearner:
 
     def tick(self, t: float | None = None) -> Observation:
         """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
+        self.take_up()
         clock = self.progress.clock
         now = clock.at(time.time() if t is None else t)
         return self._then(Observation(), idle=now.passed - clock.passed)
@@ -258,12 +304,33 @@ class StreamLearner:
         self.save()
         return done
 
+    def take_up(self) -> bool:
+        """Take up what a round of the federation has left, if that is no worse; return whether there was something.
+
+        Done at each sample and each `tick`.
+        """
+        change = None if self._claimed else self._inbox.claim()
+        if change is None:
+            return False
+        if self.rounds.last not in (change.name, change.after):
+            _LOG.warning("a round's result was left out: it began before another one was taken up")
+        elif self.rounds.last != change.name:
+            undone = take_up(change, self._classifier, self._engine, self._memory.held_out)
+            if undone:
+                _LOG.warning("a round's result was undone: %s", undone)
+            self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
+        # It is deleted once the state that knows it is on disk.
+        self._claimed = True
+        self.save()
+        return True
+
     def save(self) -> bool:
         """Save the state; return whether the disk took it, the old one is there if not."""
         facts: dict[str, Any] = {
             "progress": self.progress.to_facts(),
             "selection": self.selection.to_json(),
             "adaptations": [asdict(each) for each in self.adaptations],
+            "rounds": asdict(self.rounds),
             **self._classifier.to_facts(),
         }
         arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
@@ -271,6 +338,9 @@ class StreamLearner:
         arrays["errors"] = self._drift.errors
         taken = self._folder.save(SavedState(facts, arrays))
         self.progress.saves_failed += not taken
+        if taken and self._claimed:
+            self._inbox.done()
+            self._claimed = False
         self._unsaved = False
         return taken
 
@@ -317,6 +387,7 @@ class StreamLearner:
             self.progress = Progress.from_facts(facts["progress"])
             self.selection = SelectionState.from_json(facts["selection"])
             self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
+            self.rounds = RoundsTaken(**facts.get("rounds", {}))
             self._memory.restore(state.under("memory."))
             self._drift.restore(state.arrays["errors"])
             self._classifier.restore(facts, state.under("model."))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.stored import Offer
 
 __all__ = ["LateLabel", "StreamMemory"]
 
@@ -37,6 +39,15 @@ class LateLabel:
 
     stored: bool
     waited: bool
+    prediction: int | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Pending:
+    """A sample that the store has not been offered yet, and what was predicted if it waits for its label."""
+
+    offer: Offer
+    waits: bool = False
     prediction: int | None = None
 
 
@@ -67,6 +78,9 @@ class StreamMemory:
         self._recent = Recent(guard, new, waiting)
         self._keeps_scores = keeps_scores
         self._seen = store.seen
+        self._pending: list[_Pending] = []
+        self._ids: list[int | None] = []
+        self._gathering = False
         self.version: str | None = None
 
     @property
@@ -74,19 +88,34 @@ class StreamMemory:
         """The window that training does not see."""
         return self._recent.held_out.rows
 
+    @contextmanager
+    def gathering(self) -> Iterator[list[int | None]]:
+        """Offer what is kept meanwhile to the store at the end, together; give the list that then has their ids."""
+        self._ids = []
+        self._gathering = True
+        try:
+            yield self._ids
+        finally:
+            self._gathering = False
+            self._settle()
+
     def keep(
         self, row: Row, scores: NDArray[np.float32], prediction: int | None, *, labelled: bool
     ) -> int | None:
-        """Hold a sample out or offer it to the store; return its id if it waits for its label or was offered."""
+        """Hold a sample out or offer it, within `gathering`; return where its id will stand, if it gets one.
+
+        The id is None there if the store has not taken it.
+        """
         if labelled:
+            # Whose array it is may be filled with the next sample.
+            row = replace(row, x=np.array(row.x))
             if self._recent.held_out.takes():
                 self._offer(self._recent.held_out.hold(row))
                 return None
             self._recent.new.append(row)
-        sample_id = self._offer([row], scores if self._keeps_scores else None)
-        if not labelled and sample_id is not None:
-            self._recent.wait(sample_id, prediction)
-        return sample_id
+        offer = Offer(row.x, row.y, row.t, scores if self._keeps_scores else None)
+        self._pending.append(_Pending(offer, not labelled, prediction))
+        return len(self._ids) + len(self._pending) - 1
 
     def label(self, sample_id: int, y: int) -> LateLabel:
         """Give a stored sample its label; the first one makes it a new sample to learn from, or to hold out."""
@@ -130,6 +159,7 @@ class StreamMemory:
         before : str or None
             That of the samples in memory; None if there are none.
         """
+        self._settle()
         self.version = version
         if version is None:
             return
@@ -146,13 +176,23 @@ class StreamMemory:
         """Take over what `to_arrays` gave."""
         self._recent.restore(arrays)
 
-    def _offer(self, rows: Sequence[Row], scores: NDArray[np.float32] | None = None) -> int | None:
-        """Offer samples to the store; return the id of the last, also if it was not kept."""
-        for row in rows:
-            self.store.add(row.x, row.y, row.t, outputs=scores, version=self.version or "")
-        before, self._seen = self._seen, self.store.seen
-        if self._seen < before:
-            # A damaged file was put aside, and the fresh one counts from the start.
-            self._recent.forget_waiting()
-        # Its ids are the numbers of the samples it has seen.
-        return self._seen if self._seen != before else None
+    def _offer(self, rows: Sequence[Row]) -> None:
+        """Offer samples to the store, later if more are gathered."""
+        self._pending += [_Pending(Offer(row.x, row.y, row.t)) for row in rows]
+        if not self._gathering:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Offer what is pending, and wait for the labels of those that have none."""
+        pending, self._pending = self._pending, []
+        placed = self.store.offer([each.offer for each in pending], self.version or "")
+        for each, (number, _) in zip(pending, placed, strict=True):
+            self._ids.append(number)
+            if number is None:
+                continue
+            if number <= self._seen:
+                # A damaged file was put aside, and the fresh one counts from the start.
+                self._recent.forget_waiting()
+            self._seen = number
+            if each.waits:
+                self._recent.wait(number, each.prediction)

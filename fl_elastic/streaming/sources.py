@@ -27,6 +27,10 @@ _DONE = "done"
 _LONGEST_LINE = 16 * 2**20
 
 
+def _nobody(_: dict[str, Any]) -> None:
+    """Hear nothing of what came of a reading."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a source gives next.
@@ -39,18 +43,26 @@ class Reading:
         The sample that ``y`` is a late label of.
     answer : callable
         Is told what came of it.
+    ends : bool
+        Whether it is the last of a file, which is put away once a further reading is asked for.
     """
 
     x: Any = None
     y: Any = None
     t: Any = None
     sample_id: int | None = None
-    answer: Callable[[dict[str, Any]], None] = lambda _: None
+    answer: Callable[[dict[str, Any]], None] = _nobody
+    ends: bool = False
 
     @property
     def is_silence(self) -> bool:
         """Whether nothing has come."""
         return self.x is None and self.y is None
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether somebody waits for what comes of it before the next one comes."""
+        return self.sample_id is not None or self.answer is not _nobody
 
 
 Source = Callable[[str, int, bool], Iterator[Reading]]
@@ -190,8 +202,8 @@ def _file(file: Path) -> Iterator[Reading]:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         yield Reading(x=f"{file.name}: {error}", y=0)
         return
-    for each in zip(x, y, t, strict=True):
-        yield Reading(*each)
+    for number, each in enumerate(zip(x, y, t, strict=True), start=1):
+        yield Reading(*each, ends=number == len(x))
 
 
 @register_source("socket")
@@ -204,6 +216,8 @@ def lines_over_socket(place: str, skip: int, follow: bool) -> Iterator[Reading]:
     """
     del skip, follow
     host, _, port = place.rpartition(":")
+    if not port.isdecimal():
+        raise StreamError(f"cannot listen on {place!r}: give HOST:PORT")
     try:
         listening = socket.create_server((host or "127.0.0.1", int(port)))
     except (OSError, ValueError, OverflowError) as error:

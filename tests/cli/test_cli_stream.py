@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fl_elastic.cli.stream import stream
+from fl_elastic.cli.stream import _gathered, stream
 from fl_elastic.errors import ElasticError
+from fl_elastic.streaming.sources import Reading
 
 MODELS = """
 from torch import nn
@@ -25,6 +27,10 @@ from torch import nn
 
 def tiny():
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def other():
+    return nn.Sequential(nn.Linear(5, 2))
 """
 APP = typer.Typer()
 APP.command()(stream)
@@ -85,11 +91,66 @@ def test_features_and_mains(place: Path) -> None:
         (["--speedup", "0.5"], "below 1"),
         (["--detector", "adwinn"], "did you mean"),
         (["--capacity", "10"], "too small"),
+        (["--policy", "fulll"], "did you mean"),
+        (["--source", "socket:127.0.0.1:1x"], "give HOST:PORT"),
     ],
 )
 def test_one_clear_line(given: list[str], message: str, place: Path) -> None:
     with pytest.raises(ElasticError, match=message):
         call(*arguments(place, *given))
+
+
+@pytest.mark.parametrize("source", ["csv", "dir"])
+def test_taken_together_it_is_the_same_but_for_when_it_trains(source: str, place: Path) -> None:
+    found = []
+    for size in ("1", "32"):
+        folder = place / size
+        folder.mkdir()
+        rows = np.random.default_rng(1).normal(size=(100, 4)).astype(np.float32)
+        for name, part in (("a", rows[:40]), ("b", rows[40:])):
+            np.savez(folder / f"{name}.npz", x=part, y=(part[:, 0] > 0).astype(int))
+        spec = f"csv:{place}/table.csv" if source == "csv" else f"dir:{folder}"
+        found.append(
+            call(
+                *arguments(place, "--json", "--batch", size, "--source", spec),
+                "--every",
+                "1000",
+                "--state-dir",
+                str(folder / "state"),
+            )
+        )
+    assert found[0]["observed"] == (299 if source == "csv" else 100)
+    for key in ("observed", "labelled", "accuracy", "refused", "classes", "stored"):
+        assert found[0][key] == found[1][key], key
+
+
+def test_a_file_is_put_away_only_when_its_samples_are_kept() -> None:
+    read: list[str] = []
+
+    def source() -> Iterator[Reading]:
+        for file in ("a", "b"):
+            yield Reading(x=file, y=0)
+            yield Reading(x=file, y=1, ends=True)
+            read.append(file)
+        yield Reading(x="c", y=0)
+        yield Reading()
+        yield Reading(x="d", y=0, answer=lambda _: None)
+        yield Reading(x="e", y=0)
+
+    seen = [([each.x for each in some], list(read)) for some in _gathered(source(), 10)]
+    assert seen == [
+        (["a", "a"], []), (["b", "b"], ["a"]), (["c"], ["a", "b"]), ([None], ["a", "b"]),
+        (["d"], ["a", "b"]), (["e"], ["a", "b"]),
+    ]  # fmt: skip
+
+
+def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -> None:
+    with pytest.raises(ElasticError, match=r"not one of the first.*shapes cannot be multiplied"):
+        call(*arguments(place), "--input", "4", "--model", "stream_models:other")
+    assert not (place / "state" / "learner.npz").exists()
+    # The next attempt begins at the first row.
+    assert "299 samples" in (told := call(*arguments(place)))
+    assert "refused: a number is not finite (1 times)" in told
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -102,6 +163,8 @@ def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     try:
         end = time.monotonic() + 120
         while not (place / "state" / "learner.npz").exists() and time.monotonic() < end:
+            # One that has ended by itself is not waited for.
+            assert service.poll() is None
             time.sleep(0.05)
         service.send_signal(number)
         told, _ = service.communicate(timeout=60)

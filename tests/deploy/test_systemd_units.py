@@ -29,6 +29,7 @@ def test_there_are_units() -> None:
     assert {path.name for path in UNITS} >= {
         "fl-elastic-server.service",
         "fl-elastic-node.service",
+        "fl-elastic-stream.service",
         "fl-elastic-exporter@.service",
         "fl-elastic-health@.service",
         "fl-elastic-health@.timer",
@@ -41,9 +42,11 @@ def test_commands_and_options_exist(path: Path) -> None:
     assert program == PROGRAM
     root = typer.main.get_command(app)
     commands = getattr(root, "commands", {})
-    assert "fleet" in commands
-    command = getattr(commands["fleet"], "commands", {}).get(arguments[1])
-    assert arguments[0] == "fleet" and command is not None, f"no command {arguments[:2]}"
+    assert {"fleet", "stream"} <= set(commands)
+    command = commands.get(arguments[0])
+    if arguments[0] == "fleet":
+        command = getattr(command, "commands", {}).get(arguments[1])
+    assert command is not None, f"no command {arguments[:2]}"
     known = {option for parameter in command.params for option in parameter.opts}
     used = {argument for argument in arguments if argument.startswith("--")}
     assert used <= known, f"{path.name} uses {sorted(used - known)}"

@@ -90,7 +90,7 @@ def test_new_classes_with_features(tmp_path: Path) -> None:
 def made(folder: Path, **given: Any) -> Any:
     settings = {
         "encoding": "int8", "latent": Latent(2), "policy": "elastic", "budget": Budget(speedup=1.3),
-        "trigger": EverySamples(30), "capacity": 65536,
+        "trigger": EverySamples(30), "capacity": 2**17,
     }  # fmt: skip
     return learner_in(folder, net(dropout=0.2), **(settings | given))
 

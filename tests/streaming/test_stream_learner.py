@@ -151,7 +151,7 @@ def test_late_labels_count_when_they_come(made: Any) -> None:
 
 
 def test_a_label_may_come_after_its_sample_has_left_the_store(made: Any) -> None:
-    learner = made(capacity=65536, trigger=EverySamples(10**6))
+    learner = made(capacity=2**17, trigger=EverySamples(10**6))
     ids = [learner.observe(x).sample_id for x, _ in blobs(1500)]
     assert len(learner.store) < 1500 and None not in ids and len(set(ids)) == 1500
     for each in ids:

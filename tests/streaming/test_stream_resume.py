@@ -41,7 +41,7 @@ def settings(replay: str, policy: str) -> dict[str, Any]:
     return {
         "model": net(dropout=0.2), "replay": replay, "policy": policy,
         "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
-        "trigger": EverySamples(30) | OnDrift(10), "capacity": 65536,
+        "trigger": EverySamples(30) | OnDrift(10), "capacity": 2**17,
     }  # fmt: skip
 
 

@@ -1,0 +1,289 @@
+"""A client of the federation whose data is a stream, and whose model a learner goes on with."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import StreamError
+from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.stream_joined import best_of, layout_of
+from fl_elastic.flower.stream_update import seen_from
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.losses import classification_loss
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.streaming.body import Prepare, as_floats
+from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.joining import JoiningRule, make_joining_rule
+from fl_elastic.streaming.labelled import LabelledWeights, Shares, joined, kept, overlaid
+from fl_elastic.streaming.replay import Replay, make_replay
+from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
+from fl_elastic.streaming.taking_up import labelled_weights
+from fl_elastic.streaming.visit import Mark, Visit, visit
+from fl_elastic.training import ElasticTrainer
+from fl_elastic.update import Manifest, PartialUpdate, load_weights
+
+__all__ = ["StreamClient"]
+
+_LOG = logging.getLogger("fl_elastic")
+_LEFT = ("by_share", "joined", "trained")
+
+
+class StreamClient(ElasticClient):
+    """Takes part in rounds with the samples of a stream, beside the learner of that stream.
+
+    In each round the global model is joined with the one that the learner has saved, trained on samples of the
+    store within the budget, and what was trained is sent. The joined model is left for the learner, which takes it
+    up at its next sample if that is no worse. Learner and rounds may be different processes: they meet in the state
+    folder alone.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As the server knows it.
+    stream_dir : path-like
+        State folder of the `StreamLearner`, with its store ``samples.db`` in it.
+    budget : Budget
+        What one round may spend.
+    joining : str or JoiningRule
+        How the global model is joined with the device's own.
+    classes : sequence of int, optional
+        Labels of the server's outputs, in order; 0, 1, 2 and so on, if left out.
+    optimizer_fn, loss_fn : callable
+        As `ElasticClient` takes them.
+    replay : str or Replay
+        Recipe of the batches.
+    steps : int
+        Training steps of a round, if the budget pays for them.
+    left : {"by_share", "joined", "trained"}
+        What is left for the learner: the joined model as it is, or after the round's training. By share: of that
+        training as much of each tensor as was the device's own; training on few samples of one device makes the
+        federation's part worse, since nobody averages it.
+    prepare, seed, head
+        As the learner has them.
+    **settings
+        Of `ElasticClient`; ``state_dir`` is the folder ``rounds`` in ``stream_dir`` unless given.
+
+    Raises
+    ------
+    StreamError
+        If a setting means nothing.
+
+    Examples
+    --------
+    >>> client = StreamClient(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), "state", budget=Budget(speedup=2))
+    >>> client.fit([], {"fl_elastic.packed": True})[2]["fl_elastic.error"]
+    'expected one packed buffer, got 0 arrays'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stream_dir: str | Path,
+        *,
+        budget: Budget,
+        joining: str | JoiningRule = "measured",
+        classes: Sequence[int] | None = None,
+        optimizer_fn: OptimizerFn | None = None,
+        loss_fn: LossFn = classification_loss,
+        replay: str | Replay = "er",
+        steps: int = 20,
+        left: str = "by_share",
+        prepare: Prepare = as_floats,
+        seed: int = 0,
+        head: str = "",
+        **settings: Any,
+    ) -> None:
+        if steps < 1:
+            raise StreamError(f"{steps} steps of a round mean nothing: give at least 1")
+        if left not in _LEFT:
+            raise StreamError(f"left {left!r} means nothing: give {', '.join(_LEFT)}")
+        if optimizer_fn is not None:
+            settings["optimizer_fn"] = optimizer_fn
+        self._folder = Path(stream_dir)
+        settings.setdefault("state_dir", self._folder / "rounds")
+        self._replay = make_replay(replay) if isinstance(replay, str) else replay
+        super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
+        self.joining = make_joining_rule(joining) if isinstance(joining, str) else joining
+        self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
+        self._prepare, self._head = prepare, head
+        # The one that is trained may have more classes.
+        self._blank = model
+        blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
+        self._layout = layout_of(blank, self.manifest)
+        outputs = self.manifest.shape(self._layout.head[0])[0]
+        self._classes = tuple(range(outputs)) if classes is None else tuple(classes)
+        if len(set(self._classes)) != len(self._classes) or len(self._classes) > outputs:
+            raise StreamError(
+                f"{len(self._classes)} classes for {outputs} outputs: name each once, at most so many"
+            )
+        self._mark = Mark()
+        self._visit: Visit | None = None
+        self._received: LabelledWeights | None = None
+        self._shares, self._left = Shares(0.0), left
+        self._joined: LabelledWeights | None = None
+
+    def capabilities(self) -> Capabilities:
+        """Return what this device can do in a round; its costs are measured if they are not known."""
+        self.loss_fn = self._replay.loss(self._plain_loss)
+        try:
+            self._visited()
+            return super().capabilities()
+        finally:
+            self._end_visit()
+
+    def _fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        self.loss_fn = self._replay.loss(self._plain_loss)
+        try:
+            packed, examples, metrics = super()._fit(parameters, config)
+            seen = self._seen()
+            metrics |= self._stream_metrics(seen)
+            self._leave(seen)
+        finally:
+            self._end_visit()
+        return packed, examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Return loss, examples and accuracy of the joined model on the learner's held-out window."""
+        self.loss_fn = self._plain_loss
+        try:
+            return super().evaluate(parameters, config)
+        finally:
+            self._end_visit()
+
+    def _take(self, weights: dict[str, NDArray[Any]]) -> None:
+        """Join the global model with the learner's; samples of the store are what is trained on."""
+        seen = self._visited()
+        received = LabelledWeights(weights, self._classes, self._layout.head)
+        drifted = seen.progress.drifts > self._mark.drifts or seen.progress.since_drift is not None
+        candidates = self.joining.candidates(self._layout, drifted=drifted)
+        for label in self._classes:
+            seen.classifier.learn(label)
+        # Learning a class may make the head another module; the rows of new labels are set by the joining.
+        own = labelled_weights(seen.classifier)
+        own = LabelledWeights(own.weights, self._known(seen), own.head)
+        manifest = Manifest.of(seen.classifier.model)
+
+        def load(shares: Shares) -> None:
+            load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
+
+        self._shares = best_of(
+            candidates, load, seen.body, self._plain_loss, seen.untrained(), seen.classifier.classes
+        )
+        self.model, self._received = seen.classifier.model, received
+        self._joined = labelled_weights(seen.classifier)
+        self.test_loader = _Window(seen)
+
+    def _known(self, seen: Visit) -> tuple[int, ...]:
+        """Return the labels that the learner itself has rows for."""
+        stored = [label for label in seen.store.classes if label >= 0]
+        known = [
+            label
+            for label in seen.classifier.classes.labels
+            if label in seen.saved.labels or label in stored
+        ]
+        return tuple(known)
+
+    def _weights(self) -> dict[str, NDArray[Any]]:
+        """Return the model as the server knows it: its classes, and its own values of what is personal."""
+        if self._visit is None or self._received is None:
+            return super()._weights()
+        personal = tuple(self.joining.personal(self._layout))
+        whole = overlaid(self._received, labelled_weights(self._visit.classifier)).weights
+        return {
+            name: self._received.weights[name] if name.startswith(personal) else whole[name]
+            for name in self.manifest.names
+        }
+
+    def _update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
+        """Return what was trained and is not personal, against the global model."""
+        seen, received = self._seen(), self._received
+        assert received is not None
+        personal = self.joining.personal(self._layout)
+        trained = labelled_weights(seen.classifier)
+        return seen_from(received, trained, trainer.update(version), personal)
+
+    def _visited(self) -> Visit:
+        """Look at the learner as it was saved last; its samples are what is trained on."""
+        self._end_visit()
+        seen = visit(
+            self._folder, self._blank, self._plain_loss,
+            prepare=self._prepare, seed=self._seed, head=self._head,
+        )  # fmt: skip
+        self._visit, self._mark, self.model = seen, Mark.load(self._folder), seen.classifier.model
+        seed = (self._seed, self._mark.rounds, 2)
+        try:
+            self.train_loader = seen.loader(self._replay, self._steps, seed, self._mark)
+        except StreamError:
+            self._end_visit()
+            raise
+        return seen
+
+    def _seen(self) -> Visit:
+        assert self._visit is not None
+        return self._visit
+
+    def _end_visit(self) -> None:
+        if self._visit is not None:
+            self._visit.store.close()
+        self._visit, self.model = None, self._blank
+
+    def _stream_metrics(self, seen: Visit) -> dict[str, Any]:
+        """Return what the server may want to know of the stream."""
+        progress, mark, report = seen.progress, self._mark, self.report
+        found = {
+            "samples-since-round": progress.observed - mark.observed,
+            "labelled-since-round": progress.labelled - mark.labelled,
+            "drifts-since-round": progress.drifts - mark.drifts,
+            "store-bytes": seen.store.used_bytes,
+            "joined-share": self._shares.rest,
+        }
+        if progress.labelled:
+            found["prequential-accuracy"] = float(progress.accuracy)
+        if report is not None:
+            found["plan-share"] = float(report.plan.mask.mean())
+        return found
+
+    def _to_leave(self, trained: LabelledWeights) -> LabelledWeights:
+        """Return the model that the learner gets."""
+        before, received = self._joined, self._received
+        if before is None or received is None or self._left == "trained":
+            return trained
+        return before if self._left == "joined" else kept(before, trained, received, self._shares)
+
+    def _leave(self, seen: Visit) -> None:
+        """Leave the result for the learner, and note how far the stream was."""
+        now = self._to_leave(labelled_weights(seen.classifier))
+        new = tuple(label for label in now.labels if label not in seen.saved.labels)
+        change = change_between(seen.saved, now)
+        try:
+            RoundInbox(self._folder).leave(
+                RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
+            )
+            seen.mark(self._mark).save(self._folder)
+        except OSError as error:
+            # The server gets its update all the same.
+            _LOG.warning("the round's result could not be left in %s: %s", self._folder, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """A loader of the held-out window, which says why where there is none."""
+
+    seen: Visit
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield self.seen.held_out_batch()

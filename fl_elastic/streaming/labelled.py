@@ -1,0 +1,174 @@
+"""Two models whose heads stand for other labels, seen in one order and mixed.
+
+A row that only one side has a label for is kept as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import StreamError
+
+__all__ = ["LabelledWeights", "Shares", "extended", "joined", "kept", "overlaid"]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledWeights:
+    """A model's tensors, and what the rows of its head stand for.
+
+    Parameters
+    ----------
+    weights : mapping of str to array
+        All tensors.
+    labels : tuple of int
+        Of the head's first rows, in order; further rows stand for nothing yet.
+    head : tuple of str
+        Names of the tensors with a row per output.
+    """
+
+    weights: Mapping[str, NDArray[Any]]
+    labels: tuple[int, ...]
+    head: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How much of the federation's model goes into the joined one, from 0 to 1.
+
+    Parameters
+    ----------
+    rest : float
+        Of every tensor that is not named.
+    named : mapping of str to float
+        By the beginning of a tensor's name; the longest that fits counts.
+
+    Examples
+    --------
+    >>> shares = Shares(1.0, {"head": 0.0, "head.bias": 0.5})
+    >>> [shares.of(name) for name in ("conv1.weight", "head.weight", "head.bias")]
+    [1.0, 0.0, 0.5]
+    """
+
+    rest: float
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for share in (self.rest, *self.named.values()):
+            if not 0 <= share <= 1:
+                raise StreamError(f"a share of {share} means nothing: give 0 to 1")
+
+    def of(self, name: str) -> float:
+        """Return the share of a tensor."""
+        fitting = [each for each in self.named if name.startswith(each)]
+        return self.named[max(fitting, key=len)] if fitting else self.rest
+
+
+def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:
+    """Return the device's model with a row for every label of the other one; a new row is the other's.
+
+    New rows take the places after the known ones; the head is longer only where it has too few.
+
+    Examples
+    --------
+    >>> own = LabelledWeights({"b": np.array([1.0, 2.0, 9.0])}, (7, 3), ("b",))
+    >>> both = extended(own, LabelledWeights({"b": np.array([5.0, 6.0])}, (4, 3), ("b",)))
+    >>> both.labels, both.weights["b"].tolist()
+    ((7, 3, 4), [1.0, 2.0, 5.0])
+    """
+    new = [label for label in other.labels if label not in own.labels]
+    labels = (*own.labels, *new)
+    weights = dict(own.weights)
+    for name in own.head:
+        rows = np.zeros((max(len(labels), len(weights[name])), *weights[name].shape[1:]))
+        rows = rows.astype(weights[name].dtype)
+        rows[: len(weights[name])] = weights[name]
+        for place, label in enumerate(new, start=len(own.labels)):
+            rows[place] = other.weights[name][other.labels.index(label)]
+        weights[name] = rows
+    return replace(own, weights=weights, labels=labels)
+
+
+def overlaid(base: LabelledWeights, top: LabelledWeights) -> LabelledWeights:
+    """Return the tensors of ``top`` in the order and size of ``base``'s head.
+
+    Rows that ``top`` has no label for are those of ``base``.
+
+    Examples
+    --------
+    >>> base = LabelledWeights({"b": np.array([1.0, 2.0, 9.0])}, (7, 3), ("b",))
+    >>> top = LabelledWeights({"b": np.array([5.0, 6.0])}, (4, 3), ("b",))
+    >>> overlaid(base, top).weights["b"].tolist()
+    [1.0, 6.0, 9.0]
+    """
+    weights = {name: top.weights[name] for name in base.weights}
+    for name in base.head:
+        rows = np.array(base.weights[name])
+        for place, label in enumerate(base.labels):
+            if label in top.labels:
+                rows[place] = top.weights[name][top.labels.index(label)]
+        weights[name] = rows
+    return replace(base, weights=weights)
+
+
+def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> LabelledWeights:
+    """Return the device's model joined with the federation's: every label of both, the device's first.
+
+    Tensors of whole numbers are never mixed: they are the federation's where its share is 1.
+
+    Examples
+    --------
+    >>> own = LabelledWeights({"b": np.array([1.0, 2.0])}, (7, 3), ("b",))
+    >>> received = LabelledWeights({"b": np.array([5.0, 6.0])}, (4, 3), ("b",))
+    >>> joined(own, received, Shares(0.5)).weights["b"].tolist()
+    [1.0, 4.0, 5.0]
+    """
+    base = extended(own, received)
+    aim = overlaid(base, received)
+    return replace(
+        base,
+        weights={
+            name: _mixed(here, aim.weights[name], shares.of(name))
+            for name, here in base.weights.items()
+        },
+    )
+
+
+def kept(
+    before: LabelledWeights, trained: LabelledWeights, received: LabelledWeights, shares: Shares
+) -> LabelledWeights:
+    """Return the joined model with as much of its training on the device as of each tensor was the device's own.
+
+    Rows of the head that the federation does not know are the device's own altogether.
+
+    Examples
+    --------
+    >>> before = LabelledWeights({"b": np.array([1.0, 2.0])}, (7, 3), ("b",))
+    >>> trained = LabelledWeights({"b": np.array([2.0, 4.0])}, (7, 3), ("b",))
+    >>> received = LabelledWeights({"b": np.array([0.0])}, (3,), ("b",))
+    >>> kept(before, trained, received, Shares(0.75)).weights["b"].tolist()
+    [2.0, 2.5]
+    """
+    weights = {}
+    for name, here in before.weights.items():
+        there = trained.weights[name]
+        rows = _mixed(here, there, 1 - shares.of(name))
+        if name in before.head:
+            for place, label in enumerate(before.labels):
+                if label not in received.labels:
+                    rows[place] = there[place]
+        weights[name] = rows
+    return replace(before, weights=weights)
+
+
+def _mixed(here: NDArray[Any], there: NDArray[Any], share: float) -> NDArray[Any]:
+    if share == 1:
+        return np.array(there)
+    if share == 0 or here.dtype.kind != "f":
+        return np.array(here)
+    # From here, so that what is equal on both sides stays bit for bit as it is.
+    return np.asarray(here + share * (there - here), here.dtype)

@@ -1,0 +1,195 @@
+"""How a round's result reaches the learner, perhaps in another process: a file that is there or not, never half."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.storage import write_atomically
+from fl_elastic.streaming.labelled import LabelledWeights
+
+__all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
+
+_LOG = logging.getLogger("fl_elastic")
+_FORMAT = 1
+_FACTS = "facts"
+
+
+@dataclass(frozen=True)
+class RoundsTaken:
+    """What a learner remembers of rounds, in its saved state.
+
+    Parameters
+    ----------
+    last : str
+        Which result was taken up last; empty for none.
+    taken, undone : int
+        How many were, and how many of them the guard put back.
+    """
+
+    last: str = ""
+    taken: int = 0
+    undone: int = 0
+
+    def with_one(self, name: str, *, undone: bool) -> RoundsTaken:
+        """Return it with one more."""
+        return RoundsTaken(name, self.taken + 1, self.undone + undone)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundChange:
+    """What a round has changed of the model that the learner had saved.
+
+    Parameters
+    ----------
+    name : str
+        Of this result, unlike any other's.
+    after : str
+        `RoundsTaken.last` of the state that the round started from.
+    change : LabelledWeights
+        Differences; of tensors that hold whole numbers, and of the rows of new labels, the values themselves.
+    new : tuple of int
+        Labels that the saved state did not have.
+    """
+
+    name: str
+    after: str
+    change: LabelledWeights
+    new: tuple[int, ...] = ()
+
+
+def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
+    """Return what has to be added to ``before`` to make ``now``, which may have more labels after the same ones.
+
+    Examples
+    --------
+    >>> before = LabelledWeights({"b": np.array([1.0, 2.0])}, (7, 3), ("b",))
+    >>> now = LabelledWeights({"b": np.array([1.5, 2.0, 4.0])}, (7, 3, 5), ("b",))
+    >>> change_between(before, now).weights["b"].tolist()
+    [0.5, 0.0, 4.0]
+    """
+    changes = {}
+    for name, value in now.weights.items():
+        change = np.array(value)
+        if change.dtype.kind == "f":
+            known = before.weights[name]
+            rows = slice(0, len(known)) if name in now.head else ...
+            change[rows] -= known
+            if name in now.head:
+                # A row that stood for nothing before has no difference either.
+                fresh = slice(len(before.labels), len(now.labels))
+                change[fresh] = value[fresh]
+        changes[name] = change
+    return LabelledWeights(changes, now.labels, now.head)
+
+
+def applied(
+    present: LabelledWeights, change: RoundChange, known: tuple[int, ...]
+) -> LabelledWeights:
+    """Return the present model with a round's change: what was learned meanwhile stays.
+
+    A label that the present model has no row for is passed over.
+
+    Parameters
+    ----------
+    present : LabelledWeights
+        The learner's model, with rows for the round's new labels.
+    change : RoundChange
+        What the round has changed.
+    known : tuple of int
+        Labels that the learner knew before it made those rows: a new label that it has met meanwhile keeps its row.
+
+    Examples
+    --------
+    >>> present = LabelledWeights({"b": np.array([1.0, 2.0, 0.0])}, (7, 3, 5), ("b",))
+    >>> change = LabelledWeights({"b": np.array([0.5, 0.0, 4.0])}, (7, 3, 5), ("b",))
+    >>> applied(present, RoundChange("1", "", change, new=(5,)), known=(7, 3)).weights["b"].tolist()
+    [1.5, 2.0, 4.0]
+    """
+    weights: dict[str, NDArray[Any]] = {}
+    for name, here in present.weights.items():
+        there = change.change.weights[name]
+        if name not in present.head:
+            weights[name] = np.array(there if here.dtype.kind != "f" else here + there)
+            continue
+        rows = np.array(here)
+        for place, label in enumerate(present.labels):
+            if label not in change.change.labels:
+                continue
+            row = there[change.change.labels.index(label)]
+            if label not in change.new:
+                rows[place] += row
+            elif label not in known:
+                rows[place] = row
+        weights[name] = rows
+    return LabelledWeights(weights, present.labels, present.head)
+
+
+class RoundInbox:
+    """The place in a learner's folder where rounds leave their results.
+
+    A later result takes the place of one that nobody has taken yet: both start from the same saved state.
+
+    Parameters
+    ----------
+    folder : path-like
+        The learner's state folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        place = Path(folder) / "inbox"
+        self._left, self._claimed = place / "round.npz", place / "claimed.npz"
+
+    def leave(self, change: RoundChange) -> None:
+        """Leave a result; OSError if the disk does not take it."""
+        facts = {
+            "format": _FORMAT, "name": change.name, "after": change.after, "new": list(change.new),
+            "labels": list(change.change.labels), "head": list(change.change.head),
+        }  # fmt: skip
+        arrays = {f"tensor.{name}": value for name, value in change.change.weights.items()}
+        text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        buffer = io.BytesIO()
+        everything: Mapping[str, Any] = {**arrays, _FACTS: text}
+        np.savez(buffer, **everything)
+        write_atomically(self._left, buffer.getvalue())
+
+    def claim(self) -> RoundChange | None:
+        """Return a result that waits, taken out of reach of later rounds until `done`; None if there is none.
+
+        One that was claimed by a process that died is given again. One that cannot be read is deleted.
+        """
+        if not self._claimed.exists():
+            try:
+                os.rename(self._left, self._claimed)
+            except OSError:
+                return None
+        try:
+            with np.load(self._claimed, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            facts = json.loads(arrays.pop(_FACTS).tobytes())
+            if facts["format"] != _FORMAT:
+                raise ValueError(f"its format is {facts['format']!r}")
+            weights = {name.removeprefix("tensor."): value for name, value in arrays.items()}
+            change = LabelledWeights(weights, tuple(facts["labels"]), tuple(facts["head"]))
+            return RoundChange(str(facts["name"]), str(facts["after"]), change, tuple(facts["new"]))
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
+            self.done()
+            return None
+
+    def done(self) -> None:
+        """Delete what was claimed."""
+        try:
+            self._claimed.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("cannot remove %s: %s", self._claimed, error.strerror)

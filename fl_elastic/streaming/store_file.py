@@ -1,0 +1,230 @@
+"""A store's file as the store uses it: damage, a full disk and other processes are dealt with here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fl_elastic.errors import StoreError
+from fl_elastic.streaming.class_counts import ClassCounts
+from fl_elastic.streaming.database import Database, is_damage
+from fl_elastic.streaming.deletion import Condition, delete_some
+from fl_elastic.streaming.drawable import Drawable
+from fl_elastic.streaming.encoding import ENCODINGS, Encoding
+from fl_elastic.streaming.placing import Placing, Written, as_array, extra_bytes
+from fl_elastic.streaming.storage_policies import make_storage_policy
+from fl_elastic.streaming.stored import Offer, Placed
+
+__all__ = ["StoreFile"]
+
+_LOG = logging.getLogger("fl_elastic")
+_Found = TypeVar("_Found")
+
+
+class StoreFile:
+    """The file of a store.
+
+    Parameters
+    ----------
+    path : Path
+        Where.
+    capacity_bytes : int
+        Bound of all that it takes on the disk.
+    policy, encoding, seed : str, str, int
+        What it is made with; see `SampleStore`.
+
+    Attributes
+    ----------
+    drawable : Drawable
+        Its index in memory.
+    lost : Counter
+        What could not be written, by reason.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be opened or was made with other settings.
+    """
+
+    def __init__(
+        self, path: Path, capacity_bytes: int, policy: str, encoding: str, seed: int
+    ) -> None:
+        if encoding not in ENCODINGS:
+            raise StoreError(f"encoding {encoding!r} is unknown: known are {', '.join(ENCODINGS)}")
+        self._policy = make_storage_policy(policy)
+        self._settings = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
+        self._seed, self._encoding_name = seed, encoding
+        self._form: Encoding | None = None
+        self._failures = 0
+        self.lost: Counter[str] = Counter()
+        self.drawable = Drawable(self.read)
+        self.database = Database(path, capacity_bytes)
+        self._settle()
+
+    @property
+    def form(self) -> Encoding | None:
+        """Shape, type and form on disk of every sample; None before the first."""
+        if self._form is None:
+            rows = self.read("SELECT value FROM meta WHERE key = 'encoding'")
+            self._form = Encoding.from_json(rows[0][0]) if rows else None
+        return self._form
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """Samples that made no sense or could not be written, by reason."""
+        rows = self.read("SELECT value FROM meta WHERE key = 'rejected'")
+        return Counter(json.loads(rows[0][0]) if rows else {}) + self.lost
+
+    def read(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Return rows; none where the file turns out to be damaged, and a fresh one is started.
+
+        Raises
+        ------
+        StoreError
+            If the file cannot be read, such as one that is closed.
+        """
+        try:
+            self._follow()
+            return self.database.connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            if not isinstance(error, sqlite3.DatabaseError) or not is_damage(error):
+                raise StoreError(f"cannot read {self.database.path}: {error}") from None
+            self._start_afresh(str(error))
+            return []
+
+    def offer(self, offers: Sequence[Offer], version: str) -> list[Placed]:
+        """Offer samples, so many at a time that the log keeps to its bound; say what became of each."""
+        placed: list[Placed] = []
+        extra = max((extra_bytes(each.outputs) for each in offers), default=0)
+        while len(placed) < len(offers):
+            # The first sample alone decides what the others look like.
+            first = offers[len(placed)]
+            size = extra + (self._form.row_bytes if self._form else as_array(first.x).nbytes)
+            many = self.database.bounds.rows_per_transaction(size) if self._form else 1
+            some = offers[len(placed) : len(placed) + max(many, 1)]
+            written = self._tried(
+                partial(self._written, some, size, version), f"{len(some)} samples"
+            )
+            if written is None:
+                self.lost["disk"] += len(some)
+            placed += written or [Placed(None, False)] * len(some)
+        return placed
+
+    def label(self, sample_id: int, y: int) -> bool:
+        """Give a sample its label; return whether it is here."""
+        return bool(self._tried(lambda: self._labelled(sample_id, y), "a label"))
+
+    def delete(self, condition: Condition) -> int:
+        """Delete samples; return how many. One that is killed may have deleted a part of them."""
+        gone, more = 0, True
+        while more:
+            # A form that is not known yet means an empty store.
+            size = 0 if self.form is None else self.form.row_bytes
+            found = self._tried(partial(delete_some, self.database, condition, size), "a deletion")
+            count, more = found or (0, False)
+            gone += count
+        self.drawable.changed()
+        return gone
+
+    def close(self) -> None:
+        """Close it; what was committed is in it."""
+        self.database.close()
+
+    def _written(self, offers: Sequence[Offer], size: int, version: str) -> list[Placed]:
+        database, form = self.database, self._form or self._encoding_name
+        if not database.bounds.rows_per_transaction(size):
+            # It is refused, so that nothing of it is written.
+            size = 0
+        with database.writing(len(offers), size):
+            written: Written = Placing(database, self._policy, form, self._seed, version).place(
+                offers
+            )
+        for reason, count in written.refused.items():
+            _LOG.warning("%s samples rejected: %s", count, reason)
+        self._form = written.encoding
+        self.drawable.changed()
+        return list(written.placed)
+
+    def _labelled(self, sample_id: int, y: int) -> bool:
+        # SQLite writes the whole row anew for another label.
+        query = "SELECT LENGTH(x) + COALESCE(LENGTH(outputs), 0) FROM samples WHERE id = ?"
+        size = self.database.connection.execute(query, (sample_id,)).fetchone()
+        if size is None:
+            return False
+        with self.database.writing(1, int(size[0])) as connection:
+            row = connection.execute("SELECT y FROM samples WHERE id = ?", (sample_id,)).fetchone()
+            if row is not None:
+                connection.execute("UPDATE samples SET y = ? WHERE id = ?", (y, sample_id))
+                counts = ClassCounts(connection)
+                counts.add(int(row[0]), -1)
+                counts.add(y, 1)
+                counts.settle()
+        self.drawable.changed()
+        return row is not None
+
+    def _tried(self, action: Callable[[], _Found], what: str) -> _Found | None:
+        """Do it, on a fresh file where this one is damaged; None where the disk does not take it."""
+        for again in (True, False):
+            try:
+                self._follow()
+                return action()
+            except sqlite3.DatabaseError as error:
+                if is_damage(error) and again:
+                    self._start_afresh(str(error))
+                    continue
+                self._failed(error, what)
+                return None
+        return None
+
+    def _failed(self, error: sqlite3.DatabaseError, what: str) -> None:
+        self._failures += 1
+        # A disk may stay full for long: said the first time, the second, the fourth, ...
+        if self._failures & (self._failures - 1) == 0:
+            _LOG.warning(
+                "%s could not be written to %s: %s (failure %s)",
+                what, self.database.path, error, self._failures,
+            )  # fmt: skip
+
+    def _follow(self) -> None:
+        """Open anew what is at the path, if another process has put the file aside or somebody deleted it."""
+        if self.database.is_elsewhere():
+            _LOG.warning("the sample store %s was replaced: opened anew", self.database.path)
+            self.database.reopen()
+            self._begin()
+
+    def _start_afresh(self, why: str) -> None:
+        self.database.put_aside(why)
+        self.lost["file was damaged"] += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._form = None
+        self.drawable.forget()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take over what the file was made with; write it into a fresh one."""
+        database = self.database
+        kept = {key: database.get(key) for key in self._settings}
+        if not any(kept.values()):
+            with database.writing():
+                database.put(self._settings)
+        elif kept != self._settings:
+            different = [key for key in kept if kept[key] != self._settings[key]]
+            database.close()
+            raise StoreError(
+                f"the store {database.path} was made with "
+                + ", ".join(f"{key} {kept[key]}" for key in different)
+                + "; open it with that, or use another file"
+            )
+        text = database.get("encoding")
+        try:
+            self._form = Encoding.from_json(text) if text else None
+        except StoreError as error:
+            self._start_afresh(str(error))

@@ -1,0 +1,88 @@
+"""A learner takes up what a round of the federation has made of its model, if that is no worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_elastic.streaming.adapting import Engine, score
+from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.guard import Row
+from fl_elastic.streaming.intake import Refused
+from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.round_inbox import RoundChange, applied
+from fl_elastic.update import Manifest, load_weights
+
+__all__ = ["head_tensors", "labelled_weights", "take_up"]
+
+
+def head_tensors(classifier: Classifier) -> tuple[str, ...]:
+    """Return the names of the tensors with a row per output; ModelError if the model has no such layer."""
+    name = classifier.head_name
+    return tuple(each for each in classifier.model.state_dict() if each.startswith(f"{name}."))
+
+
+def labelled_weights(classifier: Classifier) -> LabelledWeights:
+    """Return a classifier's model with what its outputs stand for."""
+    arrays = classifier.to_arrays()
+    return LabelledWeights(arrays, classifier.classes.labels, head_tensors(classifier))
+
+
+def take_up(
+    change: RoundChange, classifier: Classifier, engine: Engine, held_out: Sequence[Row]
+) -> str:
+    """Apply a round's change to the model; return why it was put back, empty if it was not.
+
+    Parameters
+    ----------
+    change : RoundChange
+        What the round left.
+    classifier : Classifier
+        The learner's model; new labels of the federation become classes of it, as many as it may have.
+    engine : Engine
+        Its guard and loss.
+    held_out : sequence of Row
+        The window that the guard looks at.
+    """
+    body = classifier.body
+    if body is None or body.version is not None:
+        return "the learner keeps features of a frozen part, which a round would change"
+    before, known = score(body, engine.loss_fn, held_out, classifier.classes), classifier.classes
+    for label in change.new:
+        try:
+            classifier.refuse_unlearnable(label)
+            classifier.learn(label)
+        except Refused:
+            continue
+    present = labelled_weights(classifier)
+    manifest = Manifest.of(classifier.model)
+    undone = _misfit(present, change)
+    if not undone:
+        weights = applied(present, change, known.labels).weights
+        if all(np.isfinite(each).all() for each in weights.values() if each.dtype.kind == "f"):
+            load_weights(classifier.model, manifest, weights)
+            classifier.rebuild()
+            after = score(body, engine.loss_fn, held_out, classifier.classes)
+            undone = engine.guard.worse(before, after)
+        else:
+            undone = "a weight would not be finite"
+    if undone:
+        load_weights(classifier.model, manifest, present.weights)
+        classifier.forget_newest(known)
+        classifier.rebuild()
+    return undone
+
+
+def _misfit(present: LabelledWeights, change: RoundChange) -> str:
+    """Return why the change cannot be of this model; empty if it can."""
+    theirs = change.change
+    if set(theirs.weights) != set(present.weights) or theirs.head != present.head:
+        return "it is of a model with other tensors"
+    for name, here in present.weights.items():
+        there = theirs.weights[name]
+        rows = len(theirs.labels) if name in present.head else 0
+        apart = there.shape[1:] != here.shape[1:] if rows else there.shape != here.shape
+        if apart or there.dtype != here.dtype or (rows and len(there) < rows):
+            return f"its tensor {name!r} has another shape or type"
+    return ""

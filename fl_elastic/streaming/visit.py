@@ -1,0 +1,248 @@
+"""What a round of the federation sees of a learner: its saved state and its store, and nothing of its process."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.errors import StoreError, StreamError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.storage import write_atomically
+from fl_elastic.streaming.body import Body, Prepare
+from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.guard import Guard, Row
+from fl_elastic.streaming.head import head_name
+from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.learner_state import StateFolder
+from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.recent import Recent
+from fl_elastic.streaming.replay import Replay
+from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
+from fl_elastic.streaming.round_inbox import RoundsTaken
+from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.taking_up import labelled_weights
+
+__all__ = ["Mark", "Visit", "open_store", "visit"]
+
+_STORE, _MARK = "samples.db", "round.json"
+_NEWEST = 512
+_ROOM = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a stream was at the last round; what has come since is new to the federation.
+
+    Parameters
+    ----------
+    observed, labelled, drifts : int
+        As `Progress` counts them.
+    newest : int
+        Id of the newest sample that the store was offered.
+    rounds : int
+        Rounds until then.
+    """
+
+    observed: int = 0
+    labelled: int = 0
+    drifts: int = 0
+    newest: int = 0
+    rounds: int = 0
+
+    @classmethod
+    def load(cls, folder: Path) -> Mark:
+        """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
+        try:
+            return cls(**{k: int(v) for k, v in json.loads((folder / _MARK).read_text()).items()})
+        except (OSError, ValueError, TypeError, AttributeError):
+            return cls()
+
+    def save(self, folder: Path) -> None:
+        """Write it; OSError if the disk does not take it."""
+        write_atomically(folder / _MARK, json.dumps(asdict(self)).encode())
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A learner as it was saved last, in copies; only the store is shared.
+
+    Parameters
+    ----------
+    classifier : Classifier
+        A copy of its model, with every class of state and store.
+    saved : LabelledWeights
+        The model as it was saved.
+    progress : Progress
+        Its counters.
+    rounds : RoundsTaken
+        What it has taken up of earlier rounds.
+    held_out, new : sequence of Row
+        Its window, and the samples that it has not trained on yet.
+    store : SampleStore
+        Open for reading.
+    """
+
+    classifier: Classifier
+    saved: LabelledWeights
+    progress: Progress
+    rounds: RoundsTaken
+    held_out: Sequence[Row]
+    new: Sequence[Row]
+    store: SampleStore
+
+    @property
+    def body(self) -> Body:
+        """The model with what turns samples into its inputs."""
+        assert self.classifier.body is not None
+        return self.classifier.body
+
+    def loader(self, replay: Replay, steps: int, seed: tuple[int, ...], mark: Mark) -> ReplayLoader:
+        """Return batches of samples that came after the mark, and of all stored ones.
+
+        Raises
+        ------
+        StreamError
+            If there is no labelled sample.
+        """
+        if not self.new and not sum(n for label, n in self.store.classes.items() if label >= 0):
+            raise StreamError(
+                "the stream has no labelled sample yet: take part once labels have come"
+            )
+        x, y = self._since(mark)
+        pool = Pool(x, y, self.store, self.classifier.classes)
+        return ReplayLoader(pool, replay, steps, seed, self.body.as_inputs)
+
+    def held_out_batch(self) -> Batch:
+        """Return the window as one batch; StreamError if it is empty."""
+        if not self.held_out:
+            raise StreamError("no sample is held out yet: evaluate once more labels have come")
+        inputs = self.body.as_inputs(np.stack([row.x for row in self.held_out]))
+        labels = np.array([row.y for row in self.held_out], np.int64)
+        return inputs, torch.from_numpy(self.classifier.classes.outputs(labels))
+
+    def untrained(self) -> list[Row]:
+        """Return the newest samples that the learner's model was not trained on, the window among them."""
+        return [*self.held_out, *self.new][-_NEWEST:]
+
+    def mark(self, before: Mark) -> Mark:
+        """Return how far the stream is now."""
+        progress = self.progress
+        return Mark(
+            progress.observed,
+            progress.labelled,
+            progress.drifts,
+            self.store.seen,
+            before.rounds + 1,
+        )
+
+    def _since(self, mark: Mark) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return samples that came after the mark: those of the store, and those in the saved state."""
+        stored = self.store.sample(_NEWEST, how="recent", generator=np.random.default_rng(0))
+        late = [place for place in np.argsort(stored.ids) if stored.ids[place] > mark.newest]
+        x = [*stored.x[late], *(row.x for row in self.new)]
+        y = [*stored.y[late].tolist(), *(row.y for row in self.new)]
+        return np.stack(x) if x else np.zeros(0, np.float32), np.array(y, np.int64)
+
+
+def open_store(path: Path) -> SampleStore:
+    """Open a store that is there already, with the settings it was made with.
+
+    Raises
+    ------
+    StoreError
+        If there is none.
+    """
+    if not path.is_file():
+        raise StoreError(f"there is no sample store {path}: start fl-elastic stream there first")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+            kept = dict(opened.execute("SELECT key, value FROM meta").fetchall())
+        policy, encoding, seed = (kept[key] for key in ("policy", "encoding_name", "seed"))
+    except (sqlite3.Error, KeyError) as error:
+        raise StoreError(f"cannot read the sample store {path}: {error}") from None
+    # Nothing is added here: any bound does that is not below what it takes now, or in a moment.
+    capacity = 2 * path.stat().st_size + _ROOM
+    return SampleStore(path, capacity, policy=policy, encoding=encoding, seed=int(seed))
+
+
+def visit(
+    folder: Path,
+    model: nn.Module,
+    loss_fn: LossFn,
+    *,
+    prepare: Prepare,
+    seed: int = 0,
+    head: str = "",
+) -> Visit:
+    """Return a learner as it was saved last; close the visit's store afterwards.
+
+    Parameters
+    ----------
+    folder : Path
+        The learner's state folder, with the store ``samples.db`` in it.
+    model : nn.Module
+        Of the learner's kind; it is copied.
+    loss_fn, prepare, seed, head
+        See `StreamLearner`.
+
+    Raises
+    ------
+    StreamError
+        If nothing was saved yet, the state is of another model, or the learner keeps features instead of inputs.
+    StoreError
+        If there is no store.
+    """
+    state = StateFolder(folder).load()
+    if state is None:
+        raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
+    if state.facts["features"] is not None:
+        raise StreamError(
+            "the learner keeps features of a frozen part, which the federation's model would change: start it "
+            "without latent replay to take part"
+        )
+    classifier = Classifier(
+        _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
+        latent=None, prepare=prepare, seed=seed, head=head,
+    )  # fmt: skip
+    classifier.restore(state.facts, state.under("model."))
+    saved = labelled_weights(classifier)
+    recent = Recent(Guard(), _NEWEST, 1)
+    recent.restore(state.under("memory."))
+    store = open_store(folder / _STORE)
+    for label in store.classes:
+        if label >= 0:
+            classifier.learn(label)
+    return Visit(
+        classifier=classifier,
+        saved=saved,
+        progress=Progress.from_facts(dict(state.facts["progress"])),
+        rounds=RoundsTaken(**state.facts.get("rounds", {})),
+        held_out=recent.held_out.rows,
+        new=list(recent.new),
+        store=store,
+    )
+
+
+def _with_outputs(model: nn.Module, head: str, outputs: int | None) -> nn.Module:
+    """Return a copy with at most so many outputs: the learner may have begun with fewer than the server."""
+    made = copy.deepcopy(model)
+    name = head or head_name(made)
+    layer = made.get_submodule(name)
+    if outputs is not None and isinstance(layer, nn.Linear) and layer.out_features > outputs:
+        parent, _, own = name.rpartition(".")
+        # Its weights are those of the saved state in a moment; to draw them must not move anybody's numbers.
+        with torch.random.fork_rng(devices=[]):
+            shorter = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
+        setattr(made.get_submodule(parent), own, shorter.to(layer.weight).train(layer.training))
+    return made

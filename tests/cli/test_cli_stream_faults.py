@@ -1,0 +1,211 @@
+"""``fl-elastic stream`` as a process of its own: killed, its files damaged, its disk full, its port taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import call as call_here
+from processes import start, wait_until
+
+from fl_elastic.streaming import SampleStore
+from fl_elastic.streaming.learner_state import load_state
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
+
+MODEL = """
+from torch import nn
+
+
+def tiny():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+"""
+ROWS = 400
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "faulty_models.py").write_text(MODEL)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # In this process the module is found by its folder alone.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = ["a,b,c,d,label"]
+    lines += [",".join(f"{v:.4f}" for v in x) + f",{y}" for x, y in samples(ROWS)]
+    lines[30] = "1,2,nan,4,0"
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    yield tmp_path
+    sys.modules.pop("faulty_models", None)
+
+
+def samples(count: int) -> list[tuple[Any, int]]:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(2, size=count)
+    x = generator.normal(size=(count, 4)) + 3 * labels[:, None]
+    return list(zip(x, labels.tolist(), strict=True))
+
+
+def arguments(place: Path, source: str, *more: object) -> list[object]:
+    return [
+        "stream", "--source", source, "--model", "faulty_models:tiny", "--input", "4",
+        "--state-dir", place / "state", "--policy", "full", "--detector", "none", "--every", "40",
+        "--steps", "4", "--json", *more,
+    ]  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    """Status and words of a process; none is waited for longer than so."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(place: Path, *more: object) -> tuple[dict[str, Any], str]:
+    status, out, err = ended(start(place, *arguments(place, f"csv:{place}/table.csv", *more)))
+    assert status == 0, err
+    return json.loads(out), err
+
+
+def test_killed_and_started_again_it_misses_no_row(place: Path) -> None:
+    state = place / "state" / "learner.npz"
+    for _ in range(3):
+        before = state.read_bytes() if state.exists() else b""
+        service = start(
+            place, *arguments(place, f"csv:{place}/table.csv", "--follow", "--batch", "8")
+        )
+        try:
+            # Each life gets so far that it saves, or has nothing left to do.
+            wait_until(lambda b=before: state.exists() and state.read_bytes() != b, 60)  # type: ignore[misc]
+        finally:
+            os.kill(service.pid, signal.SIGKILL)
+            service.communicate(timeout=60)
+    said, err = run(place)
+    assert said["observed"] == ROWS - 1 and sum(said["refused"].values()) == 1
+    assert "Traceback" not in err and not list((place / "state").glob("*.damaged*"))
+    with SampleStore(place / "state" / "samples.db", 64 * 2**20) as store:
+        assert store.seen >= said["observed"] - 32 and store.used_bytes <= store.capacity_bytes
+
+
+def test_damaged_files_are_put_aside_and_said(place: Path) -> None:
+    first, _ = run(place)
+    folder = place / "state"
+    for name in ("samples.db", "learner.npz"):
+        data = bytearray((folder / name).read_bytes())
+        data[: len(data) // 2] = os.urandom(len(data) // 2)
+        (folder / name).write_bytes(bytes(data))
+    second, err = run(place)
+    assert "put aside as samples.db.damaged-1" in err
+    assert "put aside as learner.npz.damaged-1" in err and "Traceback" not in err
+    assert second["observed"] == first["observed"] == ROWS - 1
+    assert sum(second["stored"].values()) > 300
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[None]:
+    """A file system of its own, mounted here; skipped where that is not permitted."""
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "fl-elastic-test", str(place)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room at all."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        for size in (2**16, 2**12, 1):
+            try:
+                while filler.write(b"-" * size):
+                    continue
+            except OSError:
+                continue
+    return disk / "filler"
+
+
+class Client:
+    """One who sends samples to a service and reads what comes of them."""
+
+    def __init__(self, port: int, service: subprocess.Popen[str]) -> None:
+        end = time.monotonic() + 90
+        while True:
+            try:
+                self._connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+                break
+            except OSError:
+                assert service.poll() is None and time.monotonic() < end, "it does not listen"
+                time.sleep(0.1)
+        self._answers = self._connection.makefile()
+
+    def send(self, rows: list[tuple[Any, int]], labelled: bool = True) -> list[dict[str, Any]]:
+        answers = []
+        for x, y in rows:
+            line = {"x": x.tolist(), **({"y": y} if labelled else {})}
+            self._connection.sendall(json.dumps(line).encode() + b"\n")
+            answers.append(json.loads(self._answers.readline()))
+        return answers
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_a_full_disk_costs_what_cannot_be_kept_and_the_service_goes_on(place: Path) -> None:
+    disk, port = place / "disk", free_port()
+    with small_disk(disk, "1m"):
+        where = ["--state-dir", disk / "state", "--capacity", 2**19]
+        service = start(place, *arguments(place, f"socket:127.0.0.1:{port}", *where))
+        try:
+            client = Client(port, service)
+            assert not any(each["refused"] for each in client.send(samples(100)))
+            state = load_state(disk / "state" / "learner.npz")
+            assert state is not None and state.facts["progress"]["observed"] == 80
+            filler = fill(disk)
+            answers = client.send(samples(2500), labelled=False) + client.send(samples(100))
+            # Every one is predicted, those that cannot be kept have no id.
+            assert not any(each["refused"] or each["prediction"] is None for each in answers)
+            assert answers[2499]["sample_id"] is None
+            again = load_state(disk / "state" / "learner.npz")
+            assert again is not None and again.facts == state.facts
+            filler.unlink()
+            answers = client.send(samples(100))
+            assert answers[0]["sample_id"] is not None
+        finally:
+            service.send_signal(signal.SIGTERM)
+            status, out, err = ended(service)
+        said = json.loads(out)
+        assert status == 0 and said["observed"] == 2800 and "Traceback" not in err
+        assert "could not be written" in err and "could not be saved" in err
+        assert len(err.splitlines()) < 100
+        state = load_state(disk / "state" / "learner.npz")
+        assert state is not None and state.facts["progress"]["observed"] == 2800
+        assert state.facts["progress"]["saves_failed"] > 0
+        with SampleStore(disk / "state" / "samples.db", 2**19) as store:
+            assert len(store) == sum(store.classes.values()) > 100
+
+
+def test_a_port_that_is_taken_is_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        source = f"socket:127.0.0.1:{taken.getsockname()[1]}"
+        told = call_here(monkeypatch, capsys, *arguments(place, source))
+    assert told.is_one_line_of_error() and "cannot listen on 127.0.0.1" in told.err

@@ -1,0 +1,287 @@
+"""A device takes part in rounds from its stream: what it sends, what it keeps, and what reaches its learner."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import StreamError
+from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.stream_rounds import stream_rounds
+from fl_elastic.flower.wire import PACKED
+from fl_elastic.streaming import Guard, Latent, StreamLearner
+from fl_elastic.streaming.joining import Interpolate, Personal, Replace
+from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
+
+sys.path.append(str(Path(__file__).parents[1] / "streaming"))
+from toy_streams import adam, blobs, closed, learner_in, net, run, weights
+
+BLIND = Guard(tolerance=1.0, loss_tolerance=1e9)
+
+
+class Normed(nn.Module):
+    """A network with running statistics."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(6, 16), nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.body(x))))
+
+
+def streamed(
+    folder: Path, labels: tuple[int, ...] = (0, 1, 2), count: int = 120, **settings: Any
+) -> StreamLearner:
+    """A learner that has seen some samples, and has saved its state."""
+    learner = learner_in(folder, **settings)
+    run(learner, blobs(count, labels))
+    learner.save()
+    return learner
+
+
+def client_of(folder: Path, model: nn.Module | None = None, **settings: Any) -> StreamClient:
+    given: dict[str, Any] = {"budget": Budget(), "policy": "full", "optimizer_fn": adam}
+    return StreamClient(model or net(), folder, **(given | settings))
+
+
+def packed(model: nn.Module, version: int = 3) -> list[Any]:
+    """A global model on its way."""
+    manifest = Manifest.of(model)
+    data = encode_weights(weights_of(model, manifest), manifest, version=version)
+    return [np.frombuffer(data, np.uint8)]
+
+
+def round_of(client: StreamClient, model: nn.Module) -> tuple[PartialUpdate, dict[str, Any]]:
+    arrays, _, metrics = client.fit(packed(model), {PACKED: True})
+    assert "fl_elastic.error" not in metrics, metrics
+    return decode(arrays[0].tobytes(), Manifest.of(model)), metrics
+
+
+def test_what_is_sent_is_the_joined_and_trained_model_and_the_learner_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    learner, server = streamed(tmp_path), net(seed=5)
+    assert learner.classes != (0, 1, 2), "rows must be in another order than the server's"
+    before = weights(learner)
+    client = client_of(tmp_path, joining=Interpolate(0.25), left="trained")
+    update, _ = round_of(client, server)
+    assert update.base_version == 3 and set(update.deltas) == set(before)
+    assert learner.take_up() and learner.rounds.taken == 1 and not learner.rounds.undone
+    now, places = weights(learner), [learner.classes.index(label) for label in (0, 1, 2)]
+    for name, base in weights_of(server, Manifest.of(server)).items():
+        mine = now[name][places] if name.startswith("5.") else now[name]
+        np.testing.assert_allclose(mine, base + update.deltas[name], rtol=1e-5, atol=1e-6)
+    assert not learner.take_up(), "once is enough"
+    closed(learner)
+
+
+def test_the_joined_model_is_left_and_the_trained_one_is_sent(tmp_path: Path) -> None:
+    learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
+    own = weights(learner)
+    client = client_of(tmp_path, joining=Interpolate(0.25), left="joined")
+    update, _ = round_of(client, server)
+    assert update.deltas["0.weight"].any()
+    learner.take_up()
+    for name, there in weights_of(server, Manifest.of(server)).items():
+        places = list(learner.classes)
+        aim = there[places] if name.startswith("5.") else there
+        np.testing.assert_allclose(
+            weights(learner)[name], 0.75 * own[name] + 0.25 * aim, rtol=1e-5, atol=1e-6
+        )
+    closed(learner)
+
+
+def test_of_the_training_the_learner_gets_what_its_own_share_was(tmp_path: Path) -> None:
+    learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
+    before = weights(learner)
+    rule = Interpolate(0.25, groups={"0.": 1.0, "3.": 0.0})
+    update, _ = round_of(client_of(tmp_path, joining=rule), server)
+    learner.take_up()
+    now, base = weights(learner), weights_of(server, Manifest.of(server))
+    np.testing.assert_allclose(now["0.weight"], base["0.weight"], atol=1e-6)
+    trained = base["3.weight"] + update.deltas["3.weight"]
+    np.testing.assert_allclose(now["3.weight"], trained, atol=1e-5)
+    places = list(learner.classes)
+    trained = (base["5.weight"] + update.deltas["5.weight"])[places]
+    joined = 0.75 * before["5.weight"] + 0.25 * base["5.weight"][places]
+    np.testing.assert_allclose(now["5.weight"], joined + 0.75 * (trained - joined), atol=1e-5)
+    closed(learner)
+
+
+def test_what_is_personal_is_neither_taken_nor_sent_but_trained(tmp_path: Path) -> None:
+    learner, server = streamed(tmp_path, model=Normed()), Normed()
+    own = weights(learner)
+    client = client_of(tmp_path, Normed(), joining=Personal(), left="trained")
+    update, metrics = round_of(client, server)
+    assert set(update.deltas) == {"body.weight", "body.bias"} and metrics["plan-share"] == 1.0
+    learner.take_up()
+    now = weights(learner)
+    assert not np.array_equal(now["head.weight"], own["head.weight"])
+    assert np.abs(now["head.weight"] - own["head.weight"]).max() < 0.5
+    # A stock strategy, which wants the whole list, gets its own values back.
+    sent = weights_of(server, Manifest.of(server))
+    arrays, _, _ = client_of(tmp_path, Normed(), joining="personal").fit(list(sent.values()), {})
+    told = dict(zip(sent, arrays, strict=True))
+    assert np.array_equal(told["head.weight"], sent["head.weight"])
+    assert np.array_equal(told["norm.running_mean"], sent["norm.running_mean"])
+    assert not np.array_equal(told["body.weight"], sent["body.weight"])
+    closed(learner)
+
+
+def test_classes_that_only_one_side_knows_are_kept_on_both(tmp_path: Path) -> None:
+    # The device has met 6 and 0, the server's outputs stand for 0, 1 and 2.
+    learner = streamed(tmp_path, labels=(0, 6), model=net(2), guard=BLIND)
+    server = net(3, seed=5)
+    assert set(learner.classes) == {0, 6}
+    own = weights(learner)["5.weight"][learner.classes.index(6)].copy()
+    still = {"optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}
+    update, _ = round_of(client_of(tmp_path, net(3), joining=Replace(), **still), server)
+    assert update.deltas["5.weight"].shape == (3, 16)
+    assert all(not delta.any() for delta in update.deltas.values())
+    learner.take_up()
+    assert set(learner.classes) == {0, 1, 2, 6} and not learner.rounds.undone
+    rows = weights(learner)["5.weight"]
+    assert np.array_equal(rows[learner.classes.index(6)], own)
+    theirs = server.state_dict()["5.weight"].numpy()
+    for label in (0, 1, 2):
+        np.testing.assert_allclose(rows[learner.classes.index(label)], theirs[label], atol=1e-6)
+    run(learner, blobs(60, (0, 6), seed=4))
+    closed(learner)
+
+
+def test_samples_of_a_class_that_the_server_does_not_know_are_learned_all_the_same(
+    tmp_path: Path,
+) -> None:
+    learner = streamed(tmp_path, labels=(0, 1, 2, 6), model=net(3))
+    before = weights(learner)["5.weight"][learner.classes.index(6)].copy()
+    update, _ = round_of(client_of(tmp_path, net(3), left="trained"), net(3, seed=5))
+    assert update.deltas["5.bias"].shape == (3,)
+    learner.take_up()
+    assert not np.array_equal(weights(learner)["5.weight"][learner.classes.index(6)], before)
+    closed(learner)
+
+
+def test_the_server_is_told_of_the_stream(tmp_path: Path) -> None:
+    learner = streamed(tmp_path)
+    _, first = round_of(client_of(tmp_path, joining="interpolate"), net(seed=5))
+    assert first["samples-since-round"] == first["labelled-since-round"] == 120
+    assert first["drifts-since-round"] == 0 and first["store-bytes"] > 10_000
+    assert first["prequential-accuracy"] == pytest.approx(learner.progress.accuracy)
+    assert first["joined-share"] == 0.5 and first["plan-share"] == 1.0
+    for x, _ in blobs(7, seed=3):
+        learner.observe(x)
+    run(learner, blobs(5, seed=4))
+    learner.progress.drifts += 1
+    learner.save()
+    rule = Interpolate(0.5, after_drift=0.75)
+    _, second = round_of(client_of(tmp_path, joining=rule), net(seed=5))
+    assert second["samples-since-round"] == 12 and second["labelled-since-round"] == 5
+    assert second["drifts-since-round"] == 1 and second["joined-share"] == 0.75
+    _, third = round_of(client_of(tmp_path, joining=rule), net(seed=5))
+    assert third["samples-since-round"] == 0 and third["drifts-since-round"] == 0
+    assert third["joined-share"] == 0.5
+    closed(learner)
+
+
+def test_the_measured_rule_goes_by_samples_that_the_learner_has_not_trained_on(
+    tmp_path: Path,
+) -> None:
+    learner = streamed(tmp_path / "one", count=140, guard=Guard(every=4, size=32))
+    other = streamed(tmp_path / "two", count=140)
+    _, metrics = round_of(client_of(tmp_path / "one", joining="measured"), net(seed=5))
+    assert metrics["joined-share"] == 0.0, "a model that knows nothing"
+    # A federation that is far better than a device that has just begun.
+    fresh = learner_in(tmp_path / "new", net(seed=9), guard=Guard(every=4, size=32))
+    run(fresh, blobs(40))
+    fresh.save()
+    server = net()
+    order = [other.classes.index(label) for label in (0, 1, 2)]
+    server.load_state_dict(
+        {
+            name: torch.from_numpy(each[order] if name.startswith("5.") else each)
+            for name, each in weights(other).items()
+        }
+    )
+    _, metrics = round_of(client_of(tmp_path / "new", joining="measured"), server)
+    assert metrics["joined-share"] == 1.0
+    for each in (learner, other, fresh):
+        closed(each)
+
+
+def test_evaluation_is_of_the_joined_model_on_the_held_out_window(tmp_path: Path) -> None:
+    learner, client = streamed(tmp_path, count=200), client_of(tmp_path, joining=Interpolate(0.0))
+    held = len(learner._memory.held_out)
+    loss, examples, metrics = client.evaluate(packed(net(seed=5)), {PACKED: True})
+    assert examples == held > 5 and metrics["accuracy"] > 0.8 and loss < 1
+    closed(learner)
+    empty = streamed(tmp_path / "short", count=5)
+    told = client_of(tmp_path / "short").evaluate(packed(net(seed=5)), {PACKED: True})
+    assert "no sample is held out yet" in told[2]["fl_elastic.error"]
+    closed(empty)
+
+
+@pytest.mark.parametrize("replay", ["er", "der_pp", "none"])
+def test_every_replay_takes_part(tmp_path: Path, replay: str) -> None:
+    learner = streamed(tmp_path, replay=replay)
+    update, _ = round_of(client_of(tmp_path, replay=replay, steps=7), net(seed=5))
+    assert set(update.steps.values()) == {7}
+    assert client_of(tmp_path, replay=replay).capabilities().steps == 20
+    closed(learner)
+
+
+def test_a_device_without_a_stream_says_so(tmp_path: Path) -> None:
+    def why(folder: Path) -> str:
+        return str(client_of(folder).fit(packed(net()), {PACKED: True})[2]["fl_elastic.error"])
+
+    assert "nothing was learned" in why(tmp_path / "nowhere")
+    silent = learner_in(tmp_path / "silent")
+    for x, _ in blobs(5):
+        silent.observe(x)
+    silent.save()
+    assert "no labelled sample" in why(tmp_path / "silent")
+    closed(silent)
+    latent = streamed(tmp_path / "latent", latent=Latent(1), encoding="int8")
+    assert "without latent replay" in why(tmp_path / "latent")
+    closed(latent)
+    other = streamed(tmp_path / "other", model=Normed())
+    assert "another model" in why(tmp_path / "other")
+    closed(other)
+
+
+def test_settings_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    for wrong in ({"steps": 0}, {"left": "all"}, {"classes": (1, 1, 2)}, {"classes": range(4)}):
+        with pytest.raises(StreamError):
+            client_of(tmp_path, **wrong)
+
+
+def test_devices_with_other_classes_each_learn_all_of_them_together(tmp_path: Path) -> None:
+    seen = [(0, 1), (1, 2), (2, 0)]
+    learners = [learner_in(tmp_path / str(n), net()) for n in range(3)]
+    rounds = [0, 0, 0]
+
+    def client(number: int) -> StreamClient:
+        run(learners[number], blobs(40, seen[number], seed=100 * number + rounds[number]))
+        rounds[number] += 1
+        learners[number].save()
+        return client_of(tmp_path / str(number), joining="replace", steps=5)
+
+    start = weights_of(net(), Manifest.of(net()))
+    final = stream_rounds(client, 3, start, 6)
+    model = net()
+    model.load_state_dict({name: torch.from_numpy(each) for name, each in final.items()})
+    test = blobs(300, (0, 1, 2), seed=77)
+    with torch.no_grad():
+        said = model(torch.from_numpy(np.stack([x for x, _ in test]))).argmax(1).numpy()
+    assert (said == np.array([y for _, y in test])).mean() > 0.8
+    for learner in learners:
+        assert learner.rounds.taken >= 5 and set(learner.classes) == {0, 1, 2}
+        closed(learner)

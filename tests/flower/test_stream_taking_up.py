@@ -1,0 +1,281 @@
+"""What a round has left reaches the learner once, whole, and only if it is no worse: whoever dies in between."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_elastic.budget import Budget
+from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.wire import PACKED
+from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
+from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox
+from fl_elastic.update import Manifest, encode_weights, weights_of
+
+sys.path.append(str(Path(__file__).parents[1] / "streaming"))
+from toy_streams import adam, blobs, closed, learner_in, net, run, same, weights
+
+HEAD = ("5.weight", "5.bias")
+
+
+def learned(folder: Path, count: int = 200) -> StreamLearner:
+    learner = learner_in(folder, trigger=EverySamples(50), guard=Guard(every=4, size=16))
+    run(learner, blobs(count))
+    learner.save()
+    return learner
+
+
+def change_of(
+    learner: StreamLearner,
+    by: Callable[[np.ndarray], np.ndarray],
+    name: str = "one",
+    after: str = "",
+) -> RoundChange:
+    """A change of every tensor."""
+    changed = {key: by(value) for key, value in weights(learner).items()}
+    return RoundChange(name, after, LabelledWeights(changed, learner.classes, HEAD))
+
+
+def slightly(value: np.ndarray) -> np.ndarray:
+    return np.full_like(value, 1e-3)
+
+
+def inbox_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "inbox").iterdir())
+
+
+def test_it_is_taken_up_at_the_next_sample_and_deleted(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    before = weights(learner)
+    RoundInbox(tmp_path).leave(change_of(learner, slightly))
+    run(learner, blobs(1, seed=9))
+    for name, value in weights(learner).items():
+        np.testing.assert_allclose(value, before[name] + 1e-3, rtol=1e-5, atol=1e-6)
+    assert inbox_files(tmp_path) == [] and learner.rounds.last == "one"
+    RoundInbox(tmp_path).leave(change_of(learner, slightly, "two", after="one"))
+    learner.tick()
+    assert learner.rounds.taken == 2 and learner.rounds.last == "two"
+    closed(learner)
+    assert learner_in(tmp_path).rounds == learner.rounds
+
+
+@pytest.mark.parametrize(
+    ("by", "why"),
+    [
+        (lambda value: -2 * value, "accuracy on held-out samples fell"),
+        (lambda value: np.full_like(value, np.nan), "would not be finite"),
+        (lambda value: np.full_like(value, 1e38), "held-out samples|would not be finite"),
+        (lambda value: value.astype(np.float64), "another shape or type"),
+        (lambda value: value[..., None], "another shape or type"),
+    ],
+)
+def test_what_is_worse_is_put_back(
+    tmp_path: Path,
+    by: Callable[[np.ndarray], np.ndarray],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner = learned(tmp_path)
+    before, classes = weights(learner), learner.classes
+    with np.errstate(all="ignore"):
+        RoundInbox(tmp_path).leave(change_of(learner, by))
+        assert learner.take_up()
+    assert same(weights(learner), before) and learner.classes == classes
+    assert learner.rounds.undone == 1 and inbox_files(tmp_path) == []
+    assert re.search(why, caplog.text)
+    run(learner, blobs(60, seed=9))
+    closed(learner)
+
+
+def test_a_new_class_of_a_round_that_is_put_back_is_not_known(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    before, classes = weights(learner), learner.classes
+    bad = {n: -2 * v for n, v in before.items()}
+    bad |= {n: np.concatenate([bad[n], bad[n][:1]]) for n in HEAD}
+    change = LabelledWeights(bad, (*classes, 8), HEAD)
+    RoundInbox(tmp_path).leave(RoundChange("one", "", change, new=(8,)))
+    assert learner.take_up() and learner.classes == classes and learner.rounds.undone == 1
+    kept = weights(learner)
+    assert all(np.array_equal(kept[n][: len(before[n])], before[n]) for n in before)
+    seen = run(learner, [*blobs(40, seed=3), *blobs(40, [8], seed=3), *blobs(40, seed=4)])
+    assert learner.classes == (*classes, 8) and not any(each.refused for each in seen)
+    closed(learner)
+
+
+def test_what_was_learned_meanwhile_stays(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    left = change_of(learner, slightly)
+    run(learner, blobs(50, seed=3))
+    adapted = weights(learner)
+    RoundInbox(tmp_path).leave(left)
+    learner.take_up()
+    for name, value in weights(learner).items():
+        np.testing.assert_allclose(value, adapted[name] + 1e-3, rtol=1e-5, atol=1e-6)
+    closed(learner)
+
+
+def test_a_result_from_before_another_one_was_taken_is_left_out(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    inbox = RoundInbox(tmp_path)
+    inbox.leave(change_of(learner, slightly, "one"))
+    learner.take_up()
+    now = weights(learner)
+    inbox.leave(change_of(learner, slightly, "two", after=""))
+    assert learner.take_up() and same(weights(learner), now) and inbox_files(tmp_path) == []
+    assert learner.rounds.last == "one" and learner.rounds.taken == 1
+    closed(learner)
+
+
+def test_of_two_that_nobody_has_taken_the_later_one_counts(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    before = weights(learner)
+    inbox = RoundInbox(tmp_path)
+    inbox.leave(change_of(learner, lambda value: np.full_like(value, 0.5)))
+    inbox.leave(change_of(learner, slightly, "two"))
+    learner.take_up()
+    assert learner.rounds.last == "two" and learner.rounds.taken == 1
+    np.testing.assert_allclose(weights(learner)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
+    closed(learner)
+
+
+def test_one_that_dies_after_saving_does_not_take_it_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learned(tmp_path)
+    inbox = RoundInbox(tmp_path)
+    inbox.leave(change_of(learner, slightly))
+    with monkeypatch.context() as dying:
+        dying.setattr(RoundInbox, "done", lambda self: None)
+        learner.take_up()
+    taken = weights(learner)
+    learner.store.close()
+    assert inbox_files(tmp_path) == ["claimed.npz"]
+    # Another result comes before it is back: it is not lost behind the claimed one.
+    inbox.leave(change_of(learner, slightly, "two", after="one"))
+    again = learner_in(tmp_path)
+    assert again.take_up() and same(weights(again), taken) and again.rounds.taken == 1
+    assert again.take_up() and again.rounds.taken == 2 and inbox_files(tmp_path) == []
+    closed(again)
+
+
+def test_one_that_dies_before_saving_takes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learned(tmp_path)
+    before = weights(learner)
+    RoundInbox(tmp_path).leave(change_of(learner, slightly))
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("fl_elastic.streaming.learner_state.write_atomically", _no_space)
+        learner.take_up()
+        assert not learner.take_up(), "it has it already"
+        assert learner.rounds.taken == 1
+    learner.store.close()
+    again = learner_in(tmp_path)
+    assert again.take_up() and again.rounds.taken == 1
+    np.testing.assert_allclose(weights(again)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
+    closed(again)
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a file", b"x" * 1000])
+def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    learner = learned(tmp_path)
+    before = weights(learner)
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "round.npz").write_bytes(content)
+    run(learner, blobs(2, seed=9))
+    assert same(weights(learner), before) and inbox_files(tmp_path) == []
+    closed(learner)
+
+
+def test_a_result_of_another_model_is_passed_over(tmp_path: Path) -> None:
+    learner = learned(tmp_path)
+    before = weights(learner)
+    other = {"0.weight": before["0.weight"]}
+    RoundInbox(tmp_path).leave(RoundChange("one", "", LabelledWeights(other, (0,), ())))
+    learner.take_up()
+    assert same(weights(learner), before) and learner.rounds.undone == 1
+    closed(learner)
+
+
+def test_a_learner_of_features_takes_nothing(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, latent=Latent(1), encoding="int8")
+    run(learner, blobs(60))
+    before, stored = weights(learner), len(learner.store)
+    RoundInbox(tmp_path).leave(change_of(learner, slightly))
+    learner.take_up()
+    assert same(weights(learner), before) and len(learner.store) == stored
+    closed(learner)
+
+
+def take_rounds_for_ever(folder: Path) -> None:
+    """A process of rounds beside the learner's."""
+    model = net()
+    manifest = Manifest.of(model)
+    number = 0
+    while True:
+        number += 1
+        packed = encode_weights(weights_of(net(seed=number % 3), manifest), manifest)
+        client = StreamClient(
+            net(), folder, budget=Budget(), policy="full", optimizer_fn=adam, steps=3,
+            joining="interpolate",
+        )  # fmt: skip
+        client.fit([np.frombuffer(packed, np.uint8)], {PACKED: True})
+
+
+def learn_for_ever(folder: Path) -> None:
+    learner = learner_in(folder, steps=3, trigger=EverySamples(20), save_every=7)
+    while True:
+        run(learner, blobs(50, seed=learner.progress.observed))
+
+
+def started(work: Callable[[Path], None], folder: Path) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.stderr = open(os.devnull, "w")
+            work(folder)
+        finally:
+            os._exit(1)
+    return child
+
+
+@pytest.mark.slow
+def test_learner_and_rounds_are_killed_again_and_again(tmp_path: Path) -> None:
+    draw, taken = random.Random(0), 0
+    closed(learned(tmp_path))
+    for life in range(20):
+        children = [started(learn_for_ever, tmp_path), started(take_rounds_for_ever, tmp_path)]
+        time.sleep(draw.uniform(0.1, 1.2))
+        draw.shuffle(children)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL, f"one ended by itself in life {life}"
+        learner = learner_in(tmp_path)
+        assert learner.rounds.taken >= taken
+        taken = learner.rounds.taken
+        assert all(np.isfinite(value).all() for value in weights(learner).values())
+        assert len(learner.store) == sum(learner.store.classes.values())
+        assert not list(tmp_path.rglob("*.damaged*"))
+        assert set(inbox_files(tmp_path)) <= {"round.npz", "claimed.npz"} | {
+            name for name in inbox_files(tmp_path) if name.endswith(".tmp")
+        }
+        learner.store.close()
+    assert taken > 20
+    learner = learner_in(tmp_path)
+    run(learner, blobs(300, seed=77))
+    assert learner.progress.accuracy > 0.8
+    closed(learner)
