@@ -25,7 +25,7 @@ from fl_elastic.simulation import resolve_model
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.realise import realised
 
-__all__ = ["main", "resident_bytes", "run_job"]
+__all__ = ["main", "resident_bytes", "run_job", "set_back_peak"]
 
 
 def run_job(job: Job) -> Peak:
@@ -38,9 +38,7 @@ def run_job(job: Job) -> Peak:
     _steps(model, job, _batch((2, *shape[1:]), job.classes), 1)
     batch = _batch(shape, job.classes)
     model.zero_grad(set_to_none=True)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    reset = _set_back()
+    reset = set_back_peak()
     before = resident_bytes("VmRSS")
     _steps(model, job, batch, 2)
     peak = resident_bytes("VmHWM")
@@ -83,8 +81,10 @@ def _batch(shape: tuple[int, ...], classes: int) -> Batch:
     return inputs, targets
 
 
-def _set_back() -> bool:
-    """Set the peak of the resident set back to what is resident now, where that is permitted."""
+def set_back_peak() -> bool:
+    """Give free memory back and set the peak of the resident set to what is left, where that is permitted."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

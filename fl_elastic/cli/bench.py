@@ -214,6 +214,48 @@ def filter_(
 
 
 @bench.command()
+def stream(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
+    ] = None,
+) -> None:
+    """Compare ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.stream import SEEDS, bench_stream
+    from fl_elastic.bench.stream_methods import METHODS
+    from fl_elastic.bench.stream_summary import stream_cells
+    from fl_elastic.bench.stream_tasks import TASKS
+
+    results = Results(output or _FOLDER / "stream.json", fresh=fresh)
+    bench_stream(
+        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers,
+        tell=Console(stderr=True).print,
+    )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(results.rows))
+        return
+    for name in TASKS:
+        found = {
+            method: stream_cells(row)
+            for method in METHODS
+            if (row := results.rows.get(f"summary {name} | {method}"))
+        }
+        table = Table("", *next(iter(found.values()), ()), title=TASKS[name].title)
+        for method, cells in found.items():
+            table.add_row(method, *cells.values())
+        if found:
+            Console().print(table)
+
+
+@bench.command()
 def soak(
     output: _Output = None,
     fresh: _Fresh = False,

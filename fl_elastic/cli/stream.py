@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_elastic.errors import StreamError
+from fl_elastic.storage import write_atomically
 
 if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner
     from fl_elastic.streaming.sources import Reading
 
 __all__ = ["stream"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 # Readings after which a stream that never fitted is given up, and reasons that are told.
 _ALL_REFUSED = 100
@@ -80,6 +84,7 @@ def stream(
         StreamOptions,
     )
     from fl_elastic.streaming.sources import open_source
+    from fl_elastic.streaming.summary import stream_summary
 
     if not 0 < learning_rate < math.inf:
         raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
@@ -110,7 +115,8 @@ def stream(
             # A state in which nothing was learned would only bind the next attempt to the same model.
             if learner.progress.observed:
                 learner.close()
-        result = _summary(learner)
+        result = stream_summary(learner)
+        _written(result, state_dir)
     typer.echo(json.dumps(result) if as_json else _line(result))
 
 
@@ -179,22 +185,15 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(each, handler)
 
 
-def _summary(learner: StreamLearner) -> dict[str, Any]:
-    progress = learner.progress
-    return {
-        "observed": progress.observed,
-        "labelled": progress.labelled,
-        "accuracy": progress.right / progress.labelled if progress.labelled else None,
-        "prequential_accuracy": progress.accuracy if progress.labelled else None,
-        "refused": dict(progress.rejected),
-        "drifts": progress.drifts,
-        "adaptations": progress.adaptations,
-        "rolled_back": progress.rolled_back,
-        "training_seconds": sum(each.seconds for each in learner.adaptations),
-        "classes": list(learner.classes),
-        "stored": {str(label): count for label, count in learner.store.classes.items()},
-        "store_bytes": learner.store.used_bytes,
-    }
+def _written(summary: dict[str, Any], folder: Path) -> None:
+    """Put the summary and its page beside the state; a full disk costs only them."""
+    from fl_elastic.report.stream_page import write_stream_page
+
+    try:
+        write_atomically(folder / "summary.json", json.dumps(summary).encode())
+        write_stream_page(summary, folder / "report.html")
+    except OSError as error:
+        _LOG.warning("the summary could not be written to %s: %s", folder, error)
 
 
 def _line(result: dict[str, Any]) -> str:

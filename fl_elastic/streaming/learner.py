@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -28,6 +28,7 @@ from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay import Replay, make_replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
@@ -129,6 +130,7 @@ class StreamLearner:
     ) -> None:
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
+        self.record = StreamRecord(most=self.options.points)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(200) | OnDrift()
         self._replay = make_replay(replay) if isinstance(replay, str) else replay
@@ -152,7 +154,7 @@ class StreamLearner:
         self._unsaved = False
         self._restore(self._folder.load())
 
-    def __enter__(self) -> StreamLearner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -328,6 +330,7 @@ class StreamLearner:
         """Save the state; return whether the disk took it, the old one is there if not."""
         facts: dict[str, Any] = {
             "progress": self.progress.to_facts(),
+            "record": self.record.to_facts(),
             "selection": self.selection.to_json(),
             "adaptations": [asdict(each) for each in self.adaptations],
             "rounds": asdict(self.rounds),
@@ -360,6 +363,8 @@ class StreamLearner:
         correct = prediction == label
         drift = self._drift.update(float(not correct))
         self.progress.scored(correct, drift, self.options.fading)
+        if self.record.scored(correct, drift, self.progress.labelled):
+            self.record.mark(self.progress.labelled, self.store.used_bytes, self.store.classes)
         if drift:
             # What was worth training before need not be now; and the window is of the old world.
             self.selection = SelectionState()
@@ -385,6 +390,7 @@ class StreamLearner:
         if state is not None:
             facts = state.facts
             self.progress = Progress.from_facts(facts["progress"])
+            self.record = StreamRecord.from_facts(facts["record"])
             self.selection = SelectionState.from_json(facts["selection"])
             self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
             self.rounds = RoundsTaken(**facts.get("rounds", {}))

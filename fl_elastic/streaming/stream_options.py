@@ -32,6 +32,8 @@ class StreamOptions:
         Name of the layer that gives the class scores; the last linear one if empty.
     history : int
         Adaptations that are remembered.
+    points : int
+        Points of the record along the stream that are kept.
     training : TrainerOptions
         Of each adaptation.
     """
@@ -44,10 +46,11 @@ class StreamOptions:
     most_classes: int = 1000
     head: str = ""
     history: int = 200
+    points: int = 256
     training: TrainerOptions = field(default_factory=TrainerOptions)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "new", "waiting", "most_classes", "history"):
+        for name in ("steps", "new", "waiting", "most_classes", "history", "points"):
             if getattr(self, name) < 1:
                 raise StreamError(f"{name} {getattr(self, name)} must be at least 1")
         if not 0 < self.fading <= 1 or self.save_every < 0:

@@ -1,0 +1,67 @@
+"""What a learner's stream came to, as JSON can hold it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fl_elastic.simulation.summary import environment
+from fl_elastic.streaming.learner import StreamLearner
+
+__all__ = ["FORMAT", "stream_summary"]
+
+FORMAT = "fl_elastic.stream_summary"
+
+
+def stream_summary(learner: StreamLearner) -> dict[str, Any]:
+    """Return counts, accuracy, drifts, adaptations and the store's contents along the stream.
+
+    Accuracies are prequential: of predictions made before anything was learned of the sample. ``points`` are those
+    of `StreamRecord`; ``groups`` names what was ever trained, in the model's order, and ``trained`` of each
+    adaptation are positions in it.
+    """
+    progress, record = learner.progress, learner.record
+    groups = _in_order(learner)
+    places = {name: place for place, name in enumerate(groups)}
+    return {
+        "format": FORMAT,
+        "environment": environment(),
+        "observed": progress.observed,
+        "labelled": progress.labelled,
+        "accuracy": progress.right / progress.labelled if progress.labelled else None,
+        "prequential_accuracy": progress.accuracy if progress.labelled else None,
+        "refused": dict(progress.rejected),
+        "drifts": progress.drifts,
+        "adaptations": progress.adaptations,
+        "rolled_back": progress.rolled_back,
+        "training_seconds": sum(each.seconds for each in learner.adaptations),
+        "classes": list(learner.classes),
+        "stored": {str(label): count for label, count in learner.store.classes.items()},
+        "store_bytes": learner.store.used_bytes,
+        "drift_marks": list(record.drifts),
+        "points": [asdict(point) for point in record.points],
+        "groups": groups,
+        "adapted": [
+            {
+                "at": each.at,
+                "drift": each.drift,
+                "undone": each.undone,
+                "seconds": each.seconds,
+                "trained": [places[name] for name in each.trained],
+            }
+            for each in learner.adaptations
+        ],
+    }
+
+
+def _in_order(learner: StreamLearner) -> list[str]:
+    """Return the names of all groups that were trained, as they come in the model."""
+    trained = dict.fromkeys(name for each in learner.adaptations for name in each.trained)
+    names = [name for name, _ in learner.model.named_parameters()]
+
+    def place(group: str) -> int:
+        # A body of features puts a name of its own before those of the model.
+        own = group.removeprefix("model.")
+        return next((i for i, name in enumerate(names) if name.startswith(own)), len(names))
+
+    return sorted(trained, key=place)
