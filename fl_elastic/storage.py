@@ -1,12 +1,18 @@
-"""Write files so that a reader sees the old content or the new, never half."""
+"""Write files so that a reader sees the old content or the new, never half; and let one process alone into a folder."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-__all__ = ["write_atomically"]
+__all__ = ["only_one", "remove_leftovers", "write_atomically"]
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int | None = None) -> Path:
@@ -32,3 +38,58 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int | None
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
+    """Delete the temporary files of `write_atomically` whose process is gone; return their names.
+
+    A process that was killed in the middle of writing leaves one. What cannot be deleted, or belongs to a process
+    that lives, stays.
+    """
+    removed = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        found = _TEMPORARY.fullmatch(name)
+        if found is None or _lives(int(found[1])):
+            continue
+        try:
+            os.unlink(Path(folder) / name)
+        except OSError:
+            continue
+        removed.append(name)
+    return sorted(removed)
+
+
+@contextmanager
+def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of a file, which is made, as long as the context lasts, or this process at the longest.
+
+    Raises
+    ------
+    BlockingIOError
+        If somebody else holds it.
+    OSError
+        If the file cannot be made or opened.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    # To lock it, reading is enough: it may have been made by another user.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # Asked for in this way, a process of another user shows too, also where /proc hides it.
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -288,12 +288,12 @@ def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
 TASKS: dict[str, StreamTask] = {
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
-        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=40,
+        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=60,
         prepare=_grey,
     ),
     "fashion-rotation": StreamTask(
         "Fashion-MNIST, turned by 60 degrees three times", _turned,
-        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=40,
+        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=60,
         prepare=_grey,
     ),
     "activity": StreamTask(

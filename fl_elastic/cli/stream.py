@@ -83,6 +83,7 @@ def stream(
         StreamLearner,
         StreamOptions,
     )
+    from fl_elastic.streaming.one_learner import one_learner
     from fl_elastic.streaming.sources import open_source
     from fl_elastic.streaming.summary import stream_summary
 
@@ -93,7 +94,10 @@ def stream(
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()
     encoding = "int8" if latent else "raw"
-    with SampleStore(state_dir / "samples.db", capacity, encoding=encoding, seed=seed) as store:
+    with (
+        one_learner(state_dir),
+        SampleStore(state_dir / "samples.db", capacity, encoding=encoding, seed=seed) as store,
+    ):
         learner = StreamLearner(
             network, store, budget=Budget(speedup=speedup, deadline=deadline), policy=policy,
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),

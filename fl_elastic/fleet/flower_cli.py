@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _SECONDS = 60.0
+# The box that Flower draws around some of its errors.
+_FRAME = dict.fromkeys(map(ord, "─│╭╮╰╯"), " ")
 
 
 class ServerUnreachable(FleetError):
@@ -153,7 +155,9 @@ class FlowerCommands:
 
     def register(self, public_key: Path, name: str) -> str:
         """Make a key known and return the node's id."""
-        answer = self._ask("supernode", "register", str(public_key), CONNECTION, "--name", name)
+        # The command works in another folder than whoever named the file.
+        key = str(public_key.absolute())
+        answer = self._ask("supernode", "register", key, CONNECTION, "--name", name)
         return str(answer.get("node-id", ""))
 
     def unregister(self, node_id: str) -> None:
@@ -166,7 +170,8 @@ class FlowerCommands:
 
     def run(self, app: Path, config: Path) -> str:
         """Submit an app with the settings in a TOML file and return the run's id."""
-        answer = self._ask("run", str(app), CONNECTION, "--run-config", str(config))
+        settings = str(config.absolute())
+        answer = self._ask("run", str(app.absolute()), CONNECTION, "--run-config", settings)
         return str(answer["run-id"])
 
     def run_state(self, run_id: str) -> RunState:
@@ -206,7 +211,7 @@ def flower_at(folder: FleetFolder, server: Server) -> FlowerCommands:
 
 
 def _failure(said: str, message: str, server: Server) -> FleetError:
-    text = " ".join(message.split())[-300:] or "it said nothing"
+    text = " ".join(message.translate(_FRAME).split())[-300:].strip() or "it said nothing"
     if "unavailable" in text.lower():
         return ServerUnreachable(
             f"no server answers at {server.addresses[0]} port {server.port}; "

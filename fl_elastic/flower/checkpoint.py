@@ -24,7 +24,7 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.strategy_state import as_record, collect, names_of, restore
 from fl_elastic.flower.streaming_grid import streaming
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import remove_leftovers, write_atomically
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
@@ -88,6 +88,7 @@ class Checkpointed(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run the rounds that are still to do; rounds count from the start of the whole run."""
+        remove_leftovers(self.directory)
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:
             _LOG.info("resuming after round %s from %s", found.server_round, self.directory)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError, StaleModelError
 from fl_elastic.profiling import CostProfile, ProfileKey, load_profile, save_profile
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import remove_leftovers, write_atomically
 from fl_elastic.training import SelectionState
 from fl_elastic.update import ErrorFeedback, Manifest, ModelStore, decode_weights
 
@@ -36,6 +36,8 @@ class ClientState:
     def __init__(self, directory: Path | None, manifest: Manifest) -> None:
         self.directory = directory
         self.manifest = manifest
+        if directory is not None:
+            remove_leftovers(directory)
         self.selection = self._load_selection()
         self._feedback: ErrorFeedback | None = None
 

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from fl_elastic.errors import StoreError
+from fl_elastic.streaming.aside import forget_oldest, name_aside
 
 __all__ = ["beside", "connected", "is_damage", "put_aside"]
 
@@ -67,15 +68,14 @@ def put_aside(path: Path, why: str) -> Path:
     StoreError
         If the folder does not let it be renamed.
     """
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
+    aside = name_aside(path)
     try:
         for file, target in zip(
             (path, *beside(path)), (aside, *beside(aside)), strict=True
         ):  # fmt: skip
             if file.exists():
                 file.rename(target)
+        forget_oldest(path)
     except OSError as error:
         raise StoreError(
             f"the sample store {path} is damaged ({why}) and cannot be put aside: {error}"

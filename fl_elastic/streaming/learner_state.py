@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError, StreamError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import remove_leftovers, write_atomically
+from fl_elastic.streaming.aside import forget_oldest, name_aside
 
 __all__ = ["SavedState", "StateFolder", "load_state", "save_state"]
 
@@ -92,10 +93,14 @@ def load_state(path: Path) -> SavedState | None:
 
 
 def _put_aside(path: Path, why: str) -> None:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    path.rename(aside)
+    aside = name_aside(path)
+    try:
+        path.rename(aside)
+        forget_oldest(path)
+    except OSError as error:
+        raise StreamError(
+            f"the state {path} is damaged ({why}) and cannot be put aside: {error.strerror or error}"
+        ) from None
     _LOG.error(
         "the learner's state %s is damaged (%s): it was put aside as %s, and learning starts afresh",
         path, why, aside.name,
@@ -115,7 +120,9 @@ class StateFolder:
         self.path = Path(path)
 
     def load(self) -> SavedState | None:
-        """Return the state; see `load_state`."""
+        """Return the state; see `load_state`. What killed processes left half written is deleted."""
+        for place in (self.path, self.path / "inbox", self.path / "rounds"):
+            remove_leftovers(place)
         return load_state(self.path / _STATE)
 
     def save(self, state: SavedState) -> bool:

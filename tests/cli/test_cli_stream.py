@@ -72,6 +72,10 @@ def test_a_table_in_two_goes(place: Path) -> None:
     assert second["observed"] == 299 and second["adaptations"] == 5
     assert second["prequential_accuracy"] > 0.9 and second["store_bytes"] > 0
     assert sum(second["stored"].values()) > 200
+    kept = json.loads((place / "state" / "summary.json").read_text())
+    assert kept == second and kept["points"][-1]["labelled"] == 275
+    assert sum(point["samples"] for point in kept["points"]) == 275
+    assert "299 samples" in (place / "state" / "report.html").read_text()
     # There is nothing new.
     assert "299 samples, 299 labelled, 1 refused" in call(*arguments(place))
 

@@ -1,0 +1,45 @@
+"""Damaged files are put aside, where somebody may look at them; only the newest, for nobody else deletes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["KEPT", "forget_oldest", "name_aside"]
+
+KEPT = 3
+"""Damaged files of one name that stay."""
+
+
+def name_aside(path: Path) -> Path:
+    """Return where a damaged file goes: beside it, under a number that is higher than all before.
+
+    >>> name_aside(Path("nowhere/samples.db")).as_posix()
+    'nowhere/samples.db.damaged-1'
+    """
+    return path.with_name(f"{path.name}.damaged-{max(_aside(path), default=0) + 1}")
+
+
+def forget_oldest(path: Path) -> None:
+    """Delete what was put aside of a file, and what lay beside that, but for the newest.
+
+    Raises
+    ------
+    OSError
+        If one cannot be deleted.
+    """
+    found = _aside(path)
+    for number in sorted(found)[:-KEPT]:
+        for file in found[number]:
+            file.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> dict[int, list[Path]]:
+    """Return files by number; a database has up to three of them."""
+    pattern = re.compile(re.escape(path.name) + r"\.damaged-(\d+)(?:-wal|-shm)?")
+    found: dict[int, list[Path]] = {}
+    for file in path.parent.glob("*.damaged-*"):
+        named = pattern.fullmatch(file.name)
+        if named is not None:
+            found.setdefault(int(named[1]), []).append(file)
+    return found

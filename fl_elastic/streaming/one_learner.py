@@ -1,0 +1,43 @@
+"""One learner per state folder: two of them would overwrite each other's state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl_elastic.errors import StreamError
+from fl_elastic.storage import only_one
+
+__all__ = ["one_learner"]
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep other learners out of a state folder, which is made, while the context or this process lasts.
+
+    Rounds of the federation do not need it: they leave their results in the inbox.
+
+    Raises
+    ------
+    StreamError
+        If another learner is there, or the folder cannot be written.
+    """
+    held = only_one(Path(folder) / _LOCK)
+    try:
+        held.__enter__()
+    except BlockingIOError:
+        raise StreamError(
+            f"another fl-elastic stream learns in {folder} now: stop it, or give this one another --state-dir"
+        ) from None
+    except OSError as error:
+        raise StreamError(
+            f"cannot write the state folder {folder}: {error.strerror or error}; check the path and who owns it"
+        ) from None
+    try:
+        yield
+    finally:
+        held.__exit__(None, None, None)
