@@ -1,4 +1,4 @@
-"""Write files so that a reader sees the old content or the new, never half; and let one process alone into a folder."""
+"""Files that a reader sees as they were or as they are, never half; and a lock that lets one process alone in."""
 
 from __future__ import annotations
 

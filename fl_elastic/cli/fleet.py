@@ -114,7 +114,9 @@ def rotate(
     changes = rotate_node(place, name)
     if not as_json:
         show_changes(changes, as_json)
-    show_registrations(_registered_if_possible(place, name), as_json)
+    done = _registered_if_possible(place, name)
+    show_registrations(done, as_json)
+    _fail_if_refused(done)
 
 
 @fleet.command()
@@ -127,6 +129,11 @@ def register(folder: _Folder, as_json: _Json = False) -> None:
     place = FleetFolder(folder)
     done = register_all(place, flower_at(place, load_inventory(place.inventory).server))
     show_registrations(done, as_json)
+    _fail_if_refused(done)
+
+
+def _fail_if_refused(done: list[Registration]) -> None:
+    """Raise FleetError if a key was not let in, unless that is what was wanted."""
     refused = [each for each in done if each.what == "refused" and each.why != "revoked"]
     if refused:
         raise FleetError(f"{refused[0].name}: {refused[0].why}")

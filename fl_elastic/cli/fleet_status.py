@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -60,13 +61,17 @@ def status(
 
 
 def _table(found: Sequence[NodeStatus]) -> Table:
-    columns = ("node", "state", "since", "round", "step", "temperature", "coverage", "disk free")
-    table = Table(*columns)
+    # It fits a terminal of 80 columns; where it does not, what was last in the row is broken first.
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False)
+    for name in ("node", "state", "since, UTC"):
+        table.add_column(name, no_wrap=True, overflow="fold")
+    for name in ("round", "step", "heat", "coverage", "disk free"):
+        table.add_column(name)
     colours = {"online": "green", "offline": "red", "revoked": "dim", "unknown": "yellow"}
     for each in found:
         colour = colours.get(each.state, "yellow")
         table.add_row(
-            each.name, f"[{colour}]{each.state}[/]", each.last_seen or "", *_round(each.last)
+            each.name, f"[{colour}]{each.state}[/]", _moment(each.last_seen), *_round(each.last)
         )
     return table
 
@@ -75,17 +80,29 @@ def _round(last: NodeRound | None) -> tuple[str, str, str, str, str]:
     if last is None:
         return ("", "", "", "", "")
     return (
-        f"{last.round} {_clock(last.time)}".rstrip(),
+        ", ".join(filter(None, (str(last.round), _clock(last.time)))),
         "" if last.step_seconds is None else f"{last.step_seconds * 1000:.0f} ms",
         "" if last.temperature is None else f"{last.temperature:.0f} °C",
         "" if last.coverage is None else f"{last.coverage:.0%}",
-        "" if last.disk_free_bytes is None else f"{last.disk_free_bytes / _GIB:.1f} GiB",
+        "" if last.disk_free_bytes is None else f"{last.disk_free_bytes / _GIB:.0f} GiB",
     )
 
 
 def _clock(text: str | None) -> str:
     """Return a time in seconds since 1970 as a person reads it; anything else as it is."""
     try:
-        return f"({datetime.fromtimestamp(float(text or ''), UTC):%Y-%m-%d %H:%M:%SZ})"
+        return _short(datetime.fromtimestamp(float(text or ""), UTC))
     except (ValueError, OverflowError, OSError):
-        return f"({text})" if text else ""
+        return text or ""
+
+
+def _moment(text: str | None) -> str:
+    """Return a date and time to the minute; anything else as it is."""
+    try:
+        return _short(datetime.fromisoformat(text or "").astimezone(UTC))
+    except (ValueError, OverflowError):
+        return text or ""
+
+
+def _short(moment: datetime) -> str:
+    return f"{moment:%m-%d %H:%M}"

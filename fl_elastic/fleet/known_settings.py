@@ -38,6 +38,8 @@ _KNOWN = {
     "speedup": _Rule("a number from 1 on", _number(1)),
     "state-dir": _Rule("the path of a folder", _is_text),
     "data-root": _Rule("the path of a folder", _is_text),
+    "least-battery": _Rule("a charge from 0 to 1", lambda v: _number(0)(v) and float(v) <= 1),
+    "mains-only": _Rule("true or false", lambda v: isinstance(v, bool)),
     "stream-state-dir": _Rule("the path of a learner's state folder", _is_text),
     "joining": _Rule("the name of a joining rule", _is_text),
 }

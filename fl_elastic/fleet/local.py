@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,6 +24,7 @@ from fl_elastic.fleet.provision import Wanted, numbered, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, node_launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
+from fl_elastic.fleet.temporary import TemporaryFolder
 
 __all__ = ["SERVER", "LocalFleet", "free_ports"]
 
@@ -76,7 +75,7 @@ class LocalFleet:
         if nodes < 1:
             raise FleetError(f"a fleet of {nodes} nodes: expected at least one")
         self.names = numbered(nodes)
-        self._temporary = folder is None
+        self._temporary: TemporaryFolder | None = None
         self._given = folder
         self._config = dict(config or {})
         self._node_config = list(node_config)
@@ -220,15 +219,23 @@ class LocalFleet:
         return wait_for_run(self.flower, run_id, self._tell, **how)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End every process, the nodes first, and remove a temporary folder."""
+        """End every process, the nodes first, and remove a temporary folder.
+
+        An interruption meanwhile, a second Ctrl-C, ends them at once.
+        """
         members, self.members = list(self.members.values()), {}
-        for member in reversed(members):
-            if member.keeper.poll() is None:
-                member.keeper.terminate()
-        for member in members:
-            end_member(member)
-        if self._temporary and self.folder.root != Path():
-            shutil.rmtree(self.folder.root, ignore_errors=True)
+        temporary, self._temporary = self._temporary, None
+        try:
+            for member in reversed(members):
+                if member.keeper.poll() is None:
+                    member.keeper.terminate()
+            for member in members:
+                end_member(member)
+        finally:
+            for member in members:
+                end_member(member, at_once=True)
+            if temporary is not None:
+                temporary.close()
 
     def _online_since(self) -> dict[str, datetime]:
         ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
@@ -250,11 +257,10 @@ class LocalFleet:
         return len(latest) == len(names) and all(there >= start for there, start in pairs)
 
     def _provision(self) -> None:
-        root = (
-            Path(tempfile.mkdtemp(prefix="fl-elastic-fleet-"))
-            if self._given is None
-            else self._given
-        )
+        if self._given is None:
+            self._temporary = TemporaryFolder()
+        root = self._given if self._temporary is None else self._temporary.path
+        assert root is not None
         self.folder = FleetFolder(root.resolve())
         ports = free_ports(1 + len(self.names))
         wanted = Wanted((_HOST,), ports[0], self._insecure, self.names)

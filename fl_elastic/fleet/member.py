@@ -74,9 +74,9 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
     return Member(name, keeper, int(text), path, started)
 
 
-def end_member(member: Member) -> None:
-    """Ask a process to end, and see to it that it does, with all that it started."""
-    if member.keeper.poll() is None:
+def end_member(member: Member, *, at_once: bool = False) -> None:
+    """Ask a process to end, unless it is to end at once, and see to it that it does, with all that it started."""
+    if not at_once and member.keeper.poll() is None:
         member.keeper.terminate()
         try:
             member.keeper.wait(15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fl_elastic.errors import StreamError
@@ -26,18 +26,16 @@ def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
     StreamError
         If another learner is there, or the folder cannot be written.
     """
-    held = only_one(Path(folder) / _LOCK)
-    try:
-        held.__enter__()
-    except BlockingIOError:
-        raise StreamError(
-            f"another fl-elastic stream learns in {folder} now: stop it, or give this one another --state-dir"
-        ) from None
-    except OSError as error:
-        raise StreamError(
-            f"cannot write the state folder {folder}: {error.strerror or error}; check the path and who owns it"
-        ) from None
-    try:
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_one(Path(folder) / _LOCK))
+        except BlockingIOError:
+            raise StreamError(
+                f"another fl-elastic stream learns in {folder} now: stop it, or give this one another --state-dir"
+            ) from None
+        except OSError as error:
+            raise StreamError(
+                f"cannot write the state folder {folder}: {error.strerror or error}; "
+                "check the path and who owns it"
+            ) from None
         yield
-    finally:
-        held.__exit__(None, None, None)

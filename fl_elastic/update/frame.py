@@ -1,21 +1,22 @@
 """The frame of every packed message: a versioned, checksummed header before one buffer of numbers.
 
-Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), CRC-32 of
-header and payload (u32), header (JSON), payload. One buffer rather than one array per tensor, because the number of
-arrays, not of bytes, is what Flower's transport pays for.
+Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of all
+the rest (16 bytes, see `fl_elastic.update.checksum`), header (JSON, with spaces after it so that the payload begins at a
+multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of arrays, not of bytes,
+is what Flower's transport pays for.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
 from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
 from fl_elastic.update.codecs import Codec, make_codec
 from fl_elastic.update.manifest import Manifest
 
@@ -30,9 +31,12 @@ __all__ = [
     "unpack",
 ]
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 _MAGIC = b"FLEL"
-_PREFIX = struct.Struct("<4sHBBII")
+_START = struct.Struct("<4sHBBI")
+_BEFORE_TEXT = _START.size + CHECKSUM_BYTES
+# Of the payload, so that its numbers can be read in place and by whole words.
+_ALIGNMENT = 64
 
 
 class Kind(IntEnum):
@@ -46,9 +50,10 @@ class Kind(IntEnum):
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
     """Return one message."""
     text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(_BEFORE_TEXT + len(text)) % _ALIGNMENT)
+    start = _START.pack(_MAGIC, WIRE_VERSION, kind, 0, len(text))
     numbers = b"".join(payload)
-    checksum = zlib.crc32(numbers, zlib.crc32(text))
-    return _PREFIX.pack(_MAGIC, WIRE_VERSION, kind, 0, len(text), checksum) + text + numbers
+    return b"".join([start, checksum(start + text, numbers), text, numbers])
 
 
 def unpack(
@@ -62,9 +67,10 @@ def unpack(
         If the bytes are damaged or truncated, of another format version, kind or model.
     """
     view = memoryview(data).cast("B")
-    if len(view) < _PREFIX.size:
+    if len(view) < _BEFORE_TEXT:
         raise UpdateError(f"buffer of {len(view)} bytes is too short to hold a header")
-    magic, version, kind, zero, length, checksum = _PREFIX.unpack(view[: _PREFIX.size])
+    start = bytes(view[: _START.size])
+    magic, version, kind, zero, length = _START.unpack(start)
     if magic != _MAGIC:
         raise UpdateError("buffer does not start with the mark of a packed update")
     if version != WIRE_VERSION:
@@ -76,17 +82,18 @@ def unpack(
         raise UpdateError(f"buffer is of kind {kind}, expected {expected}")
     if zero != 0:
         raise UpdateError(f"reserved byte is {zero}, expected 0: the buffer is damaged")
-    body = view[_PREFIX.size :]
-    if length > len(body) or zlib.crc32(body) != checksum:
+    body = view[_BEFORE_TEXT:]
+    text, numbers = bytes(body[:length]), body[length:]
+    if length > len(body) or checksum(start + text, numbers) != view[_START.size : _BEFORE_TEXT]:
         raise UpdateError("checksum does not fit: the buffer is truncated or damaged")
-    header = _json_object(bytes(body[:length]))
+    header = _json_object(text)
     seen = header.get("manifest")
     if seen != manifest.hash:
         raise UpdateError(
             f"manifest {str(seen)[:40]!r}, expected {manifest.hash!r}: "
             "the other side runs another model version"
         )
-    return Kind(kind), header, body[length:]
+    return Kind(kind), header, numbers
 
 
 def _json_object(text: bytes) -> dict[str, Any]:

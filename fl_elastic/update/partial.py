@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.manifest import Manifest, Role
+from fl_elastic.update.packed import PackedDeltas, reach
 from fl_elastic.update.parts import Masks, outer_mask, take_part
 
 __all__ = [
@@ -83,35 +85,44 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
     if set(update.steps) != set(update.deltas):
         odd = sorted(set(update.steps) ^ set(update.deltas))
         raise UpdateError(f"deltas and steps must name the same tensors, they differ in {odd[:3]}")
+    packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
+    together = math.inf if packed is None else packed.reach()
     for name, delta in update.deltas.items():
-        if name not in manifest.index:
+        index = manifest.index.get(name)
+        if index is None:
             raise UpdateError(f"tensor {name!r} is not in the manifest {manifest.hash}")
-        if manifest.role(name) is Role.COUNTER:
+        if manifest.roles[index] is Role.COUNTER:
             raise UpdateError(
                 f"tensor {name!r} holds integers, which are never averaged; leave it out"
             )
-        if tuple(np.shape(delta)) != manifest.shape(name):
+        if np.shape(delta) != manifest.shapes[index]:
             raise UpdateError(
-                f"delta of {name!r} has shape {tuple(np.shape(delta))}, the manifest says {manifest.shape(name)}"
+                f"delta of {name!r} has shape {np.shape(delta)}, the manifest says {manifest.shapes[index]}"
             )
-        if np.asarray(delta).dtype.kind not in "fiu":
-            raise UpdateError(f"delta of {name!r} does not hold real numbers")
-        # Least and largest let NaN through, and unlike absolute values need no second array.
-        reach = max(-float(np.min(delta, initial=0)), float(np.max(delta, initial=0)), key=_or_nan)
-        if not math.isfinite(reach):
-            raise UpdateError(f"delta of {name!r} holds NaN or infinite values")
-        largest = min(limits.max_change, float(np.finfo(manifest.array_dtype(name)).max) / 4)
-        if reach > largest:
-            raise UpdateError(f"delta of {name!r} reaches {reach:.3g}, more than {largest:.3g}")
+        largest = min(limits.max_change, _range_of(manifest.dtypes[index]) / 4)
+        # One look at all numbers tells about each tensor that lies among them, unless one of them is too large.
+        if packed is None or together > largest or packed.start(name) is None:
+            _check_numbers(name, np.asarray(delta), largest)
         check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
 
     for name, masks in update.parts.items():
         _check_part(update, name, masks)
 
 
-def _or_nan(value: float) -> float:
-    """Order numbers so that NaN is the largest."""
-    return math.inf if math.isnan(value) else value
+def _check_numbers(name: str, delta: NDArray[Any], largest: float) -> None:
+    if delta.dtype.kind not in "fiu":
+        raise UpdateError(f"delta of {name!r} does not hold real numbers")
+    found = reach(delta)
+    if not math.isfinite(found):
+        raise UpdateError(f"delta of {name!r} holds NaN or infinite values")
+    if found > largest:
+        raise UpdateError(f"delta of {name!r} reaches {found:.3g}, more than {largest:.3g}")
+
+
+@cache
+def _range_of(dtype: str) -> float:
+    """Return the largest number of a manifest's floating dtype, as it is held outside torch."""
+    return float(np.finfo("float32" if dtype == "bfloat16" else dtype).max)
 
 
 def _check_part(update: PartialUpdate, name: str, masks: Masks) -> None:

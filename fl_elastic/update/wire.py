@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs import Codec, Fp32, make_codec
+from fl_elastic.update.codecs.base import number_of
 from fl_elastic.update.frame import (
     WIRE_VERSION,
     Kind,
@@ -26,6 +27,7 @@ from fl_elastic.update.frame import (
     unpack,
 )
 from fl_elastic.update.manifest import Manifest, Role
+from fl_elastic.update.packed import PackedDeltas
 from fl_elastic.update.partial import Limits, PartialUpdate, check_update
 from fl_elastic.update.slices import Slices
 
@@ -186,6 +188,10 @@ def _read_deltas(
         raise UpdateError(f"payload has {len(payload)} bytes, its tensors need {sum(sizes)}")
     # One copy of all numbers instead of one per tensor: servers that read thousands of updates keep their memory
     # in one piece.
+    if len(set(map(type, codecs))) == 1:
+        flat = codecs[0].decode_together(payload)
+        if flat is not None:
+            return _laid_out(flat, manifest, names, written, slices)
     own = memoryview(np.frombuffer(payload, np.uint8).copy().data).cast("B")
     deltas: dict[str, NDArray[Any]] = {}
     offset = 0
@@ -193,4 +199,24 @@ def _read_deltas(
         values = codec.decode_in_place(own[offset : offset + size], shape)
         deltas[name] = values if found is None else found.put(values, manifest.shape(name))
         offset += size
+    return deltas
+
+
+def _laid_out(
+    flat: NDArray[np.float32],
+    manifest: Manifest,
+    names: list[str],
+    written: list[tuple[int, ...]],
+    slices: list[Slices | None],
+) -> PackedDeltas:
+    """Return tensors that were written one after the other."""
+    deltas = PackedDeltas(flat)
+    start = 0
+    for name, shape, found in zip(names, written, slices, strict=True):
+        stop = start + number_of(shape)
+        if found is None:
+            deltas.lay(name, start, shape)
+        else:
+            deltas[name] = found.put(flat[start:stop].reshape(shape), manifest.shape(name))
+        start = stop
     return deltas

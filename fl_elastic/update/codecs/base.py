@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -74,6 +75,14 @@ class Codec(ABC):
         """Return what `decode` does; the caller gives ``data`` away, so the result may be a view of it."""
         return self.decode(data, shape)
 
+    def decode_together(self, data: memoryview) -> _Floats | None:
+        """Return the numbers of tensors that were written one after the other, as one array of its own.
+
+        None, unless overridden, where what is written of a tensor depends on its shape.
+        """
+        del data
+        return None
+
     @abstractmethod
     def error_bound(self, values: _Floats) -> float:
         """Return the largest absolute error of any number when ``values`` are written and read."""
@@ -99,7 +108,7 @@ def number_of(shape: tuple[int, ...]) -> int:
     >>> number_of(()), number_of((3, 0)), number_of((2, 5))
     (1, 0, 10)
     """
-    return int(np.prod(shape, dtype=np.int64))
+    return math.prod(shape)
 
 
 def finite(values: NDArray[Any], written_as: str) -> _Floats:

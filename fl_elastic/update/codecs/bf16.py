@@ -40,8 +40,13 @@ class Bf16(Codec):
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return the numbers as float32 in the given shape."""
-        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
-        return bits.view(np.float32).reshape(shape)
+        return self.decode_together(data).reshape(shape)
+
+    def decode_together(self, data: memoryview) -> _Floats:
+        """Return all numbers as float32."""
+        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
 
     def error_bound(self, values: _Floats) -> float:
         """Return half a unit in the last place of the largest value; below 1e-38 steps are 2^-133."""

@@ -38,7 +38,11 @@ class _Raw(Codec):
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return the numbers as float32 in the given shape."""
-        return np.frombuffer(data, dtype=self.dtype).reshape(shape).astype(np.float32)
+        return self.decode_together(data).reshape(shape)
+
+    def decode_together(self, data: memoryview) -> _Floats:
+        """Return all numbers as float32."""
+        return np.frombuffer(data, dtype=self.dtype).astype(np.float32)
 
 
 @register_codec("fp32")

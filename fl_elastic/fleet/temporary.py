@@ -1,0 +1,58 @@
+"""The temporary folder of a local fleet. It has keys in it: what a killed fleet left is removed by the next one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from fl_elastic.storage import only_one
+
+__all__ = ["TemporaryFolder"]
+
+_PREFIX = "fl-elastic-fleet-"
+_HELD = ".held"
+
+
+class TemporaryFolder:
+    """A folder of this process alone, until it is closed.
+
+    Whose process was killed is known by its lock, which nobody holds any more.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        remove_abandoned(Path(tempfile.gettempdir()))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        self._held = ExitStack()
+        self._held.enter_context(only_one(self.path / _HELD))
+        # One that is empty may be locked in a moment.
+        (self.path / _HELD).write_text("this fleet runs as long as this file is locked\n")
+
+    def close(self) -> None:
+        """Remove it with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._held.close()
+
+
+def remove_abandoned(place: Path) -> list[Path]:
+    """Remove this user's folders in ``place`` whose process is gone, and return them."""
+    removed = []
+    for folder in sorted(place.glob(f"{_PREFIX}*")):
+        mark = folder / _HELD
+        try:
+            if folder.lstat().st_uid != os.geteuid() or not mark.read_text():
+                continue
+            with only_one(mark):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            # It is held, or none of ours.
+            continue
+        removed.append(folder)
+    return removed
