@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context, parent_process
 from typing import Any
 
-__all__ = ["finished_cells"]
+from fl_elastic.errors import ScenarioError
+from fl_elastic.registry import closest
+
+__all__ = ["chosen_tasks", "finished_cells"]
 
 Row = dict[str, Any]
+
+
+def chosen_tasks(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the tasks to run: those named, or else all.
+
+    Raises
+    ------
+    ScenarioError
+        If one is unknown.
+    """
+    every = list(known)
+    chosen = list(names) or every
+    for name in chosen:
+        if name not in every:
+            raise ScenarioError(
+                f"unknown task {name!r}{closest(name, every)}: known are {', '.join(every)}"
+            )
+    return chosen
 
 
 def finished_cells(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_elastic.bench.cells import finished_cells
+from fl_elastic.bench.cells import chosen_tasks, finished_cells
 from fl_elastic.bench.federation_page import write_federation_page
 from fl_elastic.bench.federation_summary import summarise_task
 from fl_elastic.bench.federation_tasks import (
@@ -24,12 +24,11 @@ from fl_elastic.bench.federation_tasks import (
 )
 from fl_elastic.bench.quiet import quiet_log
 from fl_elastic.bench.results import Results
-from fl_elastic.errors import ProfileError, ScenarioError
+from fl_elastic.errors import ProfileError
 from fl_elastic.flower.in_process_grid import InProcessGrid
 from fl_elastic.flower.simulated_client import simulated_client_app
 from fl_elastic.flower.simulated_server import Simulation, run_cell
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.registry import closest
 from fl_elastic.simulation.cell import Cell
 from fl_elastic.simulation.datasets import data_root_folder
 from fl_elastic.simulation.scenario import Scenario
@@ -96,12 +95,7 @@ def bench_federation(
         If a task is unknown.
     """
     root = str(data_root_folder(data_root))
-    names = list(tasks) or list(_QUICK_TASKS if quick else TASKS)
-    for name in names:
-        if name not in TASKS:
-            raise ScenarioError(
-                f"unknown task {name!r}{closest(name, list(TASKS))}: known are {', '.join(TASKS)}"
-            )
+    names = chosen_tasks(tasks or (_QUICK_TASKS if quick else ()), TASKS)
     chosen = {name: _quick(TASKS[name]) if quick else TASKS[name] for name in names}
     profiles = results.path.parent / "federation"
     for name, task in chosen.items():

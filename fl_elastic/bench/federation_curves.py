@@ -36,7 +36,7 @@ def chart(curves: Mapping[str, Sequence[Curve]], highlighted: Sequence[str]) -> 
     top = max(float(line.max()) for line in lines.values())
     shown = [name for name in highlighted if name in lines]
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" class="curves" '
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" class="drawing" '
         'aria-label="accuracy against simulated time">',
         *_axes(end, top),
         *(_path(lines[name], top, _FAINT, 1.2, name) for name in lines if name not in shown),

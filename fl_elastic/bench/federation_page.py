@@ -12,7 +12,7 @@ from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, OURS, REFERE
 from fl_elastic.bench.federation_summary import Curve
 from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.report.formats import MISSING, TIMES, bytes_text
-from fl_elastic.report.style import STYLE
+from fl_elastic.report.static_page import static_page
 from fl_elastic.storage import write_atomically
 
 __all__ = ["federation_markdown", "federation_table", "write_federation_page"]
@@ -29,9 +29,12 @@ HEADINGS = (
     "Least coverage",
 )
 _HIGHLIGHTED = (REFERENCE, OURS, SPARSE, "fewer full steps", "fedel", "fedavg, dropping")
-_STYLE = (
-    ".curves { width: 100%; height: auto; font-size: 11px; } "
-    ".curves text { fill: var(--muted); } tbody th { max-width: none; }"
+_INTRO = (
+    "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
+    "slowdown, and bytes by bandwidth. <strong>Time</strong> and <strong>uplink</strong> are those that FedAvg "
+    "waiting for its slowest client needs to its own final accuracy, over the method's to the same: "
+    f"3{TIMES} is a third of the time. {MISSING} means never. Intervals are 95 %, by Student's t over "
+    "seeds.</p>"
 )
 _Rows = Mapping[str, Mapping[str, Any]]
 
@@ -89,26 +92,8 @@ def _short(row: Mapping[str, Any]) -> str:
 def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
     """Write the page; tasks without a finished cell are left out."""
     sections = [_section(rows, name) for name in TASKS if federation_table(rows, name)]
-    about = ", ".join(f"{key} {value}" for key, value in environment.items())
-    document = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">",
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',
-        "<title>Unequal clients: every method in the same fleets</title>",
-        f"<style>{STYLE}{_STYLE}</style></head><body><main>",
-        "<header><h1>Unequal clients: every method in the same fleets</h1>",
-        "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
-        "slowdown, and bytes by bandwidth. <strong>Time</strong> and <strong>uplink</strong> are those that FedAvg "
-        "waiting for its slowest client needs to its own final accuracy, over the method's to the same: "
-        f"3{TIMES} is a third of the time. {MISSING} means never. Intervals are 95 %, by Student's t over "
-        "seeds.</p></header>",
-        *sections,
-        f"</main><footer><p>{escape(about)}</p></footer></body></html>\n",
-    ]
-    return write_atomically(path, "\n".join(document).encode())
+    title = "Unequal clients: every method in the same fleets"
+    return write_atomically(path, static_page(title, _INTRO, sections, environment).encode())
 
 
 def _section(rows: _Rows, task: str) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fl_elastic.bench.cells import finished_cells
+from fl_elastic.bench.cells import chosen_tasks, finished_cells
 from fl_elastic.bench.results import Results
 from fl_elastic.bench.stream_cell import run_stream
 from fl_elastic.bench.stream_methods import METHODS
 from fl_elastic.bench.stream_page import write_streams_page
 from fl_elastic.bench.stream_summary import summarise_stream
 from fl_elastic.bench.stream_tasks import TASKS
-from fl_elastic.errors import ScenarioError
-from fl_elastic.registry import closest
 from fl_elastic.simulation.datasets import data_root_folder
 from fl_elastic.simulation.summary import environment
 
@@ -54,12 +52,7 @@ def bench_stream(
         If a task is unknown.
     """
     root = str(data_root_folder(data_root))
-    names = list(tasks) or list(TASKS)
-    for name in names:
-        if name not in TASKS:
-            raise ScenarioError(
-                f"unknown task {name!r}{closest(name, list(TASKS))}: known are {', '.join(TASKS)}"
-            )
+    names = chosen_tasks(tasks, TASKS)
     cells = {
         f"{name} | {method} | {seed}": (name, method, seed, root)
         for name in names

@@ -13,7 +13,8 @@ from fl_elastic.bench.stream_methods import METHODS
 from fl_elastic.bench.stream_summary import stream_cells
 from fl_elastic.bench.stream_tasks import TASKS
 from fl_elastic.report.drawing import legend, lines
-from fl_elastic.report.stream_page import page, stream_sections
+from fl_elastic.report.static_page import static_page
+from fl_elastic.report.stream_page import stream_sections
 from fl_elastic.storage import write_atomically
 
 __all__ = ["write_streams_page"]
@@ -38,7 +39,7 @@ def write_streams_page(rows: _Rows, environment: Mapping[str, Any], path: Path) 
                 title = f"{TASKS[task].title}: {name.split(' | ')[1]}"
                 sections += [f"<h2>{escape(title)}</h2>", *stream_sections(row["stream"])]
     title = "Streams that change: every way through them"
-    return write_atomically(path, page(title, _INTRO, sections, environment).encode())
+    return write_atomically(path, static_page(title, _INTRO, sections, environment).encode())
 
 
 def _summaries(rows: _Rows, task: str) -> dict[str, Mapping[str, Any]]:

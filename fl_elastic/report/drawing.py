@@ -11,7 +11,8 @@ from fl_elastic.report.palette import COLOURS
 __all__ = ["DRAWING_STYLE", "areas", "cells", "legend", "lines"]
 
 DRAWING_STYLE = (
-    ".drawing { width: 100%; height: auto; font-size: 11px; } .drawing text { fill: var(--muted); }"
+    ".drawing { width: 100%; height: auto; font-size: 11px; } .drawing text { fill: var(--muted); } "
+    "tbody th { max-width: none; }"
 )
 
 _WIDTH, _HEIGHT = 640, 240

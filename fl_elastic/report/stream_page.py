@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fl_elastic.report.drawing import DRAWING_STYLE, areas, cells, legend, lines
+from fl_elastic.report.drawing import areas, cells, legend, lines
 from fl_elastic.report.formats import bytes_text
-from fl_elastic.report.style import STYLE
+from fl_elastic.report.static_page import static_page
 from fl_elastic.storage import write_atomically
 
-__all__ = ["page", "stream_sections", "write_stream_page"]
+__all__ = ["stream_sections", "write_stream_page"]
 
 _UNLABELLED = "-1"
 _MOST_GROUPS = 60
@@ -30,28 +30,8 @@ def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
         f"a store of {bytes_text(summary['store_bytes'])}",
     ]
     intro = f"<p>{escape('; '.join(facts))}.</p>"
-    document = page("A stream", intro, stream_sections(summary), summary["environment"])
+    document = static_page("A stream", intro, stream_sections(summary), summary["environment"])
     return write_atomically(path, document.encode())
-
-
-def page(title: str, intro: str, sections: Sequence[str], about: Mapping[str, Any]) -> str:
-    """Return a whole document."""
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-            "style-src 'unsafe-inline'\">",
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}{DRAWING_STYLE}</style></head><body><main>",
-            f"<header><h1>{escape(title)}</h1>{intro}</header>",
-            *sections,
-            f"</main><footer><p>{escape(', '.join(f'{k} {v}' for k, v in about.items()))}</p></footer>",
-            "</body></html>\n",
-        ]
-    )
 
 
 def stream_sections(summary: Mapping[str, Any]) -> list[str]:
