@@ -91,10 +91,9 @@ def stream_markdown(rows: _Rows, task: str) -> list[str]:
 
 def stream_cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a method's figures as text, by heading."""
-    around = "" if row["interval"] is None else f" \N{PLUS-MINUS SIGN} {100 * row['interval']:.1f}"
     return {
-        "Accuracy, %": f"{100 * row['score']:.1f}{around}",
-        "Against": f"{100 * row['against_reference']:+.1f}",
+        "Accuracy, %": f"{100 * row['score']:.1f}{_around(row['interval'])}",
+        "Against": f"{100 * row['against_reference']:+.1f}{_around(row['against_interval'])}",
         "Anytime, %": _percent(row["anytime"]),
         "Forgetting": _percent(row["forgetting"]),
         "Backward transfer": _percent(row["backward_transfer"]),
@@ -107,6 +106,10 @@ def stream_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "Memory": bytes_text(row["peak_bytes"]),
         "Store": bytes_text(row["store_bytes"]),
     }
+
+
+def _around(half: float | None) -> str:
+    return f" \N{PLUS-MINUS SIGN} {100 * half:.1f}" if half else ""
 
 
 def _percent(share: float | None) -> str:

@@ -310,6 +310,6 @@ TASKS: dict[str, StreamTask] = {
     ),
     "birds": StreamTask(
         "CUB-50, ten new species at a time, pretrained MobileNetV2 at 64 pixels", _birds,
-        _mobilenet, latent=9, capacity=8 * 2**20, every=100, steps=20, latent_steps=40, prepare=_colours,
+        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_colours,
     ),
 }  # fmt: skip

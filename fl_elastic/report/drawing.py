@@ -42,7 +42,8 @@ def lines(
     for place, (name, points) in enumerate(series.items()):
         path = " ".join(f"{_x(at / end):.1f},{_y(share):.1f}" for at, share in points)
         body.append(
-            f'<polyline points="{path}" fill="none" stroke="{_colour(place)}" stroke-width="2">'
+            f'<polyline points="{path}" fill="none" stroke="{_colour(place)}" stroke-width="2" '
+            f'stroke-opacity="{_strength(place)}">'
             f"<title>{escape(name)}</title></polyline>"
         )
     ticks = [(share, f"{100 * share:.0f} %") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]

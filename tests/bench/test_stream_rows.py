@@ -102,7 +102,7 @@ def test_a_summary_counts_seeds_that_the_reference_has_too() -> None:
     assert latent["adapting_seconds_ratio"] == pytest.approx(0.25)
     assert latent["delay"] == 10.0
     assert found[REFERENCE]["delay"] is None
-    assert stream_cells(latent)["Against"] == "-5.0"
+    assert stream_cells(latent)["Against"] == "-5.0 \N{PLUS-MINUS SIGN} 63.5"
 
 
 def test_page_and_markdown_name_every_method(tmp_path: Path) -> None:
