@@ -32,6 +32,9 @@ def submit(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Setting of the app: seed=1 (repeatable).")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint: --set resume=true.")
+    ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the run has ended.")
     ] = True,
@@ -49,7 +52,7 @@ def submit(
 
     place = FleetFolder(folder)
     flower = flower_at(place, load_inventory(place.inventory).server)
-    settings = parse_settings(setting or ())
+    settings = {**parse_settings(setting or ()), **({"resume": True} if resume else {})}
     if app is None:
         settings = {"results": str(place.results.resolve()), **settings}
         if scenario is not None:
@@ -67,6 +70,8 @@ def submit(
     rounds = _Rounds(Path(str(settings.get("results", place.results))) / place.rounds.name)
     say(f"run {run_id} submitted")
     state = wait_for_run(flower, run_id, say, on_look=rounds.look)
+    if app is None and rounds.told and not state.completed:
+        say("go on from the last checkpoint with the same command and --resume")
     _finish(state, as_json, {})
 
 
@@ -99,10 +104,17 @@ def up(
     from fl_elastic.fleet.up import run_local
 
     signal.signal(signal.SIGTERM, _as_interruption)
-    state, result = run_local(
-        local, scenario, override or (), method=method, seed=seed, data_root=data_root, keep=keep,
-        threads=threads, insecure=insecure, tell=say, on_rounds=lambda path: _Rounds(path).look,
-    )  # fmt: skip
+    try:
+        state, result = run_local(
+            local, scenario, override or (), method=method, seed=seed, data_root=data_root,
+            keep=keep, threads=threads, insecure=insecure, tell=say,
+            on_rounds=lambda path: _Rounds(path).look,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if keep is not None:
+            raise
+        say("interrupted; nothing is kept: give --keep FOLDER to keep what was done")
+        raise typer.Exit(130) from None
     _finish(state, as_json, result)
 
 
@@ -113,13 +125,15 @@ class _Rounds:
         from fl_elastic.fleet.rounds import read_rounds
 
         self._path, self._read = path, read_rounds
+        self.told = False
         # What an earlier run left behind is not told again.
-        self._told = {_identity(entry) for entry in read_rounds(path)}
+        self._known = {_identity(entry) for entry in read_rounds(path)}
 
     def look(self) -> None:
         for entry in self._read(self._path):
-            if _identity(entry) not in self._told:
-                self._told.add(_identity(entry))
+            if _identity(entry) not in self._known:
+                self._known.add(_identity(entry))
+                self.told = True
                 say(_line(entry))
 
 
@@ -139,6 +153,13 @@ def _line(entry: dict[str, Any]) -> str:
         parts.append(f"{len(nodes)} nodes")
     if isinstance(entry.get("uplink_bytes"), int):
         parts.append(f"{entry['uplink_bytes']:,} bytes up")
+    left_out = entry.get("rejections")
+    if isinstance(left_out, list):
+        parts += [
+            f"left out {each.get('node')}: {each.get('reason')}"
+            for each in left_out
+            if isinstance(each, dict)
+        ]
     return ", ".join(parts)
 
 

@@ -153,7 +153,7 @@ def node_launch(
         _present(folder.key, folder.ca)
     place = state_folder(folder, settings, base, state)
     home = place / "flower"
-    config = _node_config(settings, base, place, data_root)
+    config = _node_config(folder, settings, base, place, data_root)
     port = (
         settings.config.get("runtime-port", RUNTIME_PORT) if runtime_port is None else runtime_port
     )
@@ -235,16 +235,22 @@ def state_folder(
 
 
 def _node_config(
-    settings: NodeSettings, base: Mapping[str, str], state: Path, data_root: str | None
+    folder: NodeFolder,
+    settings: NodeSettings,
+    base: Mapping[str, str],
+    state: Path,
+    data_root: str | None,
 ) -> dict[str, Scalar]:
-    given = settings.config.get("data-root") or base.get("FL_ELASTIC_DATA_ROOT", "")
     config: dict[str, Scalar] = {"partition-id": 0, "threads": 0, **settings.config}
     config.pop("runtime-port", None)
-    return config | {
-        "state-dir": str(state),
-        "data-root": str(given) if data_root is None else data_root,
-        "node-name": settings.name,
-    }
+    # The node works in another folder: what is relative is so to where it was said, its own folder or here.
+    for key in ("data-root", "stream-state-dir"):
+        if config.get(key):
+            config[key] = str((folder.root / str(config[key])).resolve())
+    here = data_root if data_root is not None else base.get("FL_ELASTIC_DATA_ROOT", "")
+    if data_root is not None or not config.get("data-root"):
+        config["data-root"] = str(Path(here).resolve()) if here else ""
+    return config | {"state-dir": str(state), "node-name": settings.name}
 
 
 def _threads(folder: NodeFolder, settings: NodeSettings) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import statistics
 import time
 from collections.abc import Mapping
@@ -105,6 +106,8 @@ class FleetRun:
         write_atomically(self.results / SCENARIO, self.scenario.to_json().encode())
         model = scenario_model(self.scenario, self.data_root, self.seed)
         manifest = Manifest.of(model)
+        if not self.resume:
+            _put_away(self.results / CHECKPOINTS)
         minutes = _Minutes(Journal(self.results / JOURNAL), resume=self.resume)
         strategy = method_strategy(self.scenario, self.method, minutes.trained)
         minutes.names_of = lambda: {
@@ -163,6 +166,17 @@ class FleetRun:
             "seconds": sum(float(entry.get("round_seconds", 0.0)) for entry in rounds),
             **{f"{name}_total": last.get(f"{name}_total", 0) for name in _TOTALS},
         }
+
+
+def _put_away(checkpoints: Path) -> None:
+    """Rename what an earlier run left: if this one ends before its first round, `resume` must not find that."""
+    before = checkpoints.with_name(f"{checkpoints.name}.before")
+    try:
+        if checkpoints.is_dir() and any(checkpoints.iterdir()):
+            shutil.rmtree(before, ignore_errors=True)
+            checkpoints.rename(before)
+    except OSError as error:
+        raise FleetError(f"cannot rename {checkpoints}: {error.strerror or error}") from None
 
 
 def _seconds(run_config: Mapping[str, Any], key: str, default: float) -> float:

@@ -390,7 +390,8 @@ class StreamLearner:
         if state is not None:
             facts = state.facts
             self.progress = Progress.from_facts(facts["progress"])
-            self.record = StreamRecord.from_facts(facts["record"])
+            # A state of an earlier release has none.
+            self.record = StreamRecord.from_facts(facts.get("record", {"points": []}))
             self.selection = SelectionState.from_json(facts["selection"])
             self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
             self.rounds = RoundsTaken(**facts.get("rounds", {}))

@@ -112,6 +112,21 @@ def test_damaged_files_are_put_aside_and_said(place: Path) -> None:
     assert sum(second["stored"].values()) > 300
 
 
+def test_a_second_service_on_the_same_folder_is_kept_out_until_the_first_dies(place: Path) -> None:
+    state = place / "state" / "learner.npz"
+    service = start(place, *arguments(place, f"csv:{place}/table.csv", "--follow"))
+    try:
+        assert wait_until(state.exists, 60)
+        status, out, err = ended(start(place, *arguments(place, f"csv:{place}/table.csv")))
+        assert status == 1 and out == "" and err.startswith("error: another fl-elastic stream")
+        assert len(err.splitlines()) == 1 and str(place / "state") in err
+    finally:
+        os.kill(service.pid, signal.SIGKILL)
+        service.communicate(timeout=60)
+    said, _ = run(place)
+    assert said["observed"] == ROWS - 1
+
+
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[None]:
     """A file system of its own, mounted here; skipped where that is not permitted."""

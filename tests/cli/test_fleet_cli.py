@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import Ended, call
 
+from fl_elastic.cli.fleet_runs import _line
 from fl_elastic.fleet.flower_cli import FlowerCommands, NodeState, RunState, ServerUnreachable
 
 
@@ -194,8 +195,11 @@ def test_status_as_a_table(fleet: Any, folder: Path, monkeypatch: pytest.MonkeyP
     (results / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     ended = fleet("status", folder)
     assert ended.status == 0
-    for word in ("pi0", "unregistered", "7 (2030-01-01 00:00:00Z)", "12 ms", "50%", "77", "online"):
+    for word in ("pi0", "unregistered", "7, 01-01 00:00", "12 ms", "50%", "77", "online"):
         assert word in ended.out
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = fleet("status", folder).out
+    assert "unregistered" in narrow and "…" not in narrow
 
 
 def test_doctor_fails_if_anything_fails(fleet: Any, folder: Path) -> None:
@@ -227,13 +231,13 @@ def test_submit_ends_as_the_run_does(
         FlowerCommands, "run_state", lambda self, run_id: RunState(run_id, status, "because")
     )
     scenario = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
-    ended = fleet("submit", folder, "--scenario", scenario, "--set", "seed=2", "--json")
+    ended = fleet("submit", folder, "--scenario", scenario, "--set", "seed=2", "--json", "--resume")
     assert ended.status == code
     assert json.loads(ended.out)["status"] == status
     assert ("because" in ended.err) == bool(code)
     app, text = submitted[0]
     assert app == (folder / "app").resolve()
-    assert "seed = 2" in text and "digits_cnn" in text
+    assert "seed = 2" in text and "resume = true" in text and "digits_cnn" in text
     assert f'results = "{(folder / "server" / "results").resolve()}"' in text
 
 
@@ -244,3 +248,14 @@ def test_without_waiting_only_the_runs_id_is_told(
     words = ("submit", folder, "--set", "scenario=x", "--no-wait")
     assert fleet(*words).out == "5\n"
     assert json.loads(fleet(*words, "--json").out) == {"run_id": "5"}
+
+
+def test_a_round_says_who_was_left_out_and_why() -> None:
+    entry = {
+        "round": 3, "accuracy": 0.5, "round_seconds": 2.0, "nodes": {"pi0": {}}, "uplink_bytes": 1000,
+        "rejections": [{"node": "pi1", "reason": "another release"}, "nonsense"],
+    }  # fmt: skip
+    assert _line(entry) == (
+        "round 3, accuracy 50.00%, 2.0 s, 1 nodes, 1,000 bytes up, left out pi1: another release"
+    )
+    assert _line({"round": 0}) == "round 0"

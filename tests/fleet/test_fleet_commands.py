@@ -134,6 +134,27 @@ def test_the_node_says_who_it_is(tmp_path: Path) -> None:
     assert launch.environment["FLWR_HOME"] == str(folder.node("pi0").root / "state" / "flower")
 
 
+def test_relative_folders_are_those_of_who_named_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = make_fleet(tmp_path / "fleet", "pi0", "pi1")
+    # The node works in a folder of its own, where neither would mean anything.
+    add_node(folder, "pi0", {"stream-state-dir": "stream", "data-root": "data"})
+    own = folder.node("pi0").root
+
+    def told(name: str, data_root: str | None = None, **base: str) -> dict[str, object]:
+        command = node_launch(folder.node(name), BASE | base, data_root=data_root).command
+        return parse_config_args([after(command, "--node-config")])
+
+    found = told("pi0", FL_ELASTIC_DATA_ROOT="here")
+    assert found["stream-state-dir"] == str(own / "stream")
+    assert found["data-root"] == str(own / "data")
+    assert told("pi0", "given")["data-root"] == str(tmp_path / "given")
+    assert told("pi1", FL_ELASTIC_DATA_ROOT="here")["data-root"] == str(tmp_path / "here")
+    assert told("pi1")["data-root"] == "" and "stream-state-dir" not in told("pi1")
+
+
 def test_nothing_is_made_before_the_start(tmp_path: Path) -> None:
     folder = make_fleet(tmp_path / "fleet", "pi0")
     launch = node_launch(folder.node("pi0"), BASE)

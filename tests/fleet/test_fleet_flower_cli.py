@@ -74,6 +74,9 @@ def test_what_is_asked() -> None:
     assert asked.register(Path("/k.pub"), "pi0") == "9"
     asked.unregister("9")
     assert asked.run(Path("/app"), Path("/run.toml")) == "5"
+    # The command works in a folder of its own.
+    asked.register(Path("k.pub"), "pi0")
+    assert Path(script.asked.pop()[2]) == Path("k.pub").absolute()
     asked.stop("5")
     assert [" ".join(words[:-2]) for words in script.asked] == [
         "supernode register /k.pub fleet --name pi0",
@@ -114,6 +117,7 @@ def test_warnings_before_the_answer_are_skipped() -> None:
         ),
         ("[code: 23] Public key already in use.", AlreadyRegistered, "already in use"),
         ("boom\non two\nlines", FleetError, "boom on two lines"),
+        ("╭─ Error ─╮\n│ boom │\n╰───────╯\n", FleetError, "failed: Error boom$"),
     ],
 )
 def test_failures_are_told_apart(message: str, kind: type[FleetError], words: str) -> None:

@@ -121,9 +121,17 @@ def test_digits_are_learned_on_real_processes_and_nothing_stays(tmp_path: Path) 
 @pytest.mark.deploy
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+    ("numbers", "status"),
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGINT, signal.SIGINT], 130),
+        ([signal.SIGTERM], 130),
+        ([signal.SIGKILL], -9),
+    ],
 )
-def test_nothing_stays_after_an_interruption(tmp_path: Path, number: int, status: int) -> None:
+def test_nothing_stays_after_an_interruption(
+    tmp_path: Path, numbers: list[int], status: int
+) -> None:
     mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
     running = start(mark, tmp_path / "tmp", "--local", 1, "--set", "training.rounds=50")
     assert running.stderr is not None
@@ -132,11 +140,14 @@ def test_nothing_stays_after_an_interruption(tmp_path: Path, number: int, status
         lines.append(running.stderr.readline())
         assert lines[-1], lines
     assert len(left(mark)) >= 6
-    os.kill(running.pid, number)
+    for number in numbers:
+        os.kill(running.pid, number)
+        time.sleep(1)
     _, rest = running.communicate(timeout=60)
     assert running.returncode == status and "Traceback" not in rest
     assert wait_until(lambda: left(mark) == [], 15), left(mark)
-    if number != signal.SIGKILL:
+    if status == 130:
+        assert "nothing is kept" in rest
         assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -146,6 +146,29 @@ def test_a_server_that_died_goes_on_where_it_was(
     assert [line["round"] for line in journal(tmp_path)] == [0, 1]
 
 
+def test_a_run_that_died_before_its_first_round_does_not_go_on_with_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fl_elastic.flower.fleet_server as server
+
+    class Stopped(Exception):
+        pass
+
+    def dies(*_: object, **__: object) -> None:
+        raise Stopped
+
+    run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(server.Checkpointed, "start", dies)
+        with pytest.raises(Stopped):
+            run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
+    run_of(tmp_path, scenario_of(1), method="full", resume=True).run(grid_of(tmp_path))
+    assert [line["round"] for line in journal(tmp_path)] == [1]
+    # The earlier model is not lost.
+    folders = {path.parent.name for path in tmp_path.rglob("round-000001.npz")}
+    assert folders == {"checkpoints", "checkpoints.before"}
+
+
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
