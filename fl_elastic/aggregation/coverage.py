@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class CoverageLedger:
     manifest: Manifest
     clients: dict[str, ClientCoverage] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Parameters, in the manifest's order."""
         pairs = zip(self.manifest.names, self.manifest.roles, strict=True)

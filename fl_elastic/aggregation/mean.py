@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import LinearRule, RobustRule, make_rule
-from fl_elastic.aggregation.sums import TensorSum
+from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, check_update, trained_part
+from fl_elastic.update.packed import PackedDeltas, reach
 
 __all__ = ["MergeOptions", "PartialMean"]
 
@@ -99,6 +101,7 @@ class PartialMean:
         self.clients = 0
         self._rule = make_rule(rule)
         self._limits = limits
+        self._flat = FlatSum(manifest, limits)
         self._sums: dict[str, TensorSum] = {}
         self._kept: list[tuple[PartialUpdate, float]] = []
         self._total = 0.0
@@ -137,24 +140,42 @@ class PartialMean:
         if not checked:
             check_update(update, self.manifest, self._limits)
         weight = self.options.client_weight(update.num_examples, staleness)
-        for name, delta in update.deltas.items():
-            parameter = self.manifest.role(name) is Role.PARAMETER
-            if parameter and isinstance(self._rule, RobustRule):
-                continue
-            probability = (probabilities or {}).get(name, 1.0) if parameter else 1.0
-            if name not in self._sums:
-                normalise = parameter and self.options.normalise_steps
-                self._sums[name] = TensorSum(self.manifest.shape(name), normalise_steps=normalise)
-            self._sums[name].add(
-                delta,
-                self._rule.weight(weight, probability),
-                update.steps[name],
-                trained_part(update, name),
-            )
+        for addend in joined(self._addends(update, weight, probabilities or {})):
+            self._flat.add(addend)
         if isinstance(self._rule, RobustRule):
             self._kept.append((update, weight))
         self._total += weight
         self.clients += 1
+
+    def _addends(
+        self, update: PartialUpdate, weight: float, probabilities: Mapping[str, float]
+    ) -> list[Addend]:
+        """Count the update's tensors, and return what is to be added to the sums."""
+        packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
+        robust = isinstance(self._rule, RobustRule)
+        addends = []
+        for name, delta in update.deltas.items():
+            parameter = self.manifest.role(name) is Role.PARAMETER
+            if parameter and robust:
+                continue
+            probability = probabilities.get(name, 1.0) if parameter else 1.0
+            summed = self._sums.get(name)
+            if summed is None:
+                normalise = parameter and self.options.normalise_steps
+                summed = self._sums[name] = TensorSum(normalise_steps=normalise)
+            factor = summed.add(
+                self._rule.weight(weight, probability),
+                update.steps[name],
+                trained_part(update, name),
+            )
+            start = None if packed is None else packed.start(name)
+            if packed is None or start is None:
+                numbers, start = np.ascontiguousarray(delta).reshape(-1), 0
+            else:
+                numbers = packed.flat
+            to = self._flat.places[name]
+            addends.append(Addend(numbers, start, to, int(np.size(delta)), factor))
+        return addends
 
     def finish(self, base: Mapping[str, NDArray[Any]]) -> _Merged:
         """Return the new global model: every tensor of the manifest, in its dtype.
@@ -171,15 +192,25 @@ class PartialMean:
             cannot compare the updates.
         """
         self.manifest.check_weights(base)
-        deltas = self._combined(self._rule) if isinstance(self._rule, RobustRule) else {}
-        linear = self._rule if isinstance(self._rule, LinearRule) else None
-        for name, summed in self._sums.items():
-            parameter = self.manifest.role(name) is Role.PARAMETER
-            deltas[name] = summed.mean(linear if parameter else None, self._total)
+        combined = self._combined(self._rule) if isinstance(self._rule, RobustRule) else {}
+        # One tensor after the other: the merged deltas of the whole model would be two models more of memory.
         return {
-            name: _moved(name, base[name], deltas.get(name), self.manifest.array_dtype(name))
+            name: _moved(
+                name, base[name], self._delta(name, combined), self.manifest.array_dtype(name)
+            )
             for name in self.manifest.names
         }
+
+    def _delta(
+        self, name: str, combined: Mapping[str, NDArray[np.float64]]
+    ) -> NDArray[np.float64] | None:
+        """Return the merged delta of one tensor; None if nobody trained it."""
+        summed = self._sums.get(name)
+        if summed is None:
+            return combined.get(name)
+        parameter = self.manifest.role(name) is Role.PARAMETER
+        rule = self._rule if parameter and isinstance(self._rule, LinearRule) else None
+        return summed.mean(self._flat.of(name), rule, self._total)
 
     def _combined(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
         """Return the deltas of the parameters by a rule that looks at all of them."""
@@ -220,7 +251,7 @@ def _moved(
     if delta is None:
         return np.array(base, dtype=dtype)
     with np.errstate(over="ignore"):
-        new = (np.asarray(base, np.float64) + delta).astype(dtype)
-    if not np.isfinite(new).all():
+        new = np.asarray(np.add(base, delta, dtype=np.float64)).astype(dtype)
+    if not math.isfinite(reach(new)):
         raise UpdateError(f"merged tensor {name!r} is beyond the range of {dtype}")
-    return np.asarray(new)
+    return new

@@ -1,57 +1,169 @@
-"""The running sums of one tensor."""
+"""The running sums of a model's tensors: one array of doubles for all of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import Amount, LinearRule
+from fl_elastic.update import Limits, Manifest, Role
 
-__all__ = ["TensorSum"]
+__all__ = ["Addend", "FlatSum", "TensorSum", "joined"]
 
-_PIECE = 1 << 15
+# Numbers whose products stay in the processor's cache until they are added.
+_PIECE = 1 << 16
+_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+# Well below the largest float32.
+_LARGEST_PRODUCT = 1e38
 
 
-class TensorSum:
-    r"""Sums weighted deltas of one tensor, in double precision, and the weights that were summed.
+class Addend(NamedTuple):
+    """Numbers that are multiplied by one factor and added to the sum.
+
+    Attributes
+    ----------
+    numbers : array, one-dimensional
+        Of which ``size`` from ``start`` on are meant.
+    start, to, size : int
+        Where they lie in ``numbers`` and in the sum, and how many they are.
+    factor : float
+        What they count.
+    """
+
+    numbers: NDArray[Any]
+    start: int
+    to: int
+    size: int
+    factor: float
+
+
+def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
+    """Join neighbours that continue each other, so that a whole model is added in one go.
+
+    Examples
+    --------
+    >>> numbers = np.arange(9.0)
+    >>> pieces = [Addend(numbers, 0, 5, 2, 1.0), Addend(numbers, 2, 7, 3, 1.0), Addend(numbers, 5, 10, 4, 2.0)]
+    >>> [(piece.start, piece.to, piece.size) for piece in joined(pieces)]
+    [(0, 5, 5), (5, 10, 4)]
+    """
+    last: Addend | None = None
+    for addend in addends:
+        if last is None:
+            last = addend
+            continue
+        numbers, start, to, size, factor = last
+        follows = addend.start == start + size and addend.to == to + size
+        if follows and addend.numbers is numbers and addend.factor == factor:
+            last = Addend(numbers, start, to, size + addend.size, factor)
+        else:
+            yield last
+            last = addend
+    if last is not None:
+        yield last
+
+
+class FlatSum:
+    """Sums of all tensors that are averaged, one after the other in the manifest's order, in double precision.
+
+    The product of a float32 delta and its factor is rounded to float32, as in Flower's aggregation; unlike there,
+    the sum is not. So the result does not depend on the order in which replies come, but for less than what is
+    rounded away at the end. Deltas of other types are multiplied in double precision. Memory that nothing was added
+    to is not taken from the system.
 
     Parameters
     ----------
-    shape : tuple of int
-        Of the tensor.
+    manifest : Manifest
+        Of the global model.
+    limits : Limits, optional
+        That the deltas keep.
+
+    Attributes
+    ----------
+    places : dict of str to int
+        Where each tensor begins.
+    """
+
+    def __init__(self, manifest: Manifest, limits: Limits | None = None) -> None:
+        self.places: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        size = 0
+        for name, shape, role in zip(manifest.names, manifest.shapes, manifest.roles, strict=True):
+            if role is not Role.COUNTER:
+                self.places[name], self._shapes[name] = size, shape
+                size += math.prod(shape)
+        self._sum = np.zeros(size)
+        self._largest_factor = _LARGEST_PRODUCT / (limits or Limits()).max_change
+        self._products = np.empty(min(_PIECE, size), _SINGLE)
+
+    def add(self, addend: Addend) -> None:
+        """Add numbers times their factor."""
+        numbers, begin, to, size, factor = addend
+        single = numbers.dtype == _SINGLE and factor <= self._largest_factor
+        for done in range(0, size, _PIECE):
+            count = min(_PIECE, size - done)
+            piece = numbers[begin + done : begin + done + count]
+            total = self._sum[to + done : to + done + count]
+            if single:
+                total += np.multiply(piece, factor, out=self._products[:count])
+            else:
+                total += np.multiply(piece, factor, dtype=_DOUBLE)
+
+    def of(self, name: str) -> NDArray[np.float64]:
+        """Return the sum of one tensor; a view, not to be modified."""
+        shape, start = self._shapes[name], self.places[name]
+        return self._sum[start : start + math.prod(shape)].reshape(shape)
+
+
+class TensorSum:
+    r"""The weights with which deltas of one tensor were summed, and the mean that follows.
+
+    Parameters
+    ----------
     normalise_steps : bool
         Whether deltas are divided by the client's local steps and multiplied by their weighted mean:
         FedNova (Wang et al., NeurIPS 2020) per tensor, :math:`\bar\tau \sum_i n_i \Delta_i / \tau_i / \sum_i n_i`.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, normalise_steps: bool = False) -> None:
-        self._sum = np.zeros(shape)
+    __slots__ = ("_contributed", "_normalise", "_steps")
+
+    def __init__(self, *, normalise_steps: bool = False) -> None:
         self._normalise = normalise_steps
         self._contributed: Amount = 0.0
         self._steps: Amount = 0.0
 
-    def add(
-        self, delta: NDArray[Any], weight: float, steps: int, part: NDArray[np.bool_] | None
-    ) -> None:
-        """Add one client's delta; ``part`` says which elements were trained, None for all of them."""
-        factor = weight / steps if self._normalise else weight
-        total, change = self._sum.reshape(-1), np.ascontiguousarray(delta).reshape(-1)
-        # In pieces that stay in the processor's cache: the memory of one model, not of two.
-        for start in range(0, total.size, _PIECE):
-            stop = start + _PIECE
-            total[start:stop] += np.multiply(change[start:stop], factor, dtype=np.float64)
-        share: Amount = weight if part is None else np.where(part, weight, 0.0)
-        self._contributed = _added(self._contributed, share)
-        if self._normalise:
-            self._steps = _added(self._steps, share * steps)
+    def add(self, weight: float, steps: int, part: NDArray[np.bool_] | None) -> float:
+        """Count one client's delta, and return the factor to add it with.
 
-    def mean(self, rule: LinearRule | None, total: float) -> NDArray[np.float64]:
+        Parameters
+        ----------
+        weight : float
+            Of the client.
+        steps : int
+            In which it trained the tensor.
+        part : array of bool or None
+            Which elements were trained; None for all of them.
+        """
+        share: Amount = weight if part is None else np.where(part, weight, 0.0)
+        self._contributed = self._contributed + share
+        if not self._normalise:
+            return weight
+        self._steps = self._steps + share * steps
+        return weight / steps
+
+    def mean(
+        self, summed: NDArray[np.float64], rule: LinearRule | None, total: float
+    ) -> NDArray[np.float64]:
         """Return the merged delta; zero in elements that nobody trained.
 
         Parameters
         ----------
+        summed : array
+            Sum of the deltas times their factors.
         rule : LinearRule or None
             Gives the divisor; None is the mean over the contributors.
         total : float
@@ -59,7 +171,7 @@ class TensorSum:
         """
         contributed = self._contributed
         divisor = contributed if rule is None else rule.divisor(contributed, total)
-        merged = self._sum / _one_for_zero(divisor)
+        merged = summed / _one_for_zero(divisor)
         if self._normalise:
             merged = merged * (self._steps / _one_for_zero(contributed))
         # numpy turns a sum of tensors without dimensions into a bare number.
@@ -68,7 +180,3 @@ class TensorSum:
 
 def _one_for_zero(amount: Amount) -> Amount:
     return np.where(amount > 0, amount, 1.0) if isinstance(amount, np.ndarray) else amount
-
-
-def _added(one: Amount, other: Amount) -> Amount:
-    return one + other

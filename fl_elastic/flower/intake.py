@@ -148,7 +148,8 @@ class Intake:
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:
         """Return the update and how many rounds it is late."""
-        update = decode(reply.packed, self._manifest, self._limits)
+        # The reply is read by nobody else: its numbers are merged where they are.
+        update = decode(reply.packed, self._manifest, self._limits, in_place=True)
         server_round = self._record.server_round
         staleness = server_round - update.base_version
         latest = FORGET_AFTER if self._fleet.terms.late == "merge" else 0

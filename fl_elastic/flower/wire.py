@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_magic
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StaleModelError, UpdateError
@@ -215,6 +217,9 @@ def _as_array(array: NDArray[Any]) -> Array:
 
 
 def _read_buffer(array: Array) -> memoryview:
+    plain = _plain_bytes(array.data)
+    if plain is not None:
+        return plain
     try:
         values = bytes_to_ndarray(array.data)
     # The bytes come from outside; numpy raises a different error for each way they can be wrong.
@@ -227,6 +232,23 @@ def _read_buffer(array: Array) -> memoryview:
             f"expected one packed buffer of bytes, got {values.dtype} of shape {values.shape}"
         )
     return values.data
+
+
+def _plain_bytes(data: bytes) -> memoryview | None:
+    """Return the bytes in what numpy wrote for a vector of bytes, where they are; None if it is anything else.
+
+    numpy's own reader copies them, which takes a sixth of what merging an update does.
+    """
+    stream = BytesIO(data)
+    try:
+        if read_magic(stream) != (1, 0):
+            return None
+        shape, _, dtype = read_array_header_1_0(stream)
+    # As below: whatever numpy raises, the careful way says what is wrong.
+    except Exception:
+        return None
+    numbers = memoryview(data)[stream.tell() :]
+    return numbers if dtype == np.uint8 and shape == (len(numbers),) else None
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

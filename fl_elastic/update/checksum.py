@@ -1,9 +1,8 @@
 """The checksum of packed messages: sums of words along the rows and columns of a table, and a digest of them.
 
-Summing whole words takes a fifth of the time of a CRC-32, which was a quarter of what merging an update costs. What it
-promises is more: any damage to up to three words, or within less than a row of 8 KB, changes a sum for certain, and
-different sums have different digests but for one chance in 2^128. It guards against accidents, not against people: TLS and node
-keys do that.
+Summing whole words takes a quarter of the time of a CRC-32, and promises more: damage to up to three words, or
+anywhere within the length of a row, changes a sum for certain, and different sums have different digests but for
+one chance in 2^128. It guards against accidents, not against people: TLS and node keys do that.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ _WORD = np.dtype("<u8")
 # Odd, so that writing one constant over another in a whole row never leaves the row's sum as it was.
 _ROW = 1023
 ROW_BYTES = _ROW * _WORD.itemsize
+# Rows that stay in the processor's cache while they are summed both ways.
+_ROWS_AT_ONCE = 32
 
 
 def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
@@ -30,8 +31,8 @@ def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
     head : bytes
         What is digested as it is.
     numbers : bytes-like
-        What is laid out in rows of `ROW_BYTES`; the digest takes the sums of the 64-bit words of each row and of each
-        column, modulo 2^64, and the bytes after the last whole row as they are.
+        What is laid out in rows of `ROW_BYTES`. The digest takes the sums of the 64-bit words of each row and of
+        each column, modulo 2^64, and the bytes after the last whole row as they are.
 
     Examples
     --------
@@ -45,7 +46,12 @@ def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
     whole = len(view) // ROW_BYTES
     if whole:
         words = np.frombuffer(view, _WORD, count=whole * _ROW).reshape(whole, _ROW)
-        for axis in (1, 0):
-            digest.update(np.add.reduce(words, axis=axis).astype(_WORD).tobytes())
+        rows, columns = np.empty(whole, _WORD), np.zeros(_ROW, _WORD)
+        for start in range(0, whole, _ROWS_AT_ONCE):
+            some = words[start : start + _ROWS_AT_ONCE]
+            np.add.reduce(some, axis=1, out=rows[start : start + _ROWS_AT_ONCE])
+            columns += np.add.reduce(some, axis=0)
+        digest.update(rows.tobytes())
+        digest.update(columns.tobytes())
     digest.update(view[whole * ROW_BYTES :])
     return digest.digest()

@@ -1,9 +1,9 @@
 """The frame of every packed message: a versioned, checksummed header before one buffer of numbers.
 
-Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of all
-the rest (16 bytes, see `fl_elastic.update.checksum`), header (JSON, with spaces after it so that the payload begins at a
-multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of arrays, not of bytes,
-is what Flower's transport pays for.
+Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of
+all the rest (16 bytes, see `fl_elastic.update.checksum`), header (JSON, then spaces, so that a payload of 4 KB or
+more begins at a multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of
+arrays, not of bytes, is what Flower's transport pays for.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ WIRE_VERSION = 4
 _MAGIC = b"FLEL"
 _START = struct.Struct("<4sHBBI")
 _BEFORE_TEXT = _START.size + CHECKSUM_BYTES
-# Of the payload, so that its numbers can be read in place and by whole words.
-_ALIGNMENT = 64
+# Of a long payload, so that its numbers can be read in place and by whole words; short ones stay short.
+_ALIGNMENT, _LONG = 64, 4096
 
 
 class Kind(IntEnum):
@@ -50,9 +50,10 @@ class Kind(IntEnum):
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
     """Return one message."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(_BEFORE_TEXT + len(text)) % _ALIGNMENT)
-    start = _START.pack(_MAGIC, WIRE_VERSION, kind, 0, len(text))
     numbers = b"".join(payload)
+    if len(numbers) >= _LONG:
+        text += b" " * (-(_BEFORE_TEXT + len(text)) % _ALIGNMENT)
+    start = _START.pack(_MAGIC, WIRE_VERSION, kind, 0, len(text))
     return b"".join([start, checksum(start + text, numbers), text, numbers])
 
 

@@ -18,9 +18,9 @@ from fl_elastic.errors import UpdateError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Manifest", "Role", "load_weights", "weights_of"]
+__all__ = ["FLOATS", "Manifest", "Role", "load_weights", "weights_of"]
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
@@ -76,7 +76,7 @@ class Manifest:
             dtypes=_sendable(dtypes),
             roles=tuple(
                 Role.PARAMETER
-                if name in trained and dtypes[name] in _FLOATS
+                if name in trained and dtypes[name] in FLOATS
                 else _buffer_role(dtypes[name])
                 for name in state
             ),
@@ -144,13 +144,13 @@ class Manifest:
 
 def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
     for name, dtype in dtypes.items():
-        if dtype not in _FLOATS + _WHOLE:
+        if dtype not in FLOATS + _WHOLE:
             raise UpdateError(f"tensor {name!r} has dtype {dtype}, which cannot be sent")
     return tuple(dtypes.values())
 
 
 def _buffer_role(dtype: str) -> Role:
-    return Role.STATISTIC if dtype in _FLOATS else Role.COUNTER
+    return Role.STATISTIC if dtype in FLOATS else Role.COUNTER
 
 
 def weights_of(model: nn.Module, manifest: Manifest) -> dict[str, NDArray[Any]]:

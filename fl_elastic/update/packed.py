@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PackedDeltas"]
+__all__ = ["PackedDeltas", "reach"]
+
+# Numbers that are still in the processor's cache when they are looked at again.
+_PIECE = 1 << 16
 
 
 class PackedDeltas(dict[str, NDArray[Any]]):
     """Deltas by name, most of them views of one flat array.
 
-    A dict like any other: entries may be changed in place, replaced or taken out. `start` tells which of them still lie
-    in the array. Copies, also of pickle, are plain dicts.
+    A dict like any other: entries may be changed in place, replaced or taken out. `start` tells which of them still
+    lie in the array. Copies, also of pickle, are plain dicts.
 
     Parameters
     ----------
@@ -64,7 +67,12 @@ def reach(numbers: NDArray[Any]) -> float:
     (2.0, inf, 0.0)
     """
     # Least and largest let NaN through, and unlike absolute values need no second array.
-    least = float(np.minimum.reduce(numbers, axis=None, initial=0))
-    largest = float(np.maximum.reduce(numbers, axis=None, initial=0))
-    found = max(-least, largest)
-    return math.inf if math.isnan(least) or math.isnan(largest) else found
+    flat = numbers.reshape(-1)
+    found = 0.0
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        least, largest = float(np.minimum.reduce(piece)), float(np.maximum.reduce(piece))
+        if math.isnan(least) or math.isnan(largest):
+            return math.inf
+        found = max(found, -least, largest)
+    return found

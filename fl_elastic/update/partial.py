@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.manifest import Manifest, Role
+from fl_elastic.update.manifest import FLOATS, Manifest, Role
 from fl_elastic.update.packed import PackedDeltas, reach
 from fl_elastic.update.parts import Masks, outer_mask, take_part
 
@@ -87,6 +87,7 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
         raise UpdateError(f"deltas and steps must name the same tensors, they differ in {odd[:3]}")
     packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
     together = math.inf if packed is None else packed.reach()
+    ranges = {dtype: min(limits.max_change, _range_of(dtype) / 4) for dtype in FLOATS}
     for name, delta in update.deltas.items():
         index = manifest.index.get(name)
         if index is None:
@@ -95,11 +96,12 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
             raise UpdateError(
                 f"tensor {name!r} holds integers, which are never averaged; leave it out"
             )
-        if np.shape(delta) != manifest.shapes[index]:
+        shape = np.shape(delta)
+        if shape != manifest.shapes[index]:
             raise UpdateError(
-                f"delta of {name!r} has shape {np.shape(delta)}, the manifest says {manifest.shapes[index]}"
+                f"delta of {name!r} has shape {shape}, the manifest says {manifest.shapes[index]}"
             )
-        largest = min(limits.max_change, _range_of(manifest.dtypes[index]) / 4)
+        largest = ranges[manifest.dtypes[index]]
         # One look at all numbers tells about each tensor that lies among them, unless one of them is too large.
         if packed is None or together > largest or packed.start(name) is None:
             _check_numbers(name, np.asarray(delta), largest)

@@ -104,9 +104,25 @@ def encode(
 
 
 def decode(
-    data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
+    data: bytes | memoryview,
+    manifest: Manifest,
+    limits: Limits | None = None,
+    *,
+    in_place: bool = False,
 ) -> PartialUpdate:
     """Return the partial update in ``data``.
+
+    Parameters
+    ----------
+    data : bytes or memoryview
+        The buffer.
+    manifest : Manifest
+        Of the global model.
+    limits : Limits, optional
+        What counts the server believes.
+    in_place : bool
+        Whether the deltas may lie in the buffer, which the caller gives away: they can then be written to only if
+        it can. Otherwise they have memory of their own.
 
     Raises
     ------
@@ -123,7 +139,9 @@ def decode(
     slices = _read_slices(header, [manifest.shape(name) for name in names])
     codecs = _codecs(indices, _read_exact(header, indices, manifest), codec_field(header))
     update = PartialUpdate(
-        deltas=_read_deltas(payload, manifest, names, codecs, slices),
+        deltas=_read_deltas(
+            payload if in_place else _copied(payload), manifest, names, codecs, slices
+        ),
         steps=dict(zip(names, steps, strict=True)),
         num_examples=field(header, "num_examples", int),
         base_version=field(header, "base_version", int),
@@ -186,20 +204,23 @@ def _read_deltas(
     sizes = [codec.size(shape) for codec, shape in zip(codecs, written, strict=True)]
     if sum(sizes) != len(payload):
         raise UpdateError(f"payload has {len(payload)} bytes, its tensors need {sum(sizes)}")
-    # One copy of all numbers instead of one per tensor: servers that read thousands of updates keep their memory
-    # in one piece.
     if len(set(map(type, codecs))) == 1:
         flat = codecs[0].decode_together(payload)
         if flat is not None:
             return _laid_out(flat, manifest, names, written, slices)
-    own = memoryview(np.frombuffer(payload, np.uint8).copy().data).cast("B")
     deltas: dict[str, NDArray[Any]] = {}
     offset = 0
     for name, codec, shape, size, found in zip(names, codecs, written, sizes, slices, strict=True):
-        values = codec.decode_in_place(own[offset : offset + size], shape)
+        values = codec.decode_in_place(payload[offset : offset + size], shape)
         deltas[name] = values if found is None else found.put(values, manifest.shape(name))
         offset += size
     return deltas
+
+
+def _copied(payload: memoryview) -> memoryview:
+    # One copy of all numbers instead of one per tensor: servers that read thousands of updates keep their memory in
+    # one piece.
+    return memoryview(np.frombuffer(payload, np.uint8).copy().data).cast("B")
 
 
 def _laid_out(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from small_models import conv_net
 
 from fl_elastic.aggregation import PartialMean, make_rule, rules
-from fl_elastic.aggregation.sums import TensorSum
+from fl_elastic.aggregation.sums import FlatSum, TensorSum
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, name_of, rule_checks
 from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, weights_of
@@ -312,8 +312,10 @@ def gc_arrays(root: object) -> list[NDArray[Any]]:
             stack += value.values()
         elif isinstance(value, (list, tuple, set)):
             stack += value
-        elif isinstance(value, TensorSum):
+        elif isinstance(value, FlatSum):
             stack += vars(value).values()
+        elif isinstance(value, TensorSum):
+            stack += [getattr(value, slot) for slot in value.__slots__]
     return found
 
 

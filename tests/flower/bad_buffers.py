@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,10 @@ from scripted_clients import manifest
 
 from fl_elastic.flower._compat import ndarray_to_bytes
 from fl_elastic.update import Manifest, PartialUpdate, encode, encode_weights
+from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
 from fl_elastic.update.wire import WIRE_VERSION
 
-_PREFIX = struct.Struct("<4sHBBII")
+_START = struct.Struct("<4sHBBI")
 Damage = Callable[[bytes], bytes]
 
 
@@ -30,13 +30,13 @@ def rebuilt(
     **header: Any,
 ) -> bytes:
     """The same buffer with other header fields or payload, and a checksum that fits."""
-    magic, *_, length, _ = _PREFIX.unpack(packed[: _PREFIX.size])
-    body = packed[_PREFIX.size :]
+    magic, *_, length = _START.unpack(packed[: _START.size])
+    body = packed[_START.size + CHECKSUM_BYTES :]
     fields = json.loads(body[:length]) | header
     written = json.dumps(fields).encode() if text is None else text
     new = payload(body[length:])
-    checksum = zlib.crc32(written + new)
-    return _PREFIX.pack(magic, version, kind, 0, len(written), checksum) + written + new
+    start = _START.pack(magic, version, kind, 0, len(written))
+    return start + checksum(start + written, new) + written + new
 
 
 def header(**fields: Any) -> Damage:

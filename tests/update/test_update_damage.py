@@ -25,6 +25,7 @@ from fl_elastic.update import (
     encode,
     encode_weights,
 )
+from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
 from fl_elastic.update.wire import WIRE_VERSION
 
 MANIFEST = Manifest(
@@ -52,7 +53,8 @@ WEIGHTS: dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]] = {
     "mean": np.zeros(3, np.float32),
     "count": np.array(5),
 }
-PREFIX = struct.Struct("<4sHBBII")
+START = struct.Struct("<4sHBBI")
+BEFORE_TEXT = START.size + CHECKSUM_BYTES
 
 
 def pack(
@@ -60,14 +62,21 @@ def pack(
 ) -> bytes:
     """Pack by the documented layout, with a checksum that fits whatever the content says."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    checksum = zlib.crc32(text + payload)
-    return PREFIX.pack(b"FLEL", version, kind, zero, len(text), checksum) + text + payload
+    start = START.pack(b"FLEL", version, kind, zero, len(text))
+    return start + checksum(start + text, payload) + text + payload
 
 
 def header_of(data: bytes) -> dict[str, Any]:
-    length = PREFIX.unpack(data[: PREFIX.size])[4]
-    header: dict[str, Any] = json.loads(data[PREFIX.size : PREFIX.size + length])
+    header: dict[str, Any] = json.loads(text_of(data))
     return header
+
+
+def text_of(data: bytes) -> bytes:
+    return data[BEFORE_TEXT : BEFORE_TEXT + START.unpack(data[: START.size])[4]]
+
+
+def as_written(header: dict[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":")).encode()
 
 
 GOOD = encode(UPDATE, MANIFEST)
@@ -83,7 +92,7 @@ def refused(data: bytes, limits: Limits | None = None) -> str:
 
 
 def test_the_documented_layout_is_the_real_one() -> None:
-    assert pack(json.dumps(HEADER, separators=(",", ":")).encode(), PAYLOAD) == GOOD
+    assert pack(as_written(HEADER), PAYLOAD) == GOOD
     back = decode(pack(HEADER, PAYLOAD), MANIFEST)
     assert back.steps == UPDATE.steps and back.base_version == 7
     assert HEADER == {
@@ -118,7 +127,7 @@ def test_the_documented_layout_of_parts_is_the_real_one() -> None:
     assert header["slices"] == [["trained", [0, "80"], [1, "60"]], None]
     assert header["exact"] == [2]
     payload = data[-(4 + 2 + 12) :]
-    assert pack(json.dumps(header, separators=(",", ":")).encode(), payload) == data
+    assert pack(as_written(header), payload) == data
     assert np.frombuffer(payload[:4], "<f4")[0] == pytest.approx(2 / 127, rel=1e-6)
     assert payload[6:] == np.ones(3, "<f4").tobytes()
 
@@ -153,7 +162,7 @@ def test_other_formats_are_told_apart() -> None:
     assert "kind 9" in refused(pack(HEADER, PAYLOAD, kind=9))
     assert "mark" in refused(b"PK\x03\x04" + GOOD[4:])
     assert "too short" in refused(b"")
-    assert "too short" in refused(GOOD[:15])
+    assert "too short" in refused(GOOD[: BEFORE_TEXT - 1])
 
 
 def test_a_message_of_another_model_names_both_manifests() -> None:
@@ -402,7 +411,7 @@ CHANGED = encode_weights(WEIGHTS, MANIFEST, version=5, since=3, names={"conv", "
 def test_the_documented_layout_of_changed_tensors_is_the_real_one() -> None:
     header = header_of(CHANGED)
     whole = encode_weights(WEIGHTS, MANIFEST, version=5)
-    payload = whole[PREFIX.size + PREFIX.unpack(whole[: PREFIX.size])[4] :]
+    payload = whole[BEFORE_TEXT + len(text_of(whole)) :]
     assert header == {
         "manifest": MANIFEST.hash,
         "codec": "fp32",
@@ -411,8 +420,7 @@ def test_the_documented_layout_of_changed_tensors_is_the_real_one() -> None:
         "indices": [0, 3],
         "model": zlib.crc32(payload),
     }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    assert CHANGED == pack(text, payload[:24] + payload[-8:], kind=3)
+    assert CHANGED == pack(as_written(header), payload[:24] + payload[-8:], kind=3)
 
 
 def test_every_flipped_bit_and_truncation_of_changed_tensors_is_noticed() -> None:
@@ -494,17 +502,15 @@ def test_random_models_are_refused(version: Any, codec: Any, payload: bytes) -> 
 @pytest.mark.parametrize("version", [-1, 1.5, True, "3", None, 2**70])
 def test_a_model_with_an_impossible_version_is_refused(version: Any) -> None:
     good = encode_weights(WEIGHTS, MANIFEST)
-    length = PREFIX.unpack(good[: PREFIX.size])[4]
     header = header_of(good) | {"version": version}
     with pytest.raises(UpdateError, match="version"):
-        decode_weights(pack(header, good[PREFIX.size + length :], kind=2), MANIFEST)
+        decode_weights(pack(header, good[BEFORE_TEXT + len(text_of(good)) :], kind=2), MANIFEST)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_model_of_impossible_numbers_is_refused(value: float) -> None:
     good = encode_weights(WEIGHTS, MANIFEST)
-    length = PREFIX.unpack(good[: PREFIX.size])[4]
-    payload = bytearray(good[PREFIX.size + length :])
+    payload = bytearray(good[BEFORE_TEXT + len(text_of(good)) :])
     payload[:4] = np.array([value], "<f4").tobytes()
     with pytest.raises(UpdateError, match="conv"):
         decode_weights(pack(header_of(good), bytes(payload), kind=2), MANIFEST)

@@ -76,9 +76,10 @@ class Codec(ABC):
         return self.decode(data, shape)
 
     def decode_together(self, data: memoryview) -> _Floats | None:
-        """Return the numbers of tensors that were written one after the other, as one array of its own.
+        """Return the numbers of tensors that were written one after the other, as one array.
 
-        None, unless overridden, where what is written of a tensor depends on its shape.
+        The caller gives ``data`` away, as to `decode_in_place`. None, unless overridden: where tensors are not
+        written number by number.
         """
         del data
         return None

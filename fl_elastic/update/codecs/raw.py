@@ -38,7 +38,7 @@ class _Raw(Codec):
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return the numbers as float32 in the given shape."""
-        return self.decode_together(data).reshape(shape)
+        return np.frombuffer(data, dtype=self.dtype).reshape(shape).astype(np.float32)
 
     def decode_together(self, data: memoryview) -> _Floats:
         """Return all numbers as float32."""
@@ -56,7 +56,11 @@ class Fp32(_Raw):
 
     def decode_in_place(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return a view of ``data`` where it is aligned."""
-        numbers = np.frombuffer(data, dtype=self.dtype).reshape(shape)
+        return self.decode_together(data).reshape(shape)
+
+    def decode_together(self, data: memoryview) -> _Floats:
+        """Return a view of ``data`` where it is aligned."""
+        numbers = np.frombuffer(data, dtype=self.dtype)
         return numbers.astype(np.float32, copy=not numbers.flags.aligned)
 
     def error_bound(self, values: _Floats) -> float:

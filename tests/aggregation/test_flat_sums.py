@@ -1,0 +1,139 @@
+"""The sum of whole models: as exact as Flower's FedAvg or more, whatever the order, weights and sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+from numpy.typing import NDArray
+
+from fl_elastic.aggregation import MergeOptions, PartialMean
+from fl_elastic.aggregation.sums import Addend, FlatSum, joined
+from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, decode, encode
+
+SIZE = 150_000
+MANIFEST = Manifest(("w", "b"), ((SIZE,), (7,)), ("float32",) * 2, (Role.PARAMETER,) * 2)
+ZERO = {name: np.zeros(MANIFEST.shape(name), np.float32) for name in MANIFEST.names}
+Deltas = dict[str, NDArray[np.float32]]
+
+
+def deltas_of(clients: int) -> tuple[list[Deltas], list[int]]:
+    rng = np.random.default_rng(clients)
+    # Scales from a thousandth to a thousand, so that rounding shows.
+    scale = np.exp(rng.uniform(-7, 7, SIZE))
+    found = [
+        {
+            "w": (scale * rng.standard_normal(SIZE)).astype(np.float32),
+            "b": rng.standard_normal(7).astype(np.float32),
+        }
+        for _ in range(clients)
+    ]
+    return found, rng.integers(1, 100_000, clients).tolist()
+
+
+def ours(deltas: list[Deltas], examples: list[int]) -> Deltas:
+    mean = PartialMean(MANIFEST)
+    for each, count in zip(deltas, examples, strict=True):
+        update = PartialUpdate(dict(each), dict.fromkeys(each, 3), count)
+        mean.add(decode(encode(update, MANIFEST), MANIFEST), checked=True)
+    return mean.finish(ZERO)
+
+
+def flowers(deltas: list[Deltas], examples: list[int]) -> NDArray[Any]:
+    records = [
+        RecordDict({"a": ArrayRecord({"w": Array(d["w"])}), "m": MetricRecord({"n": count})})
+        for d, count in zip(deltas, examples, strict=True)
+    ]
+    return aggregate_arrayrecords(records, "n")["w"].numpy()
+
+
+@pytest.mark.parametrize("clients", [2, 10, 60])
+def test_the_error_is_not_larger_than_flowers(clients: int) -> None:
+    deltas, examples = deltas_of(clients)
+    exact = np.average(
+        [np.asarray(d["w"], np.longdouble) for d in deltas], axis=0, weights=examples
+    )
+    size = np.average([np.abs(d["w"]).astype(float) for d in deltas], axis=0, weights=examples)
+    our_error = np.abs(ours(deltas, examples)["w"] - exact) / size
+    flowers_error = np.abs(flowers(deltas, examples) - exact) / size
+    assert our_error.mean() <= flowers_error.mean()
+    assert our_error.max() <= flowers_error.max()
+    assert our_error.max() < 1.5e-7
+
+
+def test_the_order_of_replies_is_rounded_away() -> None:
+    deltas, examples = deltas_of(20)
+    forward = ours(deltas, examples)["w"]
+    back = ours(deltas[::-1], examples[::-1])["w"]
+    differ = forward != back
+    # Where the sum lies within 1e-16 of the middle between two floats it may go either way.
+    assert differ.mean() < 1e-4
+    assert np.allclose(forward, back, rtol=2e-7, atol=0)
+    in_singles = np.zeros((2, SIZE), np.float32)
+    for row, step in ((0, 1), (1, -1)):
+        for each, count in list(zip(deltas, examples, strict=True))[::step]:
+            in_singles[row] += each["w"] * np.float32(count)
+    assert (in_singles[0] != in_singles[1]).mean() > 0.1
+
+
+def test_the_same_replies_give_the_same_bits() -> None:
+    deltas, examples = deltas_of(5)
+    assert np.array_equal(ours(deltas, examples)["w"], ours(deltas, examples)["w"])
+
+
+def test_the_largest_believed_changes_and_weights_do_not_overflow() -> None:
+    for limits in (Limits(), Limits(max_change=3e38, max_examples=10**12)):
+        largest = 0.99 * min(limits.max_change, float(np.finfo(np.float32).max) / 4)
+        mean = PartialMean(MANIFEST, "inverse_probability", limits=limits)
+        for _ in range(3):
+            full = PartialUpdate(
+                {"w": np.full(SIZE, largest, np.float32)}, {"w": 1}, limits.max_examples
+            )
+            mean.add(full, probabilities={"w": 1e-9})
+        assert np.allclose(mean.finish(ZERO)["w"], largest, rtol=1e-6, atol=0)
+
+
+def test_doubles_are_summed_as_doubles() -> None:
+    mean = PartialMean(MANIFEST)
+    for value, count in ((1 + 1e-12, 3), (-1.0, 3)):
+        mean.add(PartialUpdate({"w": np.full(SIZE, value)}, {"w": 1}, count))
+    assert mean.finish(ZERO)["w"][0] == pytest.approx(5e-13, rel=1e-3)
+
+
+def test_fractions_of_a_weight_are_those_of_fednova_and_staleness() -> None:
+    mean = PartialMean(MANIFEST, options=MergeOptions(normalise_steps=True))
+    for steps, stale in ((3, 0), (7, 2)):
+        mean.add(
+            PartialUpdate({"w": np.full(SIZE, steps, np.float32)}, {"w": steps}, 10),
+            staleness=stale,
+        )
+    light = 10 * 3**-0.5
+    expected = (10 * 3 + light * 7) / (10 + light)
+    assert np.allclose(mean.finish(ZERO)["w"], expected, rtol=2e-7, atol=0)
+
+
+def test_runs_are_joined_only_where_they_go_on() -> None:
+    numbers, others = np.arange(9.0), np.arange(9.0)
+    first = Addend(numbers, 0, 0, 2, 1.0)
+    for second in (
+        Addend(numbers, 3, 2, 1, 1.0),
+        Addend(numbers, 2, 3, 1, 1.0),
+        Addend(numbers, 2, 2, 1, 2.0),
+        Addend(others, 2, 2, 1, 1.0),
+    ):
+        assert list(joined([first, second])) == [first, second]
+    follows = Addend(numbers, 2, 2, 3, 1.0)
+    assert list(joined([first, follows])) == [Addend(numbers, 0, 0, 5, 1.0)]
+    assert list(joined([])) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, SIZE])
+def test_pieces_of_any_length_are_added_whole(size: int) -> None:
+    total = FlatSum(MANIFEST)
+    numbers = np.arange(SIZE + 1, dtype=np.float32)
+    total.add(Addend(numbers, 1, 0, size, 2.0))
+    assert np.array_equal(total.of("w")[:size], 2.0 * numbers[1 : size + 1])
+    assert not total.of("w")[size:].any() and not total.of("b").any()
