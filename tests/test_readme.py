@@ -18,6 +18,9 @@ from torch import nn
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.bench.poison import ATTACKS, RULES
+from fl_elastic.bench.stream_methods import REFERENCE
+from fl_elastic.bench.stream_summary import stream_markdown
+from fl_elastic.bench.stream_tasks import TASKS as STREAMS
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.merging_cost import MERGED
 
@@ -247,3 +250,18 @@ def test_faults_in_the_table_are_those_that_were_tried() -> None:
     assert len(rows) >= 11
     for fault, row in rows.items():
         assert f"| {fault} | {row['lost']} |" in README
+
+
+def test_rows_of_the_streams_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
+    section = README[README.index("**Streams**") : README.index("**A real fleet on this")]
+    assert len(STREAMS) == 6
+    for task in STREAMS:
+        assert rows[f"summary {task} | {REFERENCE}"]["seeds"] == 3
+        for line in stream_markdown(rows, task):
+            assert line in section
+    soak = json.loads((RESULTS / "soak.json").read_text())["rows"]["whole"]
+    assert soak["samples"] == 1_000_000
+    assert f"{soak['samples'] / soak['seconds']:,.0f} samples per second" in section
+    assert f"{soak['store_bytes']:,} bytes" in section
+    assert soak["store_bytes"] <= soak["store_bound"]
