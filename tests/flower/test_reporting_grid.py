@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -105,12 +105,21 @@ def test_everything_else_is_delegated() -> None:
     assert list(grid.pull_messages(["message-5"])) == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Listen to Ctrl-C as a program in the foreground does, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     # The handler runs between two steps of the main thread.
     time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_the_first_interrupt_is_an_event_and_the_second_an_exception() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), stopped_by_interrupt() as stop:
