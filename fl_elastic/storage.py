@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -74,6 +73,9 @@ def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
     OSError
         If the file cannot be made or opened.
     """
+    # Not every system has it, and the rest of the library needs no lock.
+    import fcntl
+
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     # To lock it, reading is enough: it may have been made by another user.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)

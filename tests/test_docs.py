@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -27,3 +28,17 @@ def test_linked_files_exist(document: Path) -> None:
     for target in _LINK.findall(document.read_text()):
         if "://" not in target and not target.startswith("mailto:"):
             assert (document.parent / target).exists(), f"{document.name} links {target}"
+
+
+def test_federated_streams_in_the_table_are_the_committed_ones() -> None:
+    results = ROOT / "simulations" / "benchmarks" / "results" / "stream-federation.json"
+    rows = json.loads(results.read_text())["rows"]
+    text = (ROOT / "docs" / "streams.md").read_text()
+    means = [row for name, row in rows.items() if name.startswith("summary ")]
+    assert len(means) == 7
+    for row in means:
+        figures = (
+            f"| {row['recovery']:.0f} | {100 * row['recovered']:.0f} | {row['to_level']:.0f} | "
+        )
+        figures += f"{row['late_to_level']:.0f} | {100 * row['after_drift']:.1f} | {100 * row['not_hit']:.1f} |"
+        assert figures in text

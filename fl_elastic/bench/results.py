@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from fl_elastic.simulation.summary import environment
 from fl_elastic.storage import write_atomically
 
 __all__ = ["Results"]
+
+# A list of nothing but numbers; a string cannot hold the line break.
+_NUMBERS = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')
 
 
 class Results:
@@ -36,4 +40,10 @@ class Results:
         """Enter one row and write the table with machine, versions and date."""
         self.rows[name] = row
         document = {"environment": environment(), "rows": self.rows}
-        write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
+        text = _NUMBERS.sub(_in_one_line, json.dumps(document, indent=1))
+        write_atomically(self.path, f"{text}\n".encode())
+
+
+def _in_one_line(numbers: re.Match[str]) -> str:
+    """Return a list of numbers in one line: a curve has hundreds of them."""
+    return f"[{', '.join(part.strip() for part in numbers[1].split(','))}]"

@@ -40,7 +40,7 @@ from fl_elastic.streaming.summary import stream_summary
 
 __all__ = ["run_stream"]
 
-# An alarm later than this is not of that change; there is at least one change in so many samples.
+# An alarm that comes more samples than this after a change, or after the next one, is not of that change.
 _WITHIN = 500
 
 

@@ -30,7 +30,7 @@ class StreamMethod:
 
 
 STORED_SHARE = 0.7
-"""Of each batch with replay; half of it was worse for every method on the first seed."""
+"""Of each batch with replay; chosen on the first seed, where full replay was better with it than with a half."""
 
 REFERENCE = "full, replay"
 LATENT = "elastic, latent replay"

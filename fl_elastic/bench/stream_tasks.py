@@ -167,7 +167,10 @@ def _rotated(pictures: Labelled, degrees: float) -> Labelled:
 
 
 def _people(root: Path, seed: int) -> Stream:
-    """Human activity: eight people at home, then fifteen others one after the other, each in time order."""
+    """Human activity: eight people at home, then fifteen others one after the other, each in time order.
+
+    Channels are scaled by mean and deviation of all windows.
+    """
     arrays = npz_arrays(
         "har", root / "har_phone_watch" / "har_raw_100hz.npz",
         ("x", "t_ms", "label", "off", "subject", "execution", "labels"),

@@ -22,6 +22,21 @@ def test_rows_survive_and_say_where_they_were_measured(tmp_path: Path) -> None:
     assert {"python", "torch", "machine", "date"} <= set(stored["environment"])
 
 
+def test_a_curve_takes_a_line_for_each_point(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    row = {
+        "curve": [[0.5, -1], [2e-9, 3]],
+        "names": ["a, [b", "c\n]"],
+        "none": [],
+        "mixed": [1, {"x": [2, None]}],
+    }
+    Results(path).add("a", row)
+    text = path.read_text()
+    assert json.loads(text)["rows"] == {"a": row}
+    assert "[0.5, -1],\n" in text
+    assert "[2e-09, 3]\n" in text
+
+
 def test_fresh_and_damaged_tables_start_empty(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     Results(path).add("a", {"value": 1.5})

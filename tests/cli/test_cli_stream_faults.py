@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 from command_line import call as call_here
 from processes import start, wait_until
+from small_disk import small_disk
 
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import load_state
@@ -125,22 +124,6 @@ def test_a_second_service_on_the_same_folder_is_kept_out_until_the_first_dies(pl
         service.communicate(timeout=60)
     said, _ = run(place)
     assert said["observed"] == ROWS - 1
-
-
-@contextmanager
-def small_disk(place: Path, size: str) -> Iterator[None]:
-    """A file system of its own, mounted here; skipped where that is not permitted."""
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "fl-elastic-test", str(place)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
 
 
 def fill(disk: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
 from slow_link import BadLink
+from small_disk import small_disk
 
 from fl_elastic.fleet import load_inventory
 from fl_elastic.fleet.local import LocalFleet, free_ports
@@ -18,22 +19,6 @@ from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.register import register
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
-
-
-@contextmanager
-def small_disk(place: Path, size: str) -> Iterator[None]:
-    """A file system of its own, mounted here; skipped where that is not permitted."""
-    place.mkdir(parents=True, exist_ok=True)
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "fl-elastic-test", str(place)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
 
 
 def test_a_node_whose_disk_fills_up_trains_on(tmp_path: Path) -> None:
