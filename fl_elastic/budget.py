@@ -18,8 +18,8 @@ class Budget:
     Parameters
     ----------
     speedup : float, optional
-        Full step time divided by the allowed step time, at least 1. ElasticTrainer's rho is its
-        inverse.
+        Full step time divided by the allowed step time, at least 1, which is no limit: full training takes the
+        time that it takes. ElasticTrainer's rho is its inverse.
     deadline : float, optional
         Seconds for all local steps of one round.
     memory : float, optional
@@ -40,8 +40,8 @@ class Budget:
     0.05
     >>> Budget(deadline=3.0).allowed_step_seconds(0.1, steps=60)
     0.05
-    >>> Budget().allowed_step_seconds(0.1)
-    inf
+    >>> Budget().allowed_step_seconds(0.1), Budget(speedup=1).allowed_step_seconds(0.1)
+    (inf, inf)
     >>> Budget(speedup=0.5)
     Traceback (most recent call last):
     fl_elastic.errors.BudgetError: speedup 0.5 is below 1: a budget cannot ask for more than full training
@@ -90,7 +90,7 @@ class Budget:
             Local steps of the round, over which a deadline is spread.
         """
         allowed = math.inf
-        if self.speedup is not None:
+        if self.speedup is not None and self.speedup > 1:
             allowed = full_step_seconds / self.speedup
         if self.deadline is not None:
             allowed = min(allowed, self.deadline / max(steps, 1))

@@ -19,10 +19,11 @@ positive = st.floats(1e-6, 1e6)
 
 def test_no_limit_allows_any_step() -> None:
     assert Budget().allowed_step_seconds(1e9, steps=10**6) == math.inf
+    assert Budget(speedup=1).allowed_step_seconds(1e-9) == math.inf
     assert Budget(memory=1.0, uplink=1.0).allowed_step_seconds(5.0) == math.inf
 
 
-@given(full=positive, speedup=st.floats(1, 1e6), steps=st.integers(1, 10**6))
+@given(full=positive, speedup=st.floats(1, 1e6, exclude_min=True), steps=st.integers(1, 10**6))
 def test_speedup_divides_the_full_step_whatever_the_number_of_steps(
     full: float, speedup: float, steps: int
 ) -> None:
@@ -36,7 +37,7 @@ def test_deadline_is_spread_over_the_steps(full: float, deadline: float, steps: 
     assert math.isclose(allowed * steps, deadline, rel_tol=1e-12)
 
 
-@given(full=positive, deadline=positive, speedup=st.floats(1, 100), steps=st.integers(1, 1000))
+@given(full=positive, deadline=positive, speedup=st.floats(1, 100, exclude_min=True), steps=st.integers(1, 1000))
 def test_the_tighter_of_two_time_limits_counts(
     full: float, deadline: float, speedup: float, steps: int
 ) -> None:

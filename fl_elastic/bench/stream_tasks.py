@@ -239,7 +239,7 @@ def _in_turn(before: Labelled, parts: list[Labelled], tests: tuple[Labelled, ...
 
 
 def _pictures(_: Path, outputs: int, seed: int) -> nn.Module:
-    """Four convolutions with a waist of 64 maps of 3x3 values, where features are smaller than pictures."""
+    """Four convolutions with a low waist of 64 maps of 3x3 values, where features are smaller than pictures."""
 
     def block(inputs: int, maps: int) -> list[nn.Module]:
         conv = nn.Conv2d(inputs, maps, 3, padding=1, bias=False)
@@ -248,8 +248,8 @@ def _pictures(_: Path, outputs: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return nn.Sequential(
-            *block(1, 48), nn.MaxPool2d(2), *block(48, 80), nn.MaxPool2d(2),
-            *block(80, 64), nn.MaxPool2d(2), *block(64, 160),
+            *block(1, 48), nn.MaxPool2d(2), *block(48, 64), nn.MaxPool2d(4),
+            *block(64, 128), *block(128, 160),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, outputs),
         )  # fmt: skip
 
@@ -291,12 +291,12 @@ def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
 TASKS: dict[str, StreamTask] = {
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
-        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=60,
+        _pictures, latent=5, capacity=4 * 2**20, every=100, steps=20, latent_steps=24,
         prepare=_grey,
     ),
     "fashion-rotation": StreamTask(
         "Fashion-MNIST, turned by 60 degrees three times", _turned,
-        _pictures, latent=3, capacity=4 * 2**20, every=100, steps=20, latent_steps=60,
+        _pictures, latent=5, capacity=4 * 2**20, every=100, steps=20, latent_steps=24,
         prepare=_grey,
     ),
     "activity": StreamTask(
