@@ -37,7 +37,12 @@ def test_deadline_is_spread_over_the_steps(full: float, deadline: float, steps: 
     assert math.isclose(allowed * steps, deadline, rel_tol=1e-12)
 
 
-@given(full=positive, deadline=positive, speedup=st.floats(1, 100, exclude_min=True), steps=st.integers(1, 1000))
+@given(
+    full=positive,
+    deadline=positive,
+    speedup=st.floats(1, 100, exclude_min=True),
+    steps=st.integers(1, 1000),
+)
 def test_the_tighter_of_two_time_limits_counts(
     full: float, deadline: float, speedup: float, steps: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -238,36 +238,43 @@ def _in_turn(before: Labelled, parts: list[Labelled], tests: tuple[Labelled, ...
     return Stream(before, samples, tuple(int(start) for start, _ in pairwise(ends)), tests)
 
 
-def _pictures(_: Path, outputs: int, seed: int) -> nn.Module:
-    """Four convolutions with a low waist of 64 maps of 3x3 values, where features are smaller than pictures."""
+def _pictures(*widths: tuple[int, int]) -> Callable[[Path, int, int], nn.Module]:
+    """Convolutions, each with its maps and the pooling after it; a waist of 64 maps of 2x2 is small."""
 
-    def block(inputs: int, maps: int) -> list[nn.Module]:
-        conv = nn.Conv2d(inputs, maps, 3, padding=1, bias=False)
-        return [conv, nn.GroupNorm(8, maps), nn.ReLU()]
+    def build(_: Path, outputs: int, seed: int) -> nn.Module:
+        def block(inputs: int, maps: int, pool: int) -> list[nn.Module]:
+            conv = nn.Conv2d(inputs, maps, 3, padding=1, bias=False)
+            return [conv, nn.GroupNorm(8, maps), nn.ReLU(), nn.MaxPool2d(pool)]
 
+        return _stacked(block, 1, widths, nn.AdaptiveAvgPool2d(1), outputs, seed)
+
+    return build
+
+
+def _motions(*widths: tuple[int, int, int]) -> Callable[[Path, int, int], nn.Module]:
+    """Convolutions along time, each with its series, its kernel and the pooling after it."""
+
+    def build(_: Path, outputs: int, seed: int) -> nn.Module:
+        def block(inputs: int, series: int, kernel: int, pool: int) -> list[nn.Module]:
+            conv = nn.Conv1d(inputs, series, kernel, padding=kernel // 2, bias=False)
+            return [conv, nn.GroupNorm(8, series), nn.ReLU(), nn.MaxPool1d(pool)]
+
+        return _stacked(block, 6, widths, nn.AdaptiveAvgPool1d(1), outputs, seed)
+
+    return build
+
+
+def _stacked(
+    block: Callable[..., list[nn.Module]], inputs: int, widths: Sequence[tuple[int, ...]],
+    pool: nn.Module, outputs: int, seed: int,
+) -> nn.Module:  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return nn.Sequential(
-            *block(1, 48), nn.MaxPool2d(2), *block(48, 64), nn.MaxPool2d(4),
-            *block(64, 128), *block(128, 160),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, outputs),
-        )  # fmt: skip
-
-
-def _motions(_: Path, outputs: int, seed: int) -> nn.Module:
-    """Four convolutions along time with a waist of 16 series of 8 values."""
-
-    def block(inputs: int, series: int, pool: nn.Module) -> list[nn.Module]:
-        conv = nn.Conv1d(inputs, series, 5, padding=2, bias=False)
-        return [conv, nn.GroupNorm(8, series), nn.ReLU(), pool]
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return nn.Sequential(
-            *block(6, 48, nn.MaxPool1d(2)), *block(48, 64, nn.MaxPool1d(2)),
-            *block(64, 16, nn.MaxPool1d(4)), *block(16, 128, nn.AdaptiveAvgPool1d(1)),
-            nn.Flatten(), nn.Linear(128, outputs),
-        )  # fmt: skip
+        layers: list[nn.Module] = []
+        for width in widths:
+            layers += block(inputs, *width)
+            inputs = width[0]
+        return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(inputs, outputs))
 
 
 def _dense(inputs: int) -> Callable[[Path, int, int], nn.Module]:
@@ -289,19 +296,21 @@ def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
 
 
 TASKS: dict[str, StreamTask] = {
+    # New classes change little below a high waist; turned pictures, or another person's motions, need a low one.
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
-        _pictures, latent=5, capacity=4 * 2**20, every=100, steps=20, latent_steps=24,
-        prepare=_grey,
+        _pictures((48, 2), (80, 2), (64, 3), (160, 1)), latent=3, capacity=4 * 2**20,
+        every=100, steps=20, latent_steps=64, prepare=_grey,
     ),
     "fashion-rotation": StreamTask(
         "Fashion-MNIST, turned by 60 degrees three times", _turned,
-        _pictures, latent=5, capacity=4 * 2**20, every=100, steps=20, latent_steps=24,
-        prepare=_grey,
+        _pictures((48, 2), (64, 7), (128, 1), (160, 1)), latent=5, capacity=4 * 2**20,
+        every=100, steps=20, latent_steps=25, prepare=_grey,
     ),
     "activity": StreamTask(
         "Human activity, fifteen people in turn", _people,
-        _motions, latent=3, capacity=6 * 2**20, every=50, steps=20, latent_steps=20,
+        _motions((128, 9, 2), (24, 9, 8), (128, 3, 1), (128, 3, 1)), latent=5, capacity=5 * 2**20,
+        every=50, steps=20, latent_steps=22,
     ),
     "electricity": StreamTask(
         "Electricity prices", _table("elec", 2000), _dense(6), latent=2, capacity=2 * 2**20,

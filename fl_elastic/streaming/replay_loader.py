@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,32 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.replay import Part, Replay
 from fl_elastic.streaming.store import SampleStore
 
-__all__ = ["Pool", "ReplayLoader"]
+__all__ = ["Drawn", "Pool", "ReplayLoader", "Row"]
+
+Row: TypeAlias = tuple[NDArray[Any], np.int64, NDArray[np.float32] | None]
+"""Sample, label, and what was said of it where that is known and wanted."""
+
+# Batches are read ahead, up to so many bytes: one question to the file instead of one for each of them.
+_AHEAD_BYTES = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Samples that a part of a batch is to have.
+
+    Parameters
+    ----------
+    part : Part
+        Of the recipe.
+    places : array of int
+        Ids in the store, or places among the new samples.
+    stored : bool
+        Which of the two.
+    """
+
+    part: Part
+    places: NDArray[np.int64]
+    stored: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +69,8 @@ class Pool:
     classes: ClassMap
     version: str | None = None
 
-    def rows(
-        self, part: Part, how: str, generator: np.random.Generator
-    ) -> tuple[NDArray[Any], NDArray[np.int64], list[NDArray[np.float32] | None]]:
-        """Return inputs, labels and known scores of exactly as many rows as the part has.
+    def draw(self, part: Part, how: str, generator: np.random.Generator) -> Drawn:
+        """Return which samples a part is to have, as many as its rows; none is read yet.
 
         Where there are fewer samples they repeat; where there are no stored or no new ones the others stand in.
 
@@ -57,15 +80,40 @@ class Pool:
             If there is neither.
         """
         if part.stored or not len(self.x):
-            found = self.store.sample(part.rows, how=how, version=self.version, generator=generator)
-            if len(found):
-                places = np.resize(np.arange(len(found)), part.rows)
-                told = self._told(found.ids, found.outputs) if part.distils else [None] * len(found)
-                return found.x[places], found.y[places], [told[place] for place in places]
+            ids = self.store.draw(part.rows, how=how, version=self.version, generator=generator)
+            if len(ids):
+                return Drawn(part, ids, stored=True)
         if not len(self.x):
             raise StreamError("there is no labelled sample to learn from yet")
-        places = np.resize(generator.permutation(len(self.x)), part.rows)
-        return self.x[places], self.y[places], [None] * part.rows
+        return Drawn(part, generator.permutation(len(self.x)), stored=False)
+
+    def read(self, drawn: Sequence[Drawn]) -> list[list[Row]]:
+        """Return as many rows of each as its part has, reading each stored sample once.
+
+        Raises
+        ------
+        StreamError
+            If all stored ones are gone by now, and there is no new one.
+        """
+        stored = [each for each in drawn if each.stored]
+        found = self.store.take({number for each in stored for number in each.places.tolist()})
+        distils = any(each.part.distils for each in stored)
+        told = self._told(found.ids, found.outputs) if distils else [None] * len(found)
+        by_id = dict(zip(found.ids.tolist(), zip(found.x, found.y, told, strict=True), strict=True))
+        return [self._rows(each, by_id) for each in drawn]
+
+    def _rows(self, drawn: Drawn, by_id: dict[int, Row]) -> list[Row]:
+        if drawn.stored:
+            rows = [by_id[number] for number in drawn.places.tolist() if number in by_id]
+            if not drawn.part.distils:
+                rows = [(x, y, None) for x, y, _ in rows]
+        else:
+            rows = [(self.x[place], self.y[place], None) for place in drawn.places.tolist()]
+        # They may have been deleted meanwhile.
+        rows = rows or [(x, y, None) for x, y in zip(self.x, self.y, strict=True)]
+        if not rows:
+            raise StreamError("every stored sample is gone, and there is no new one")
+        return [rows[place % len(rows)] for place in range(drawn.part.rows)]
 
     def _told(
         self, ids: NDArray[np.int64], outputs: NDArray[np.float32] | None
@@ -115,17 +163,38 @@ class ReplayLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         generator = np.random.default_rng(self._seed)
-        return (self._batch(generator) for _ in range(self._steps))
+        return self._batches(generator)
 
-    def _batch(self, generator: np.random.Generator) -> Batch:
+    def _batches(self, generator: np.random.Generator) -> Iterator[Batch]:
+        replay, left, ahead = self._replay, self._steps, 1
+        while left:
+            ahead = min(ahead, left, self._most_ahead)
+            drawn = [
+                self._pool.draw(part, replay.how, generator)
+                for _ in range(ahead)
+                for part in replay.parts
+            ]
+            rows = iter(self._pool.read(drawn))
+            for _ in range(ahead):
+                yield self._batch([row for _ in replay.parts for row in next(rows)])
+            left -= ahead
+            # Who wants the first batch only, does not wait for all of them.
+            ahead *= 2
+
+    @property
+    def _most_ahead(self) -> int:
+        """How many batches may be read together."""
+        example = self._pool.x[:1].nbytes * self._replay.batch_size
+        return max(_AHEAD_BYTES // example, 1) if example else 1
+
+    def _batch(self, rows: list[Row]) -> Batch:
         replay, classes = self._replay, self._pool.classes
-        drawn = [self._pool.rows(part, replay.how, generator) for part in replay.parts]
-        x = np.concatenate([rows for rows, _, _ in drawn])
-        outputs = classes.outputs(np.concatenate([labels for _, labels, _ in drawn]))
+        x = np.stack([sample for sample, _, _ in rows])
+        outputs = classes.outputs(np.array([label for _, label, _ in rows], np.int64))
         told = None
         if replay.needs_outputs:
             told = torch.full((len(x), len(classes)), torch.nan)
-            for place, scores in enumerate(scores for _, _, many in drawn for scores in many):
+            for place, (_, _, scores) in enumerate(rows):
                 if scores is not None:
                     known = scores[: len(classes)]
                     told[place, : len(known)] = torch.from_numpy(known.copy())

@@ -197,10 +197,22 @@ class SampleStore:
         generator : numpy Generator, optional
             Draws them; one that is kept makes the draws go on after a restart as without it.
         """
+        chosen = self.draw(n, how=how, labelled=labelled, version=version, generator=generator)
+        return self.take(chosen.tolist())
+
+    def draw(
+        self,
+        n: int,
+        *,
+        how: str = "uniform",
+        labelled: bool = True,
+        version: str | None = None,
+        generator: np.random.Generator | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the ids of the samples that `sample` would return: `take` several draws at once."""
         retrieval = make_retrieval(how)
         ids, labels = self._file.drawable.table(labelled, version)
-        chosen = retrieval(ids, labels, n, generator or np.random.default_rng())
-        return self.take(ids[chosen].tolist())
+        return ids[retrieval(ids, labels, n, generator or np.random.default_rng())]
 
     def take(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids, in their order; those that are gone are left out."""

@@ -97,4 +97,4 @@ class StoreBounds:
 
 def page_size_for(capacity_bytes: int) -> int:
     """Return the size of a new file's pages: small where a few of them would be all there is."""
-    return 512 if capacity_bytes < 2**20 else 1024 if capacity_bytes < 2**23 else 4096
+    return 512 if capacity_bytes < 2**18 else 1024 if capacity_bytes < 2**23 else 4096

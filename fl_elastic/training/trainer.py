@@ -9,7 +9,6 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -33,6 +32,7 @@ from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.freeze import training_statistics
+from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace
@@ -102,7 +102,7 @@ class ElasticTrainer:
         self.state = state or SelectionState()
         self.manifest = Manifest.of(model)
         self.plan: Plan | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
+        self._optimizing = KeptOptimizer(model, optimizer_fn)
         self.chooser = PlanChooser(
             model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
@@ -300,13 +300,6 @@ class ElasticTrainer:
             return 0.0
         locked = forward.locked_groups or 0
         return prefix_seconds(self._profiled(), plan.depth, forward.terms, at_least=locked)
-
-    def _optimizing(self) -> torch.optim.Optimizer:
-        """Return the optimiser, made at first use and kept from fit to fit."""
-        if self.optimizer is None:
-            trainable = [p for p in self.model.parameters() if p.requires_grad]
-            self.optimizer = self.optimizer_fn(trainable)
-        return self.optimizer
 
     def _profiled(self) -> CostProfile:
         if self.profile is None:

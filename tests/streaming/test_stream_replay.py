@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import RegistryError, StreamError
-from fl_elastic.streaming import SampleStore
+from fl_elastic.streaming import SampleStore, replay_loader
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.replay import (
     DarkReplay,
@@ -59,6 +59,37 @@ def test_names() -> None:
     assert make_replay("none").parts == (Part(32, stored=False),)
     with pytest.raises(RegistryError, match="did you mean"):
         make_replay("der")
+
+
+@pytest.mark.parametrize("new", [50, 0])
+@pytest.mark.parametrize("name", replays())
+def test_reading_ahead_changes_no_batch(
+    name: str, new: int, store: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 60)
+    loader = loader_of(pool_of(store, new), make_replay(name), steps=7)
+    ahead = list(loader)
+    monkeypatch.setattr(replay_loader, "_AHEAD_BYTES", 0)
+    for (x, y), (other_x, other_y) in zip(ahead, loader, strict=True):
+        assert torch.equal(x, other_x)
+        if not isinstance(y, dict):
+            assert torch.equal(y, other_y)
+        else:
+            assert all(torch.equal(y[key].nan_to_num(), other_y[key].nan_to_num()) for key in y)
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_samples_that_vanish_while_they_are_read_are_made_up_for(
+    left: int, store: SampleStore
+) -> None:
+    fill(store, 60)
+    loader = loader_of(pool_of(store, 5), ExperienceReplay(), steps=6)
+    batches = iter(loader)
+    next(batches)
+    store.delete(ids=range(left + 1, 61))
+    rest = list(batches)
+    assert len(rest) == 5 and all(len(x) == loader.dataset_size // 6 for x, _ in rest)
+    assert {float(x) for x in rest[-1][0][:, 0] if x < 0} <= {-1.0, -2.0, -3.0}
 
 
 @pytest.mark.parametrize("name", replays())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from copy import deepcopy
 
 import pytest
@@ -50,6 +52,21 @@ def test_training_everything_is_a_plain_loop_bit_for_bit(
     assert same_weights(weights_of(plain), model)
     assert list(report.losses) == losses
     assert report.loss == pytest.approx(sum(losses[4:]) / 4)
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(speedup=2), Budget(memory=1e6)])
+def test_a_trainer_that_is_done_with_holds_no_memory(budget: Budget) -> None:
+    # On a device that adapts every minute, weights and optimiser state would wait for Python's collector.
+    trainer = ElasticTrainer(chain(), loss_fn, adam, budget=budget)
+    trainer.fit(vectors(3))
+    trainer.update()
+    gone = weakref.ref(trainer)
+    gc.disable()
+    try:
+        del trainer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_two_fits_are_one_longer_fit() -> None:
