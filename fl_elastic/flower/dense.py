@@ -14,18 +14,14 @@ from fl_elastic.update import Manifest, PartialUpdate, Role
 
 __all__ = ["completed", "parameters_of", "whole_model"]
 
+Weights = dict[str, NDArray[Any]]
 _Weights = Mapping[str, NDArray[Any]]
 
 
-def parameters_of(weights: _Weights, manifest: Manifest) -> ArrayRecord:
-    """Return the parameters, which are all that an inner strategy may see."""
-    return ArrayRecord(
-        {
-            name: _as_vector(weights[name])
-            for name in manifest.names
-            if manifest.role(name) is Role.PARAMETER
-        }
-    )
+def parameters_of(weights: _Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
+    """Return the parameters, which are all that an inner strategy may see; the first ``most`` of them."""
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
 
 
 def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> ArrayRecord:
@@ -47,14 +43,13 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
     return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
 
 
-def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> ArrayRecord:
+def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
     """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes."""
     whole = {}
     for name in manifest.names:
         array = parameters[name].numpy() if name in parameters else others[name]
-        typed = np.asarray(array, manifest.array_dtype(name))
-        whole[name] = Array(typed.reshape(manifest.shape(name)))
-    return ArrayRecord(whole)
+        whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
+    return whole
 
 
 def _as_vector(array: NDArray[Any]) -> Array:

@@ -24,7 +24,13 @@ from flwr.serverapp.strategy import (
 
 from fl_elastic.errors import RegistryError
 
-__all__ = ["check_inner", "metrics_aggregator", "sees_each_client", "weight_key"]
+__all__ = [
+    "check_inner",
+    "metrics_aggregator",
+    "sees_each_client",
+    "takes_the_mean_as_it_is",
+    "weight_key",
+]
 
 _SERVER_DP = (
     DifferentialPrivacyServerSideFixedClipping,
@@ -84,6 +90,11 @@ def sees_each_client(inner: Strategy) -> bool:
     Any other linear strategy gets the finished mean as one reply with the summed weight.
     """
     return any(isinstance(strategy, _SERVER_DP) for strategy in _chain(inner))
+
+
+def takes_the_mean_as_it_is(inner: Strategy) -> bool:
+    """Whether its merged model is the mean it is given, as Flower's own `FedAvg` multiplies one reply by 1."""
+    return getattr(inner.aggregate_train, "__func__", None) is FedAvg.aggregate_train
 
 
 def weight_key(inner: Strategy) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
@@ -23,7 +23,13 @@ from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.dense import parameters_of, whole_model
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
-from fl_elastic.flower.inner import check_inner, metrics_aggregator, sees_each_client, weight_key
+from fl_elastic.flower.inner import (
+    check_inner,
+    metrics_aggregator,
+    sees_each_client,
+    takes_the_mean_as_it_is,
+    weight_key,
+)
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.outbox import Outbox
 from fl_elastic.flower.replies import common_metrics, in_fixed_order, mean_metrics, one_line
@@ -245,12 +251,13 @@ class PartialUpdates(Strategy):
             self.on_round(self._record)
         if aggregated is None:
             return None, merged_metrics
-        whole = whole_model(aggregated, self._weights if each else merged, manifest)
-        before = self._weights
-        self._remember(whole, server_round + 1)
+        before, others = self._weights, self._weights if each else merged
+        parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
+        self._keep(whole_model(parameters, others, manifest), server_round + 1)
         self.fleet.moved(before, self._weights)
         if self.average is not None:
             self.average.add(self._weights)
+        whole = ArrayRecord({name: Array(array) for name, array in self._weights.items()})
         return whole, merged_metrics
 
     def aggregate_evaluate(
@@ -287,9 +294,11 @@ class PartialUpdates(Strategy):
         return self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
 
     def _remember(self, arrays: ArrayRecord, version: int) -> Manifest:
-        self._weights = {name: array.numpy() for name, array in arrays.items()}
-        self._manifest = Manifest.of_arrays(self._weights)
-        self.downlink.serve(self._weights, self._manifest, version)
+        return self._keep({name: array.numpy() for name, array in arrays.items()}, version)
+
+    def _keep(self, weights: _Weights, version: int) -> Manifest:
+        self._weights, self._manifest = weights, Manifest.of_arrays(weights)
+        self.downlink.serve(weights, self._manifest, version)
         return self._manifest
 
     def _known_manifest(self) -> Manifest:
@@ -325,8 +334,12 @@ class PartialUpdates(Strategy):
             return dict(self._weights)
 
     def _carried(self, carrier: Message, merged: _Weights, contents: list[RecordDict]) -> Message:
-        """Put the merged model, the summed weight and the mean metrics into one reply."""
-        arrays = parameters_of(merged, self._known_manifest())
+        """Put the merged model, the summed weight and the mean metrics into one reply.
+
+        For a strategy that gives the model back as it is, one tensor stands for all of them.
+        """
+        most = 1 if takes_the_mean_as_it_is(self.inner) else None
+        arrays = parameters_of(merged, self._known_manifest(), most)
         metrics = mean_metrics(contents, weight_key(self.inner))
         carrier.content = RecordDict({"arrays": arrays, "metrics": metrics})
         return carrier

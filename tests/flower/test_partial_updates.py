@@ -19,7 +19,7 @@ from small_federation import as_weights, assert_close, assert_identical, quiet, 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import PartialUpdates, RoundRecord
 from fl_elastic.flower.wire import PACKED, read_instruction
-from fl_elastic.update import Limits, decode_weights
+from fl_elastic.update import Limits, Role, decode_weights
 
 
 def apps(codec: str = "fp32") -> dict[int, Any]:
@@ -77,6 +77,36 @@ def test_messages_that_share_content_go_on_sharing_it(kind: str) -> None:
     messages = list(configure(1, first_arrays(), ConfigRecord(), grid()))
     assert len(messages) == len(EXAMPLES)
     assert len({id(message.content) for message in messages}) == 1
+
+
+class Looks(FedAvg):
+    """Averages as ever, and keeps the models that it is given."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.given: list[set[str]] = []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        self.given += [set(reply.content.array_records["arrays"]) for reply in replies]
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_strategy_that_looks_at_the_model_gets_all_of_it() -> None:
+    plain, _ = run(PartialUpdates(quiet()), apps(), first_arrays(), 3)
+    looking = quiet(Looks)
+    seen, _ = run(PartialUpdates(looking), apps(), first_arrays(), 3)
+    assert_identical(plain.arrays, seen.arrays)
+    assert plain.train_metrics_clientapp == seen.train_metrics_clientapp
+    parameters = {n for n in manifest().names if manifest().role(n) is Role.PARAMETER}
+    assert looking.given == [parameters] * 3
+    # Nor is one left out that was only given another method.
+    patched, own = quiet(), looking.given
+    patched.aggregate_train = lambda *a, **k: Looks.aggregate_train(looking, *a, **k)
+    run(PartialUpdates(patched), apps(), first_arrays(), 1)
+    assert own[3:] == [parameters]
 
 
 class OwnConfigs(FedAvg):
