@@ -146,6 +146,15 @@ def test_no_transaction_writes_more_into_the_log_than_was_foreseen(
         store.close()
 
 
+def test_a_small_store_of_features_is_mostly_features(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    with SampleStore(tmp_path / "s.db", 400_000, encoding="int8") as store:
+        for _ in range(12):
+            store.add(draw.random((100, 64, 2, 2), np.float32), draw.integers(0, 10, 100).tolist())
+        # 264 bytes each; pages of half the size would have room for one of them, and waste the rest.
+        assert len(store) * 264 > 0.4 * store.capacity_bytes
+
+
 def test_a_sample_that_is_too_large_is_refused_and_counted(tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "samples.db", 2**18)
     assert store.add(np.zeros(2**16, np.float32), 0) is None
