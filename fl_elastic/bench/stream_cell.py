@@ -42,7 +42,7 @@ from fl_elastic.streaming.summary import stream_summary
 __all__ = ["run_stream"]
 
 # Of the capacity of a store of inputs; a little less than a tenth, as files are seldom full to the last page.
-_LATENT_SHARE = 0.095
+_LATENT_SHARE = 0.0875
 # An alarm that comes more samples than this after a change, or after the next one, is not of that change.
 _WITHIN = 500
 
@@ -113,7 +113,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             policy=how.policy or "full",
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=kind.rate, fused=True),
             trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
-            replay=_replay(how), state_dir=folder, seed=seed, classes=known,
+            replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
             latent=Latent(kind.latent) if how.latent else None, prepare=kind.prepare,
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000, points=64),
         ) as learner,
@@ -181,9 +181,9 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
     return walk
 
 
-def _replay(method: StreamMethod) -> Replay:
+def _replay(method: StreamMethod, task: StreamTask) -> Replay:
     if method.replay == "er":
-        return ExperienceReplay(stored_share=method.stored_share)
+        return ExperienceReplay(stored_share=task.latent_stored if method.latent else task.stored)
     return make_replay(method.replay)
 
 

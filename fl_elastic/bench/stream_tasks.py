@@ -83,6 +83,9 @@ class StreamTask:
         The same with latent replay: what is spared may buy more of them.
     together : int
         Samples that come at once.
+    stored, latent_stored : float
+        Share of stored samples in each batch with experience replay, and with latent replay, which sees each new
+        one in more steps. Chosen on the first seed.
     rate : float
         Learning rate of Adam on the device.
     prepare : callable
@@ -99,6 +102,8 @@ class StreamTask:
     every: int
     steps: int
     latent_steps: int
+    stored: float = 0.7
+    latent_stored: float = 0.8
     rate: float = 1e-3
     prepare: Callable[[Tensor], Tensor] = as_floats
     epochs: int = 4
@@ -300,25 +305,25 @@ TASKS: dict[str, StreamTask] = {
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
         _pictures((48, 2), (80, 2), (64, 3), (160, 1)), latent=3, capacity=4 * 2**20,
-        every=100, steps=20, latent_steps=64, prepare=_grey,
+        every=100, steps=20, latent_steps=72, prepare=_grey,
     ),
     "fashion-rotation": StreamTask(
         "Fashion-MNIST, turned by 60 degrees three times", _turned,
         _pictures((48, 2), (64, 7), (128, 1), (160, 1)), latent=5, capacity=4 * 2**20,
-        every=100, steps=20, latent_steps=25, prepare=_grey,
+        every=100, steps=20, latent_steps=28, prepare=_grey,
     ),
     "activity": StreamTask(
         "Human activity, fifteen people in turn", _people,
-        _motions((128, 9, 2), (24, 9, 8), (128, 3, 1), (128, 3, 1)), latent=5, capacity=5 * 2**20,
-        every=50, steps=20, latent_steps=22,
+        _motions((160, 9, 2), (24, 9, 8), (128, 3, 1), (128, 3, 1)), latent=5, capacity=5 * 2**20,
+        every=50, steps=20, latent_steps=22, latent_stored=0.7,
     ),
     "electricity": StreamTask(
         "Electricity prices", _table("elec", 2000), _dense(6), latent=2, capacity=2 * 2**20,
-        every=200, steps=20, latent_steps=20, together=100,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
     ),
     "weather": StreamTask(
         "Rain tomorrow", _table("weather", 2000), _dense(8), latent=2, capacity=2 * 2**20,
-        every=200, steps=20, latent_steps=20, together=100,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
     ),
     "birds": StreamTask(
         "CUB-50, ten new species at a time, pretrained MobileNetV2 at 64 pixels", _birds,
