@@ -22,16 +22,19 @@ class KeptOptimizer:
         Whose trainable parameters are optimised.
     optimizer_fn : callable
         Makes it.
+
+    Attributes
+    ----------
+    made : Optimizer or None
+        What there is so far.
     """
 
     def __init__(self, model: nn.Module, optimizer_fn: OptimizerFn) -> None:
-        self._made: torch.optim.Optimizer | None = None
+        self.made: torch.optim.Optimizer | None = None
         self._model, self._optimizer_fn = model, optimizer_fn
 
     def __call__(self) -> torch.optim.Optimizer:
         """Return it."""
-        if self._made is None:
-            self._made = self._optimizer_fn(
-                [p for p in self._model.parameters() if p.requires_grad]
-            )
-        return self._made
+        if self.made is None:
+            self.made = self._optimizer_fn([p for p in self._model.parameters() if p.requires_grad])
+        return self.made

@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -114,6 +115,11 @@ class ElasticTrainer:
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
         self._num_examples = 0
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimiser, kept from fit to fit; None before the first."""
+        return self._optimizing.made
 
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
         """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.
