@@ -70,9 +70,9 @@ class Pool:
     version: str | None = None
 
     def draw(self, part: Part, how: str, generator: np.random.Generator) -> Drawn:
-        """Return which samples a part is to have, as many as its rows; none is read yet.
+        """Return which samples a part is to have; none is read yet.
 
-        Where there are fewer samples they repeat; where there are no stored or no new ones the others stand in.
+        Where there are no stored or no new ones the others stand in.
 
         Raises
         ------
@@ -89,6 +89,8 @@ class Pool:
 
     def read(self, drawn: Sequence[Drawn]) -> list[list[Row]]:
         """Return as many rows of each as its part has, reading each stored sample once.
+
+        Where there are fewer samples they repeat; for stored ones that are all gone new ones stand in.
 
         Raises
         ------
