@@ -1,6 +1,6 @@
 """What the server makes of partial updates."""
 
-from fl_elastic.aggregation import robust
+from fl_elastic.aggregation import agreement, robust
 from fl_elastic.aggregation.averaging import ModelAverage
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.aggregation.mean import MergeOptions, PartialMean
@@ -28,6 +28,7 @@ __all__ = [
     "PartialMean",
     "RobustRule",
     "ServerOptimizer",
+    "agreement",
     "make_rule",
     "make_server_optimizer",
     "register_rule",

@@ -52,7 +52,7 @@ class ServerOptimizer(ABC):
     def step(
         self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
     ) -> _Weights:
-        """Return the new weights.
+        """Return the new weights; a step that is refused leaves no trace.
 
         Parameters
         ----------
@@ -60,7 +60,23 @@ class ServerOptimizer(ABC):
             The global model before the round, and as the clients' updates have it.
         touched : collection of str
             Tensors that were trained; the others are returned as they are in ``merged``.
+
+        Raises
+        ------
+        UpdateError
+            If a weight would leave the range of its type.
         """
+        moments, counts = dict(self._moments), dict(self._counts)
+        try:
+            return self.moved(base, merged, touched)
+        except UpdateError:
+            self._moments, self._counts = moments, counts
+            raise
+
+    def moved(
+        self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
+    ) -> _Weights:
+        """Return the new weights, one tensor after the other; what is kept may be replaced, not written into."""
         new: _Weights = {}
         for name, old in base.items():
             if name not in touched:

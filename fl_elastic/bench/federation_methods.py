@@ -16,9 +16,10 @@ SPARSE = "fl_elastic, top-k"
 """The same, sending a sixteenth of its numbers, with error feedback."""
 
 _FULL: Table = {"policy": "full"}
-# Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, and tests
-# and hands out the mean of its last models.
-_SERVER: Table = {"server_optimizer": "sgd", "server_rate": 1.5, "average": 0.9}
+# Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, further
+# still while rounds agree, and tests and hands out the mean of its last models.
+_SERVER: Table = {"server_optimizer": "agreement", "server_rate": 1.5, "average": 0.9}
+_FIXED: Table = {"server_optimizer": "sgd"}
 _OURS: Table = {"policy": "elastic", "rule": "contributors", "blend": 0.5} | _SERVER
 
 METHODS: dict[str, Table] = {
@@ -45,8 +46,10 @@ METHODS: dict[str, Table] = {
 
 ABLATIONS: dict[str, Table] = {
     "no average": _OURS | {"average": 0.0},
-    "server rate 1": _OURS | {"server_rate": 1.0},
-    "no average, server rate 1": _OURS | {"average": 0.0, "server_rate": 1.0},
+    "server rate 1": _OURS | _FIXED | {"server_rate": 1.0},
+    "server rate 1.5": _OURS | _FIXED,
+    "server rate 2": _OURS | _FIXED | {"server_rate": 2.0},
+    "no average, server rate 1": _OURS | _FIXED | {"average": 0.0, "server_rate": 1.0},
     "server momentum": _OURS | {"server_optimizer": "momentum", "server_rate": 0.15},
     "int8": _OURS | {"codec": "int8"},
     # What a fit gains with the root of its steps: then everything is trained, in fewer steps.

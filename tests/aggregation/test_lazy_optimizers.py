@@ -16,7 +16,7 @@ def moved(change: float, base: dict[str, np.ndarray] = BASE) -> dict[str, np.nda
 
 
 def test_all_are_registered() -> None:
-    assert server_optimizers() == ["adam", "momentum", "sgd", "yogi"]
+    assert server_optimizers() == ["adam", "agreement", "momentum", "sgd", "yogi"]
     with pytest.raises(RegistryError, match="adma"):
         make_server_optimizer("adma")
 
@@ -73,11 +73,25 @@ def test_adaptive_optimisers_follow_their_formula_per_touch(name: str) -> None:
 def test_a_restart_changes_nothing(name: str) -> None:
     one, other = make_server_optimizer(name), make_server_optimizer(name)
     weights = one.step(BASE, moved(0.5), {"w"})
+    weights = one.step(weights, moved(0.4, weights), {"w"})
     other.from_arrays(one.to_arrays())
     assert np.array_equal(
         one.step(weights, moved(0.3, weights), {"w"})["w"],
         other.step(weights, moved(0.3, weights), {"w"})["w"],
     )
+
+
+@pytest.mark.parametrize("name", server_optimizers())
+def test_a_refused_step_leaves_no_trace(name: str) -> None:
+    optimizer = make_server_optimizer(name, 1e9)
+    base = {"w": np.array([1.0], np.float16)}
+    base = optimizer.step(base, {"w": base["w"] + np.float16(0)}, {"w"})
+    before = {key: np.array(value) for key, value in optimizer.to_arrays().items()}
+    with pytest.raises(UpdateError, match="'w' beyond the range"):
+        optimizer.step(base, {"w": base["w"] + np.float16(1000.0)}, {"w"})
+    after = optimizer.to_arrays()
+    assert before and before.keys() == after.keys()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
 def test_a_step_beyond_the_dtype_is_refused() -> None:
