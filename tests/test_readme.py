@@ -59,7 +59,7 @@ def test_example_of_unequal_devices_is_a_strategy() -> None:
     exec(BLOCKS[1], names)
     strategy = names["strategy"]
     assert isinstance(strategy, PartialUpdates)
-    assert strategy.rule == "inverse_probability" and strategy.merges_late
+    assert strategy.rule == "contributors" and strategy.merges_late
     assert strategy.terms.quota == 8 and strategy.terms.needs_capabilities
 
 

@@ -67,7 +67,7 @@ def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
     """Return the lines of one Markdown table of all methods in these tasks, short enough for a README.
 
     Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times sooner
-    and with how many times fewer bytes the method reaches the accuracy of waiting.
+    and with how many times fewer bytes the method reaches the accuracy of waiting; with how many seeds, if not all.
     """
     titles = [TASKS[task].title for task in tasks]
     lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " --- |" * len(tasks)]
@@ -85,7 +85,8 @@ def _short(row: Mapping[str, Any]) -> str:
     if row["time_ratio"] is None:
         ratios = "never"
     else:
-        ratios = f"{row['time_ratio']:.1f}x, {row['uplink_ratio']:.1f}x"
+        some = f" in {row['reached']} of {row['seeds']}" if row["reached"] < row["seeds"] else ""
+        ratios = f"{row['time_ratio']:.1f}x, {row['uplink_ratio']:.1f}x{some}"
     return f"{100 * row['accuracy']:.1f}{around} ({ratios})"
 
 

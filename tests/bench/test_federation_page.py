@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from fl_elastic.bench.federation_methods import OURS, REFERENCE
-from fl_elastic.bench.federation_page import federation_table, write_federation_page
+from fl_elastic.bench.federation_page import (
+    federation_markdown,
+    federation_table,
+    write_federation_page,
+)
 from fl_elastic.bench.federation_summary import summarise_task
 from fl_elastic.report.formats import MISSING, TIMES
 
@@ -52,6 +56,17 @@ def test_the_table_holds_what_was_measured(rows: dict[str, dict[str, Any]]) -> N
     assert time == f"1.7{TIMES}" and uplink == f"3.3{TIMES}"
     assert total == "2.50 MB"
     assert table["fedel"][3] == MISSING
+
+
+def test_the_short_table_says_where_only_some_seeds_got_there(
+    rows: dict[str, dict[str, Any]],
+) -> None:
+    lines = {line.split(" | ")[0][2:]: line for line in federation_markdown(rows, [TASK])}
+    assert lines[OURS].endswith("(1.7x, 3.3x) |") and lines["fedel"].endswith("(never) |")
+    rows[f"{TASK} | fedel | 1"] = cell(0.6, 1e6)
+    row = summarise_task(rows, TASK, ["fedel"])["fedel"]
+    (line,) = federation_markdown({f"summary {TASK} | fedel": row}, [TASK])[2:]
+    assert line.endswith("x in 1 of 2) |")
 
 
 def test_nothing_of_a_task_without_cells_is_shown() -> None:
