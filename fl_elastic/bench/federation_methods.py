@@ -19,8 +19,8 @@ _FULL: Table = {"policy": "full"}
 # Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, further
 # still while rounds agree, and tests and hands out the mean of its last models.
 _SERVER: Table = {"server_optimizer": "agreement", "server_rate": 1.5, "average": 0.9}
-_FIXED: Table = {"server_optimizer": "sgd"}
 _OURS: Table = {"policy": "elastic", "rule": "contributors", "blend": 0.5} | _SERVER
+_FIXED: Table = _OURS | {"server_optimizer": "sgd"}
 
 METHODS: dict[str, Table] = {
     REFERENCE: _FULL | {"budgeted": False, "stragglers": "wait"},
@@ -45,22 +45,22 @@ METHODS: dict[str, Table] = {
 """By the name in the table; what is not said has the defaults of a scenario."""
 
 ABLATIONS: dict[str, Table] = {
-    "no average": _OURS | {"average": 0.0},
-    "server rate 1": _OURS | _FIXED | {"server_rate": 1.0},
-    "server rate 1.5": _OURS | _FIXED,
-    "server rate 2": _OURS | _FIXED | {"server_rate": 2.0},
-    "no average, server rate 1": _OURS | _FIXED | {"average": 0.0, "server_rate": 1.0},
-    "server momentum": _OURS | {"server_optimizer": "momentum", "server_rate": 0.15},
-    "int8": _OURS | {"codec": "int8"},
+    "no average": _FIXED | {"average": 0.0},
+    "server rate 1": _FIXED | {"server_rate": 1.0},
+    "server rate 1.5": _FIXED,
+    "server rate 2": _FIXED | {"server_rate": 2.0},
+    "no average, server rate 1": _FIXED | {"average": 0.0, "server_rate": 1.0},
+    "server momentum": _FIXED | {"server_optimizer": "momentum", "server_rate": 0.15},
+    "int8": _FIXED | {"codec": "int8"},
     # What a fit gains with the root of its steps: then everything is trained, in fewer steps.
-    "root of the steps": _OURS | {"returns": 0.5},
-    "no coverage": _OURS | {"deep_every": 0, "exploration": 0.0},
-    "deep every 2": _OURS | {"deep_every": 2},
-    "own importance": _OURS | {"blend": 0.0},
-    "random choice": _OURS | {"policy": "random"},
-    "rule all": _OURS | {"rule": "all"},
-    "rule inverse_probability": _OURS | {"rule": "inverse_probability"},
-    "steps normalised": _OURS | {"normalise_steps": True},
-    "inference prefix": _OURS | {"inference_prefix": True},
+    "root of the steps": _FIXED | {"returns": 0.5},
+    "no coverage": _FIXED | {"deep_every": 0, "exploration": 0.0},
+    "deep every 2": _FIXED | {"deep_every": 2},
+    "own importance": _FIXED | {"blend": 0.0},
+    "random choice": _FIXED | {"policy": "random"},
+    "rule all": _FIXED | {"rule": "all"},
+    "rule inverse_probability": _FIXED | {"rule": "inverse_probability"},
+    "steps normalised": _FIXED | {"normalise_steps": True},
+    "inference prefix": _FIXED | {"inference_prefix": True},
 }
-"""`OURS` changed, one thing at a time."""
+"""`OURS` at a fixed server rate, and that changed, one thing at a time."""

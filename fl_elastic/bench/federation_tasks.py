@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, REFERENCE
+from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, OURS, REFERENCE
 from fl_elastic.profiling import CostProfile
 from fl_elastic.simulation.scenario import Scenario
 
@@ -15,7 +15,6 @@ __all__ = ["TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenar
 Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05
-_PREFIX = "inference prefix"
 _CIFAR: Table = {"dataset": "cifar10_jpegq75", "partition": "dirichlet", "test_limit": 2000}
 _HAR: Table = {"dataset": "har", "partition": "natural", "min_examples": 1}
 _SIGNS: Table = {"dataset": "gtsrb", "partition": "natural", "test_limit": 1500}
@@ -123,7 +122,7 @@ TASKS: dict[str, FederationTask] = {
         training={"local_steps": 6, "batch_size": 16, "learning_rate": 0.01, "momentum": 0.9},
         reference_rounds=6,
         weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
-        methods=METHODS | {_PREFIX: ABLATIONS[_PREFIX]},
+        methods=METHODS | {"inference prefix": METHODS[OURS] | {"inference_prefix": True}},
     ),
     "vgg-independent-0.1": FederationTask(
         title="CIFAR-10, VGG-11, as in FedEL",
