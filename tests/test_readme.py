@@ -15,12 +15,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
+from fl_elastic.bench.federation_methods import METHODS, OURS, REFERENCE, SPARSE
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
-from fl_elastic.bench.poison import ATTACKS, RULES
-from fl_elastic.bench.stream_methods import REFERENCE
-from fl_elastic.bench.stream_summary import stream_markdown
-from fl_elastic.bench.stream_tasks import TASKS as STREAMS
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.merging_cost import MERGED
 
@@ -103,165 +100,60 @@ def test_linked_files_exist(link: str) -> None:
 RESULTS = ROOT / "simulations" / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("scenario", ["demo", "fashion_mnist", "cifar10"])
-def test_tables_show_the_committed_results(scenario: str) -> None:
-    methods = json.loads((RESULTS / f"{scenario}.json").read_text())["methods"]
-    full = methods["full"]
-    for name, method in methods.items():
-        row = (
-            f"| {name} | {100 * method['final_accuracy']:.1f} ± {100 * method['final_accuracy_std']:.1f} "
-            f"| {method['simulated_seconds'] / full['simulated_seconds']:.2f} "
-            f"| {method['uplink_bytes'] / full['uplink_bytes']:.2f} |"
-        )
-        assert row in README
-
-
-def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:
-    rows = json.loads((RESULTS / "solver.json").read_text())["rows"]
-    exact, largest = rows["exactness"], rows["time at 500 groups"]
-    claim = f"{exact['mismatches']} of {exact['instances']:,} random instances"
-    assert claim in README
-    assert f"{largest['median_cpu_milliseconds']:.1f} ms at 500 groups" in README
-
-
-def test_budget_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "budget.json").read_text())["rows"]
-    models = {name.split(" at ")[0] for name in rows}
-    assert len(models) == 4
-    for model in models:
-        cells = [rows[f"{model} at {speedup}"]["achieved_speedup"] for speedup in (1.5, 2.0, 2.5)]
-        assert f"| {model} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in README
-
-
-def test_transfer_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "transfer.json").read_text())["rows"]
-    methods = {
-        name.removeprefix("summary "): row for name, row in rows.items() if "summary" in name
-    }
-    assert len(methods) > 10
-    for name, row in methods.items():
-        shown = f"{100 * row['accuracy']:.1f} ± {100 * row['spread']:.1f} | {row['time']:.2f} |"
-        assert f"| {name} | {shown}" in README
-
-
-def test_memory_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "memory.json").read_text())["rows"]
-    shown = {name: row for name, row in rows.items() if "exact" in name or "least" in name}
-    assert len(shown) == 10
-    for name, row in shown.items():
-        model, _, share = name.split(" | ")
-        same, full = row["times_less_than_same_groups"], row["times_less_than_full"]
-        assert f"| {model} | {share} | {row['groups']} | {same:.1f} | {full:.1f} |" in README
-
-
-@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2"])
-def test_filter_figures_are_the_committed_ones(model: str) -> None:
-    rows = json.loads((RESULTS / "filter.json").read_text())["rows"]
-    mode = "wx2" if model == "resnet18" else "wx4"
-    steps = [
-        rows[f"step | {model} at {pixels} | all convolutions"][f"{mode}_over_exact"]
-        for pixels in (32, 64, 128)
-    ]
-    assert f"{mode} " + ", ".join(f"{step:.2f}" for step in steps) in README
-
-
-def test_times_beside_full_training_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "transfer.json").read_text())["rows"]
-    paired = [row["time"] for name, row in rows.items() if name.startswith("paired ")]
-    assert len(paired) == 4
-    assert all(f"{time:.2f}" in README for time in paired)
-
-
-def test_side_by_side_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "side_by_side.json").read_text())["rows"]
-    summaries = {n.removeprefix("summary "): r for n, r in rows.items() if n.startswith("summary ")}
-    assert len(summaries) == 10
-    assert all(row["episodes"] >= 200 for row in summaries.values())
-    for name, row in summaries.items():
-        start = f"| {name} | {100 * row['transfer_accuracy']:.1f} | {row['transfer_seconds']:.0f} |"
-        shots = f"| {100 * row['episode_accuracy']:.1f} ± {100 * row['episode_interval']:.1f} |"
-        (line,) = [each for each in README.splitlines() if each.startswith(start)]
-        assert shots in line
-        if name != "joint":
-            against = 100 * row["against_joint"], 100 * row["against_joint_interval"]
-            assert f"| {against[0]:+.1f} ± {against[1]:.1f} |" in line
-
-
-def test_federation_cells_are_the_committed_ones() -> None:
+def test_the_short_table_of_unequal_clients_is_the_committed_one() -> None:
     rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
-    section = README[README.index("**Unequal clients**") : README.index("**Merging** (`fl")]
-    shown = [name for name, task in TASKS.items() if f" {task.title} |" in section]
-    assert len(shown) >= 4
-    for line in federation_markdown(rows, shown):
-        assert line in section
-    page = (RESULTS / "federation.html").read_text()
-    assert all(f"<h2>{TASKS[name].title}</h2>" in page for name in shown)
+    shown = [name for name, task in TASKS.items() if f" {task.title} |" in README]
+    methods = [name for name in METHODS if f"\n| {name} | " in README]
+    assert len(shown) >= 4 and {REFERENCE, OURS, SPARSE, "fedel"} <= set(methods)
+    for line in federation_markdown(rows, shown, methods):
+        assert line in README
 
 
-@pytest.mark.parametrize("replies", [10, 100, 1000])
-def test_merging_figures_are_the_committed_ones(replies: int) -> None:
-    rows = json.loads((RESULTS / "aggregation.json").read_text())["rows"]
-    section = README[README.index("**Merging**") : README.index("**Bad clients**")]
-    for kind in MERGED:
-        row = rows[f"{kind} | {replies}"]
-        if replies > 10:
-            assert f"{1000 * row['seconds_per_reply']:.1f}" in section
-        if "peak_models" in row:
-            assert f" {row['peak_models']:.0f}" in section
+def _rows(name: str) -> dict[str, Any]:
+    rows: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return rows
 
 
-def test_poison_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "poison.json").read_text())["rows"]
-    assert len(rows) == len(RULES) * len(ATTACKS)
-    for rule in RULES:
-        cells = " | ".join(f"{100 * rows[f'{rule} | {a}']['accuracy']:.1f}" for a in ATTACKS)
-        assert f"| {rule} | {cells} |" in README
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
-def test_rows_of_the_real_fleet_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "fleet.json").read_text())["rows"]
-    assert len(rows) == 4
-    for name, row in rows.items():
-        task, method = name.split(" | ")
-        start = f"| {task} | {method} | {100 * row['accuracy']:.1f} | {100 * row['simulated_accuracy']:.1f} |"
-        assert start in README
+def test_the_figures_in_short_are_the_committed_ones() -> None:
+    lines = {
+        line[4:].split(".**")[0]: line for line in README.splitlines() if line.startswith("- **")
+    }
+    solver, budget = _rows("solver"), _rows("budget")
+    twice = [row["achieved_speedup"] for name, row in budget.items() if name.endswith(" at 2.0")]
+    exact = f"{solver['exactness']['mismatches']} of {solver['exactness']['instances']:,} random"
+    assert exact in lines["Exact plans"]
+    assert (
+        f"{solver['time at 500 groups']['median_cpu_milliseconds']:.1f} ms" in lines["Exact plans"]
+    )
+    assert f"{min(twice):.2f} to {max(twice):.2f} times" in lines["Exact plans"]
 
+    transfer, ours = _rows("transfer"), "head first, elastic, cached prefix, at 3, 3 epochs"
+    reached, full = transfer[f"summary {ours}"], transfer["summary full"]
+    beside = transfer[f"paired {ours}"]["time"]
+    shown = f"{_percent(reached['accuracy'])} % in {reached['time']:.2f} of the time ({beside:.2f} timed"
+    assert shown in lines["Fine-tuning"]
+    assert f"gets {_percent(full['accuracy'])} %" in lines["Fine-tuning"]
 
-def test_transport_figures_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "transport.json").read_text())["rows"]
-    assert len(rows) == 4
-    for row in rows.values():
-        figures = f"| {row['seconds_per_round']:.1f} | {row['server_cpu_seconds']:.1f} | "
-        figures += f"{row['bytes_to_server'] / 1e6:.1f} | {row['bytes_to_nodes'] / 1e6:.1f} |"
-        assert figures in README
+    for model, words in (("mobilenet_v2", "times fewer bytes"), ("resnet18", "times fewer,")):
+        row = _rows("memory")[f"{model} | joint, exact gradients | 1/8"]
+        assert f"{row['times_less_than_same_groups']:.1f} {words}" in lines["Memory"]
 
+    merging = _rows("aggregation")
+    for kind in MERGED[:2]:
+        row = merging[f"{kind} | 100"]
+        assert f"{1000 * row['seconds_per_reply']:.1f} ms" in lines["Server"]
+        assert f"{row['peak_models']:.0f}" in lines["Server"]
 
-def test_startup_figures_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
-    section = README[README.index("A node's process (") : README.index("Faults (`make")]
-    for how in ("before", "now"):
-        for state in ("fresh", "kept"):
-            assert f"{rows[f'{how}, {state}']['first_batch_cpu_seconds']:.1f}" in section
-        assert f"{rows[f'{how}, kept']['peak_bytes'] / 1e6:.0f}" in section
-
-
-def test_faults_in_the_table_are_those_that_were_tried() -> None:
-    rows = json.loads((RESULTS / "faults.json").read_text())["rows"]
-    assert len(rows) >= 11
-    for fault, row in rows.items():
-        assert f"| {fault} | {row['lost']} |" in README
-
-
-def test_rows_of_the_streams_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
-    section = README[README.index("**Streams**") : README.index("**A real fleet on this")]
-    assert len(STREAMS) == 6
-    for task in STREAMS:
-        assert rows[f"summary {task} | {REFERENCE}"]["seeds"] == 3
-        for line in stream_markdown(rows, task):
-            assert line in section
-    soak = json.loads((RESULTS / "soak.json").read_text())["rows"]["whole"]
-    assert soak["samples"] == 1_000_000
-    assert f"{soak['samples'] / soak['seconds']:,.0f} samples per second" in section
-    assert f"{soak['store_bytes']:,} bytes" in section
-    assert soak["store_bytes"] <= soak["store_bound"]
+    streams = _rows("stream")
+    latent, replay = (
+        streams[f"summary fashion-classes | {method}"]
+        for method in ("elastic, latent replay", "full, replay")
+    )
+    accuracies = f"{_percent(latent['score'])} and {_percent(replay['score'])} %"
+    assert accuracies in lines["Streams"]
+    assert f"{latent['adapting_seconds_ratio']:.2f} of its time" in lines["Streams"]
+    assert len(_rows("faults")) == 12 and "in twelve ways" in lines["Real fleets"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,17 @@ def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
     return table
 
 
-def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
-    """Return the lines of one Markdown table of all methods in these tasks, short enough for a README.
+def federation_markdown(
+    rows: _Rows, tasks: Sequence[str], methods: Iterable[str] = METHODS
+) -> list[str]:
+    """Return the lines of one Markdown table of these methods in these tasks.
 
     Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times sooner
     and with how many times fewer bytes the method reaches the accuracy of waiting; with how many seeds, if not all.
     """
     titles = [TASKS[task].title for task in tasks]
     lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " --- |" * len(tasks)]
-    for method in METHODS:
+    for method in methods:
         found = [rows.get(f"summary {task} | {method}") for task in tasks]
         cells = ["" if row is None else _short(row) for row in found]
         if any(cells):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-bench = typer.Typer(help="Measure what the README claims.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what docs/measured.md claims.", no_args_is_help=True)
 
 _FOLDER = Path("simulations/benchmarks/results")
 _Output = Annotated[Path | None, typer.Option(help="File of the table (JSON).")]

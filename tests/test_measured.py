@@ -1,0 +1,203 @@
+"""What `docs/measured.md` shows is what was measured and committed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fl_elastic.bench.federation_methods import ABLATIONS
+from fl_elastic.bench.federation_page import federation_markdown
+from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.poison import ATTACKS, RULES
+from fl_elastic.bench.stream_methods import REFERENCE
+from fl_elastic.bench.stream_summary import stream_markdown
+from fl_elastic.bench.stream_tasks import TASKS as STREAMS
+from fl_elastic.flower.merging_cost import MERGED
+
+ROOT = Path(__file__).parent.parent
+MEASURED = (ROOT / "docs" / "measured.md").read_text()
+RESULTS = ROOT / "simulations" / "benchmarks" / "results"
+
+
+def section(title: str) -> str:
+    """Return what stands under a heading of any level, up to the next one of `##`."""
+    start = re.search(f"^##+ {re.escape(title)}$", MEASURED, flags=re.MULTILINE)
+    assert start is not None
+    return re.split(r"^## ", MEASURED[start.end() :], flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "document"),
+    [
+        ("demo", "README.md"),
+        ("fashion_mnist", "docs/measured.md"),
+        ("cifar10", "docs/measured.md"),
+    ],
+)
+def test_tables_show_the_committed_results(scenario: str, document: str) -> None:
+    methods = json.loads((RESULTS / f"{scenario}.json").read_text())["methods"]
+    text, full = (ROOT / document).read_text(), methods["full"]
+    for name, method in methods.items():
+        row = (
+            f"| {name} | {100 * method['final_accuracy']:.1f} ± {100 * method['final_accuracy_std']:.1f} "
+            f"| {method['simulated_seconds'] / full['simulated_seconds']:.2f} "
+            f"| {method['uplink_bytes'] / full['uplink_bytes']:.2f} |"
+        )
+        assert row in text
+
+
+def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:
+    rows = json.loads((RESULTS / "solver.json").read_text())["rows"]
+    exact, largest = rows["exactness"], rows["time at 500 groups"]
+    claim = f"{exact['mismatches']} of {exact['instances']:,} random instances"
+    assert claim in MEASURED
+    assert f"{largest['median_cpu_milliseconds']:.1f} ms at 500 groups" in MEASURED
+
+
+def test_budget_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "budget.json").read_text())["rows"]
+    models = {name.split(" at ")[0] for name in rows}
+    assert len(models) == 4
+    for model in models:
+        cells = [rows[f"{model} at {speedup}"]["achieved_speedup"] for speedup in (1.5, 2.0, 2.5)]
+        assert f"| {model} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in MEASURED
+
+
+def test_transfer_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "transfer.json").read_text())["rows"]
+    methods = {
+        name.removeprefix("summary "): row for name, row in rows.items() if "summary" in name
+    }
+    assert len(methods) > 10
+    for name, row in methods.items():
+        shown = f"{100 * row['accuracy']:.1f} ± {100 * row['spread']:.1f} | {row['time']:.2f} |"
+        assert f"| {name} | {shown}" in MEASURED
+
+
+def test_memory_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "memory.json").read_text())["rows"]
+    shown = {name: row for name, row in rows.items() if "exact" in name or "least" in name}
+    assert len(shown) == 10
+    for name, row in shown.items():
+        model, _, share = name.split(" | ")
+        same, full = row["times_less_than_same_groups"], row["times_less_than_full"]
+        assert f"| {model} | {share} | {row['groups']} | {same:.1f} | {full:.1f} |" in MEASURED
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2"])
+def test_filter_figures_are_the_committed_ones(model: str) -> None:
+    rows = json.loads((RESULTS / "filter.json").read_text())["rows"]
+    mode = "wx2" if model == "resnet18" else "wx4"
+    steps = [
+        rows[f"step | {model} at {pixels} | all convolutions"][f"{mode}_over_exact"]
+        for pixels in (32, 64, 128)
+    ]
+    assert f"{mode} " + ", ".join(f"{step:.2f}" for step in steps) in MEASURED
+
+
+def test_times_beside_full_training_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "transfer.json").read_text())["rows"]
+    paired = [row["time"] for name, row in rows.items() if name.startswith("paired ")]
+    assert len(paired) == 4
+    assert all(f"{time:.2f}" in MEASURED for time in paired)
+
+
+def test_side_by_side_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "side_by_side.json").read_text())["rows"]
+    summaries = {n.removeprefix("summary "): r for n, r in rows.items() if n.startswith("summary ")}
+    assert len(summaries) == 10
+    assert all(row["episodes"] >= 200 for row in summaries.values())
+    for name, row in summaries.items():
+        start = f"| {name} | {100 * row['transfer_accuracy']:.1f} | {row['transfer_seconds']:.0f} |"
+        shots = f"| {100 * row['episode_accuracy']:.1f} ± {100 * row['episode_interval']:.1f} |"
+        (line,) = [each for each in MEASURED.splitlines() if each.startswith(start)]
+        assert shots in line
+        if name != "joint":
+            against = 100 * row["against_joint"], 100 * row["against_joint_interval"]
+            assert f"| {against[0]:+.1f} ± {against[1]:.1f} |" in line
+
+
+def test_federation_cells_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
+    unequal = section("Unequal clients")
+    shown = [name for name, task in TASKS.items() if f" {task.title} |" in unequal]
+    assert len(shown) >= 4
+    for line in federation_markdown(rows, shown):
+        assert line in unequal
+    (ablated,) = (name for name, task in TASKS.items() if task.ablated)
+    for line in federation_markdown(rows, [ablated], ABLATIONS):
+        assert line in unequal
+    page = (RESULTS / "federation.html").read_text()
+    assert all(f"<h2>{TASKS[name].title}</h2>" in page for name in shown)
+
+
+@pytest.mark.parametrize("replies", [10, 100, 1000])
+def test_merging_figures_are_the_committed_ones(replies: int) -> None:
+    rows = json.loads((RESULTS / "aggregation.json").read_text())["rows"]
+    merging = section("Merging")
+    for kind in MERGED:
+        row = rows[f"{kind} | {replies}"]
+        if replies > 10:
+            assert f"{1000 * row['seconds_per_reply']:.1f}" in merging
+        if "peak_models" in row:
+            assert f" {row['peak_models']:.0f}" in merging
+
+
+def test_poison_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "poison.json").read_text())["rows"]
+    assert len(rows) == len(RULES) * len(ATTACKS)
+    for rule in RULES:
+        cells = " | ".join(f"{100 * rows[f'{rule} | {a}']['accuracy']:.1f}" for a in ATTACKS)
+        assert f"| {rule} | {cells} |" in MEASURED
+
+
+def test_rows_of_the_real_fleet_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "fleet.json").read_text())["rows"]
+    assert len(rows) == 4
+    for name, row in rows.items():
+        task, method = name.split(" | ")
+        start = f"| {task} | {method} | {100 * row['accuracy']:.1f} | {100 * row['simulated_accuracy']:.1f} |"
+        assert start in MEASURED
+
+
+def test_transport_figures_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "transport.json").read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows.values():
+        figures = f"| {row['seconds_per_round']:.1f} | {row['server_cpu_seconds']:.1f} | "
+        figures += f"{row['bytes_to_server'] / 1e6:.1f} | {row['bytes_to_nodes'] / 1e6:.1f} |"
+        assert figures in MEASURED
+
+
+def test_startup_figures_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
+    startup = section("A node's process")
+    for how in ("before", "now"):
+        for state in ("fresh", "kept"):
+            assert f"{rows[f'{how}, {state}']['first_batch_cpu_seconds']:.1f}" in startup
+        assert f"{rows[f'{how}, kept']['peak_bytes'] / 1e6:.0f}" in startup
+
+
+def test_faults_in_the_table_are_those_that_were_tried() -> None:
+    rows = json.loads((RESULTS / "faults.json").read_text())["rows"]
+    assert len(rows) >= 11
+    for fault, row in rows.items():
+        assert f"| {fault} | {row['lost']} |" in MEASURED
+
+
+def test_rows_of_the_streams_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
+    streams = section("Streams")
+    assert len(STREAMS) == 6
+    for task in STREAMS:
+        assert rows[f"summary {task} | {REFERENCE}"]["seeds"] == 3
+        for line in stream_markdown(rows, task):
+            assert line in streams
+    soak = json.loads((RESULTS / "soak.json").read_text())["rows"]["whole"]
+    assert soak["samples"] == 1_000_000
+    assert f"{soak['samples'] / soak['seconds']:,.0f} samples per second" in streams
+    assert f"{soak['store_bytes']:,} bytes" in streams
+    assert soak["store_bytes"] <= soak["store_bound"]
