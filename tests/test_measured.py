@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.bench.federation_methods import ABLATIONS
+from fl_elastic.bench.federation_ablations import ablation_markdown
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.bench.poison import ATTACKS, RULES
@@ -128,7 +128,7 @@ def test_federation_cells_are_the_committed_ones() -> None:
     for line in federation_markdown(rows, shown):
         assert line in unequal
     (ablated,) = (name for name, task in TASKS.items() if task.ablated)
-    for line in federation_markdown(rows, [ablated], ABLATIONS):
+    for line in ablation_markdown(rows, ablated):
         assert line in unequal
     page = (RESULTS / "federation.html").read_text()
     assert all(f"<h2>{TASKS[name].title}</h2>" in page for name in shown)

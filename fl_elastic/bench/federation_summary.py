@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_elastic.bench.federation_methods import REFERENCE
 
-__all__ = ["reached", "smoothed", "summarise_task"]
+__all__ = ["interval", "reached", "smoothed", "summarise_task"]
 
 _WINDOW = 3
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
