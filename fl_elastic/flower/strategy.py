@@ -212,53 +212,22 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the partial updates that fit; log and leave out the others."""
-        manifest, each = self._known_manifest(), sees_each_client(self.inner)
-        mean = PartialMean(manifest, self.rule, limits=self.limits, options=self.merge)
-        outbox = self._outbox
-        intake = Intake(
-            mean, self._weights, self.fleet, self._record, downlink=self.downlink,
-            sent_bytes={} if outbox is None else outbox.sent_bytes, limits=self.limits,
-            weight_key=weight_key(self.inner), complete=each,
-        )  # fmt: skip
-        together = each or isinstance(replies, Sequence)
-        for message in in_fixed_order(replies) if together else replies:
-            intake.take(message)
-        self._send_again(intake)
+        mean = PartialMean(
+            self._known_manifest(), self.rule, limits=self.limits, options=self.merge
+        )
+        intake = self._taken_in(mean, replies)
         self.fleet.weigh(intake.importance)
         merged = self._finished(mean)
-        metrics = common_metrics(intake.metrics)
-        usable = intake.usable
-        if each:
-            for message, content in zip(usable, metrics, strict=True):
-                message.content["metrics"] = content["metrics"]
-        elif usable:
-            # In an order that does not depend on who was faster.
-            metrics.sort(key=str)
-            usable = [self._carried(usable[0], merged, metrics)]
-        aggregated: ArrayRecord | None = None
-        merged_metrics: MetricRecord | None = None
-        # Not every strategy of Flower stands a round without any reply.
-        if usable or intake.failed:
-            aggregated, merged_metrics = self.inner.aggregate_train(
-                server_round=server_round, replies=[*usable, *intake.failed]
-            )
-        aggregate_metrics = metrics_aggregator(self.inner)
-        if aggregate_metrics is not None and metrics and merged_metrics is not None:
-            merged_metrics = aggregate_metrics(metrics, weight_key(self.inner))
-        if outbox is not None:
-            self._record.downlink_total_bytes = outbox.total_bytes
+        aggregated, metrics = self._handed_on(server_round, intake, merged)
+        if self._outbox is not None:
+            self._record.downlink_total_bytes = self._outbox.total_bytes
         if self.on_round is not None:
             self.on_round(self._record)
         if aggregated is None:
-            return None, merged_metrics
-        before, others = self._weights, self._weights if each else merged
-        parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
-        self._keep(whole_model(parameters, others, manifest), server_round + 1)
-        self.fleet.moved(before, self._weights)
-        if self.average is not None:
-            self.average.add(self._weights)
+            return None, metrics
+        self._go_on(aggregated, merged, server_round)
         whole = ArrayRecord({name: Array(array) for name, array in self._weights.items()})
-        return whole, merged_metrics
+        return whole, metrics
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -305,6 +274,53 @@ class PartialUpdates(Strategy):
         if self._manifest is None:
             raise UpdateError("aggregate_train was called before configure_train")
         return self._manifest
+
+    def _taken_in(self, mean: PartialMean, replies: Iterable[Message]) -> Intake:
+        """Add each reply that fits to the mean, as it comes; return what else is known of them."""
+        outbox, each = self._outbox, sees_each_client(self.inner)
+        intake = Intake(
+            mean, self._weights, self.fleet, self._record, downlink=self.downlink,
+            sent_bytes={} if outbox is None else outbox.sent_bytes, limits=self.limits,
+            weight_key=weight_key(self.inner), complete=each,
+        )  # fmt: skip
+        together = each or isinstance(replies, Sequence)
+        for message in in_fixed_order(replies) if together else replies:
+            intake.take(message)
+        self._send_again(intake)
+        return intake
+
+    def _handed_on(
+        self, server_round: int, intake: Intake, merged: _Weights
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the inner strategy aggregate: every client's reply if it must see them, else one for all."""
+        metrics, usable = common_metrics(intake.metrics), intake.usable
+        if sees_each_client(self.inner):
+            for message, content in zip(usable, metrics, strict=True):
+                message.content["metrics"] = content["metrics"]
+        elif usable:
+            # In an order that does not depend on who was faster.
+            metrics.sort(key=str)
+            usable = [self._carried(usable[0], merged, metrics)]
+        # Not every strategy of Flower stands a round without any reply.
+        if not usable and not intake.failed:
+            return None, None
+        aggregated, merged_metrics = self.inner.aggregate_train(
+            server_round=server_round, replies=[*usable, *intake.failed]
+        )
+        aggregate_metrics = metrics_aggregator(self.inner)
+        if aggregate_metrics is not None and metrics and merged_metrics is not None:
+            merged_metrics = aggregate_metrics(metrics, weight_key(self.inner))
+        return aggregated, merged_metrics
+
+    def _go_on(self, aggregated: ArrayRecord, merged: _Weights, server_round: int) -> None:
+        """Take the inner strategy's parameters, and the rest of the merged model, for the next round."""
+        manifest, before = self._known_manifest(), self._weights
+        others = before if sees_each_client(self.inner) else merged
+        parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
+        self._keep(whole_model(parameters, others, manifest), server_round + 1)
+        self.fleet.moved(before, self._weights)
+        if self.average is not None:
+            self.average.add(self._weights)
 
     def _send_again(self, intake: Intake) -> None:
         """Send the whole model to those that could not use its changes, and take in their replies."""
