@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from fl_elastic.bench.federation_ablations import ablation_markdown
+from fl_elastic.bench.federation_methods import OURS, REFERENCE
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.bench.poison import ATTACKS, RULES
-from fl_elastic.bench.stream_methods import REFERENCE
+from fl_elastic.bench.stream_methods import REFERENCE as REPLAY
 from fl_elastic.bench.stream_summary import stream_markdown
 from fl_elastic.bench.stream_tasks import TASKS as STREAMS
 from fl_elastic.flower.merging_cost import MERGED
@@ -134,6 +136,15 @@ def test_federation_cells_are_the_committed_ones() -> None:
     assert all(f"<h2>{TASKS[name].title}</h2>" in page for name in shown)
 
 
+@pytest.mark.parametrize("task", ["vgg-independent-0.1", "birds-independent-0.3"])
+def test_accuracies_in_the_last_tenth_of_the_time_are_the_committed_ones(task: str) -> None:
+    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
+    for method in (REFERENCE, OURS):
+        curve = rows[f"{task} | {method} | 0"]["curve"]
+        last = [accuracy for seconds, _, accuracy in curve if seconds >= 0.9 * curve[-1][0]]
+        assert f"{100 * statistics.fmean(last):.1f}" in section("Unequal clients")
+
+
 @pytest.mark.parametrize("replies", [10, 100, 1000])
 def test_merging_figures_are_the_committed_ones(replies: int) -> None:
     rows = json.loads((RESULTS / "aggregation.json").read_text())["rows"]
@@ -193,7 +204,7 @@ def test_rows_of_the_streams_are_the_committed_ones() -> None:
     streams = section("Streams")
     assert len(STREAMS) == 6
     for task in STREAMS:
-        assert rows[f"summary {task} | {REFERENCE}"]["seeds"] == 3
+        assert rows[f"summary {task} | {REPLAY}"]["seeds"] == 3
         for line in stream_markdown(rows, task):
             assert line in streams
     soak = json.loads((RESULTS / "soak.json").read_text())["rows"]["whole"]
