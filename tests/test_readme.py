@@ -141,12 +141,16 @@ def test_the_figures_in_short_are_the_committed_ones() -> None:
     for model, words in (("mobilenet_v2", "times fewer bytes"), ("resnet18", "times fewer,")):
         row = _rows("memory")[f"{model} | joint, exact gradients | 1/8"]
         assert f"{row['times_less_than_same_groups']:.1f} {words}" in lines["Memory"]
+        for when in ("lean", "full"):
+            assert f" {row[f'peak_bytes_{when}'] / 1e6:.0f} MB" in lines["Memory"].replace("(", " ")
 
     merging = _rows("aggregation")
     for kind in MERGED[:2]:
         row = merging[f"{kind} | 100"]
         assert f"{1000 * row['seconds_per_reply']:.1f} ms" in lines["Server"]
-        assert f"{row['peak_models']:.0f}" in lines["Server"]
+
+    theirs, whole = (merging[f"{kind} | 100"]["peak_models"] for kind in MERGED[:2])
+    assert f"in {whole:.0f} models of memory ({theirs:.0f})" in lines["Server"]
 
     streams = _rows("stream")
     latent, replay = (
@@ -156,4 +160,5 @@ def test_the_figures_in_short_are_the_committed_ones() -> None:
     accuracies = f"{_percent(latent['score'])} and {_percent(replay['score'])} %"
     assert accuracies in lines["Streams"]
     assert f"{latent['adapting_seconds_ratio']:.2f} of its time" in lines["Streams"]
+    assert latent["store_bytes_ratio"] < 0.1 and "a tenth of its store" in lines["Streams"]
     assert len(_rows("faults")) == 12 and "in twelve ways" in lines["Real fleets"]

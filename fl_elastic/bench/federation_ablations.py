@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_elastic.bench.federation_methods import ABLATED, ABLATIONS
+from fl_elastic.bench.federation_page import points_text
 from fl_elastic.bench.federation_summary import interval
 
 __all__ = ["ablation_markdown"]
@@ -27,13 +28,13 @@ def ablation_markdown(rows: _Rows, task: str) -> list[str]:
     base = _finals(rows, task, ABLATED)
     for method in ABLATIONS:
         summary, finals = rows.get(f"summary {task} | {method}"), _finals(rows, task, method)
-        against = [100 * (final - base[seed]) for seed, final in finals.items() if seed in base]
+        against = [final - base[seed] for seed, final in finals.items() if seed in base]
         if summary is None or not against:
             continue
         cells = [
             "none" if method == ABLATED else method,
             f"{100 * summary['accuracy']:.1f}",
-            "" if method == ABLATED else _points(against),
+            "" if method == ABLATED else points_text(statistics.fmean(against), interval(against)),
             _times(summary["time_ratio"]),
             _times(summary["uplink_ratio"]),
         ]
@@ -49,11 +50,6 @@ def _finals(rows: _Rows, task: str, method: str) -> dict[str, float]:
         for name, row in rows.items()
         if name.startswith(start)
     }
-
-
-def _points(values: list[float]) -> str:
-    around = interval(values)
-    return f"{statistics.fmean(values):+.1f}" + ("" if around is None else f" ± {around:.1f}")
 
 
 def _times(ratio: float | None) -> str:

@@ -15,7 +15,7 @@ from fl_elastic.report.formats import MISSING, TIMES, bytes_text
 from fl_elastic.report.static_page import static_page
 from fl_elastic.storage import write_atomically
 
-__all__ = ["federation_markdown", "federation_table", "write_federation_page"]
+__all__ = ["federation_markdown", "federation_table", "points_text", "write_federation_page"]
 
 HEADINGS = (
     "Method",
@@ -52,7 +52,7 @@ def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
                 method,
                 str(row["seeds"]),
                 _percent(row["accuracy"], row["interval"]),
-                _points(row["against_reference"], row["against_interval"]),
+                points_text(row["against_reference"], row["against_interval"]),
                 _ratio(row["time_ratio"], reached),
                 _ratio(row["uplink_ratio"], ""),
                 f"{row['rounds']:.0f}",
@@ -132,7 +132,12 @@ def _percent(value: float, interval: float | None) -> str:
     return f"{100 * value:.1f}{around} %"
 
 
-def _points(value: float, interval: float | None) -> str:
+def points_text(value: float, interval: float | None) -> str:
+    """Return a difference of accuracies in points, with its interval.
+
+    >>> points_text(0.012, 0.003), points_text(-0.5, None)
+    ('+1.2 ± 0.3', '-50.0')
+    """
     around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
     return f"{100 * value:+.1f}{around}"
 
