@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ __all__ = [
 
 Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
+
+_WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -128,6 +131,27 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
     return outputs_and_loss(model, loss_fn, batch)[1]
 
 
+@contextmanager
+def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
+    """Yield the inputs, or copies of them where the model changes what it is given in place.
+
+    Whether it does is found out at its first call in each training mode.
+    """
+    known = _WRITES.setdefault(model, {})
+    if known.get(model.training) is False:
+        yield inputs
+        return
+    versions: list[tuple[Tensor, int]] = []
+
+    def copied(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        versions.append((copy, copy._version))
+        return copy
+
+    yield map_tensors(copied, inputs)
+    known[model.training] = any(copy._version != before for copy, before in versions)
+
+
 def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:
     """Return what ``model`` gives for one ``(inputs, targets)`` batch, and the scalar loss.
 
@@ -139,8 +163,8 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
         If ``loss_fn`` does not return one number.
     """
     inputs, targets = split_batch(batch)
-    with refusing_misfits(batch):
-        outputs = call_model(model, inputs)
+    with refusing_misfits(batch), _unwritten(model, inputs) as given:
+        outputs = call_model(model, given)
         loss = loss_fn(outputs, targets)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
+__all__ = ["UNUSED", "BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
+
+UNUSED = "Unused"
+"""Name of the node that stands for parameters which the traced batch did not use."""
 
 
 class GroupKind(StrEnum):
@@ -157,8 +160,13 @@ class BackwardGraph:
 
     @property
     def head(self) -> int:
-        """Index of the group whose node is nearest to the loss."""
-        return next(node.group for node in self.nodes if node.group is not None)
+        """Index of the group whose node is nearest to the loss, of those that the traced batch used."""
+        return next(n.group for n in self.nodes if n.group is not None and n.name != UNUSED)
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Indices of the groups that the traced batch did not use: they cost nothing until a batch does."""
+        return tuple(n.group for n in self.nodes if n.group is not None and n.name == UNUSED)
 
     def group_nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return, per group, the indices of the nodes that own it."""

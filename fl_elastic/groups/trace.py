@@ -13,7 +13,7 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups.calls import Call, recorded_calls
 from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
-from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["Trace", "loss_from_inputs", "tensor_groups", "trace_step"]
@@ -40,7 +40,7 @@ class Trace:
     loss : Tensor
         The loss that the graph hangs on.
     nodes : tuple
-        Autograd node of each ``graph.nodes`` entry.
+        Autograd node of each ``graph.nodes`` entry, None for parameters that this batch does not use.
     weight_nodes : tuple of (node, int)
         Nodes between a group's parameters and its owner (transposes, parametrisations), with the group.
     """
@@ -54,8 +54,9 @@ class Trace:
 def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[TensorGroup]:
     """Return the tensor groups of ``model`` in backward order.
 
-    Only parameters that require a gradient and take part in this step belong to a group. The model, its
-    buffers and the random state are left as they were.
+    Every parameter that requires a gradient belongs to a group. What this batch does not use (an expert that
+    routing passes by, another head, a dropped layer) keeps the place that its registration gives it, one group per
+    module. The model, its buffers and the random state are left as they were.
 
     Parameters
     ----------
@@ -96,13 +97,24 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
         )
     on_path = _activation_path(order, sources, leaves)
     owned = {node: _owned(node, on_path, leaves) for node in on_path}
-    live = [node for node in reversed(order) if node in on_path]
-    group_of, members = _group_owners([(node, owned[node][0]) for node in live if owned[node][0]])
+    live: list[Any] = [node for node in reversed(order) if node in on_path]
+    owners: dict[Any, list[str]] = {node: owned[node][0] for node in live if owned[node][0]}
+    unused = _unused_modules(model, owners.values())
+    if unused:
+        live = _with_unused(model, live, owners, unused)
+        owners = {
+            node: unused.get(node) or owners[node]
+            for node in live
+            if node in unused or node in owners
+        }
+    group_of, members = _group_owners(list(owners.items()))
     groups = _name_groups(model, members)
     position = {node: index for index, node in enumerate(live)}
     modules = _modules_of(calls)
     nodes = tuple(
-        BackwardNode(
+        BackwardNode(UNUSED, group_of[node], ())
+        if node in unused
+        else BackwardNode(
             name=node.name(),
             group=group_of.get(node),
             inputs=tuple(position[n] for n, _ in node.next_functions if n in position),
@@ -111,14 +123,17 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
         )
         for node in live
     )
+    used = [node for node in live if node not in unused]
     weight_nodes = tuple(
-        (inner, group_of[node]) for node in live for inner in owned[node][1] if node in group_of
+        (inner, group_of[node]) for node in used for inner in owned[node][1] if node in group_of
     )
     starts = {
-        position[node] for node in live if any(inner in sources for inner, _ in node.next_functions)
+        position[node] for node in used if any(inner in sources for inner, _ in node.next_functions)
     }
-    cuts = find_cuts(nodes, position, starts, calls)
-    blocks = find_blocks(nodes, position, starts, calls)
+    # Where another batch may take another way through the model, one traced way proves no bottleneck.
+    cuts = () if unused else find_cuts(nodes, position, starts, calls)
+    blocks = () if unused else find_blocks(nodes, position, starts, calls)
+    live = [None if node in unused else node for node in live]
     return Trace(BackwardGraph(groups, nodes, cuts, blocks), loss, tuple(live), weight_nodes)
 
 
@@ -238,6 +253,45 @@ def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[s
     return parameters, passed
 
 
+def _unused_modules(model: nn.Module, used: Iterable[list[str]]) -> dict[Any, list[str]]:
+    """Return the trainable parameters that took no part in the loss, by the module that holds them."""
+    taken = {name for names in used for name in names}
+    found: dict[Any, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and name not in taken:
+            # A parametrisation holds its originals one level further down.
+            module = name.split(".parametrizations.")[0] if ".parametrizations." in name else ""
+            found.setdefault(module or name.rpartition(".")[0], []).append(name)
+    return found
+
+
+def _with_unused(
+    model: nn.Module, live: list[Any], owners: dict[Any, list[str]], unused: dict[Any, list[str]]
+) -> list[Any]:
+    """Return the nodes with each unused module just nearer to the loss than what is registered before it."""
+    rank = {name: index for index, (name, _) in enumerate(model.named_parameters())}
+    group_of, _ = _group_owners([(node, owners[node]) for node in live if node in owners])
+    deepest: dict[int, Any] = {}
+    first: dict[int, int] = {}
+    for node in live:
+        if node in group_of:
+            deepest[group_of[node]] = node
+            lowest = min(rank[name] for name in owners[node])
+            first[group_of[node]] = min(lowest, first.get(group_of[node], lowest))
+    before: dict[Any, list[Any]] = {}
+    last: list[Any] = []
+    # Backward order: of several modules at one place the one registered last comes first.
+    for module in sorted(unused, key=lambda module: -rank[unused[module][0]]):
+        own = rank[unused[module][0]]
+        neighbours = [group for group, place in first.items() if place < own]
+        if neighbours:
+            place = deepest[max(neighbours, key=first.__getitem__)]
+            before.setdefault(place, []).append(module)
+        else:
+            last.append(module)
+    return [*(each for node in live for each in (*before.get(node, ()), node)), *last]
+
+
 def _group_owners(
     owners: list[tuple[Any, list[str]]],
 ) -> tuple[dict[Any, int], list[tuple[list[str], GroupKind]]]:
@@ -258,7 +312,8 @@ def _group_owners(
     members: list[tuple[list[str], GroupKind]] = []
     for group, (_, (nodes, names)) in enumerate(sorted(clusters.items())):
         group_of.update(dict.fromkeys(nodes, group))
-        members.append((names, _kind(nodes[-1].name())))
+        kind = GroupKind.OTHER if isinstance(nodes[-1], str) else _kind(nodes[-1].name())
+        members.append((names, kind))
     return group_of, members
 
 

@@ -49,7 +49,8 @@ def lean(
     Raises
     ------
     PlanError
-        If a name is not a module of the model, or channels are missing, empty, out of range or listed twice.
+        If a name is not a module of the model, channels are missing, empty, out of range or listed twice, or a
+        layer has no operation for its mode.
     """
     replaced: list[tuple[nn.Module, LeanForward | None]] = []
     planned = _forwards(model, modes, channels or {}, only_named=only_named)
@@ -94,6 +95,10 @@ def _forwards(
             found[module] = lean_forward(module, mode, channels.get(name))
         except PlanError as error:
             raise PlanError(f"layer {name!r}: {error}") from error
+        if named and found[module] is None and mode.kind in ("channels", "filtered"):
+            raise PlanError(
+                f"layer {name!r} is a {type(module).__name__} that cannot be trained as {mode}: train it whole"
+            )
     return found
 
 

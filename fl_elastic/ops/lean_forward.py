@@ -23,7 +23,7 @@ from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
 from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 
-__all__ = ["Forward", "LeanForward", "has_foreign_forward", "lean_forward"]
+__all__ = ["Forward", "LeanForward", "has_foreign_forward", "lean_forward", "owns_weights"]
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -47,7 +47,7 @@ def lean_forward(
     LeanForward or None
         None where plain PyTorch keeps no more: a fully trained layer, a frozen Linear, a BatchNorm that is
         trained or in training mode; and where there is no exact replacement: any other class, a subclass
-        with a forward of its own, a convolution that pads with anything but zeros or unequally, a max
+        with a forward of its own, a layer whose weights are computed (parametrised, pruned), a convolution that pads with anything but zeros or unequally, a max
         pooling with dilation, ``ceil_mode``, more than 256 taps, or that returns indices.
 
     Raises
@@ -61,9 +61,24 @@ def lean_forward(
     for inputs that are not floating-point batches.
     """
     for kind, make in _MAKERS:
-        if isinstance(module, kind) and type(module).forward is kind.forward:
+        if (
+            isinstance(module, kind)
+            and type(module).forward is kind.forward
+            and owns_weights(module)
+        ):
             return make(module, mode, channels)
     return None
+
+
+def owns_weights(module: nn.Module) -> bool:
+    """Return whether weight and bias, where there are any, are parameters of the module itself.
+
+    They are not where a parametrisation (weight or spectral norm), pruning or a hook computes them anew.
+    """
+    if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):
+        return True
+    # Asking for the attribute would compute it, which moves the vectors of a spectral norm.
+    return all(name in module._parameters for name in ("weight", "bias"))
 
 
 @dataclass(frozen=True)

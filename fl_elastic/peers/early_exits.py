@@ -65,8 +65,6 @@ class EarlyExits(nn.Module):
 
     def __init__(self, model: nn.Module, ends: Sequence[Cut], heads: Sequence[ExitHead]) -> None:
         super().__init__()
-        if hasattr(model, _NAME):
-            raise ModelError(f"the model already has an attribute {_NAME!r}: rename it")
         # Shared and not copied: what is assigned to a tensor's name here is also seen by the model itself.
         self.__dict__["_parameters"] = model._parameters
         self.__dict__["_buffers"] = model._buffers
@@ -160,6 +158,8 @@ def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
     >>> list(with_exits(plain, nn.functional.cross_entropy, batch).state_dict())[4:]
     ['early_exits.0.linear.weight', 'early_exits.0.linear.bias']
     """
+    if hasattr(model, _NAME):
+        raise ModelError(f"the model already has an attribute {_NAME!r}: rename it")
     with untouched(model):
         graph = trace_step(model, loss_fn, batch).graph
         with torch.no_grad():
@@ -176,7 +176,10 @@ def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         heads = [_head_at(graph, end, scores.shape[1]) for end in ends]
-    return EarlyExits(model, ends, [head.to(model_device(model)) for head in heads])
+    # Frozen until a plan trains them: to the model as a whole they are not there.
+    return EarlyExits(
+        model, ends, [head.to(model_device(model)).requires_grad_(False) for head in heads]
+    )
 
 
 def block_ends(graph: BackwardGraph) -> tuple[Cut, ...]:

@@ -88,9 +88,10 @@ class PlanRequest:
         return replace(self, allowed_override=step_seconds)
 
     def head_mask(self) -> Mask:
-        """Return the mask that trains the head alone."""
+        """Return the mask that trains the head alone, with other heads that the traced batch did not use."""
         mask = np.zeros(len(self.profile), dtype=bool)
-        mask[self.profile.graph.head] = True
+        head = self.profile.graph.head
+        mask[[head, *(group for group in self.profile.graph.unused if group < head)]] = True
         return mask
 
     def expected_decrease(self, mask: Mask) -> float:

@@ -10,7 +10,9 @@ import torch
 
 from fl_elastic.errors import ProfileError
 
-__all__ = ["Clock", "clock_for"]
+__all__ = ["CLOCKS", "Clock", "clock_for"]
+
+CLOCKS = ("auto", "wall", "cpu")
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -37,8 +39,8 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
     ProfileError
         If ``cpu`` is asked for with several threads, or the kind is unknown.
     """
-    if kind not in ("auto", "wall", "cpu"):
-        raise ProfileError(f"clock {kind!r} is unknown: use 'auto', 'wall' or 'cpu'")
+    if kind not in CLOCKS:
+        raise ProfileError(f"clock {kind!r} is unknown: use {', '.join(CLOCKS)}")
     if torch.device(device).type == "cuda":
         return _cuda_clock
     one_thread = torch.get_num_threads() == 1

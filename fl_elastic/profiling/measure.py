@@ -147,7 +147,8 @@ def _time_path(
     for parameter in trainable:
         parameter.requires_grad_(False)
     if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
-        for name in trace.graph.groups[-1].parameters:
+        deepest = max(set(range(len(trace.graph.groups))) - set(trace.graph.unused))
+        for name in trace.graph.groups[deepest].parameters:
             model.get_parameter(name).requires_grad_(True)
     repeats = []
     for _ in range(_NODE_REPEATS):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import BackwardGraph, GroupKind, Mode
 from fl_elastic.ops import lean_forward
+from fl_elastic.ops.lean_forward import owns_weights
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile
@@ -32,8 +33,8 @@ def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn
     name = graph.nodes[owners[0]].module
     module = model.get_submodule(name) if name else None
     whole = {f"{name}.{p}" for p, _ in module.named_parameters()} if module is not None else set()
-    if isinstance(module, nn.Conv2d) and whole == set(graph.groups[group].parameters):
-        return module
+    if isinstance(module, nn.Conv2d) and owns_weights(module):
+        return module if whole == set(graph.groups[group].parameters) else None
     return None
 
 
@@ -74,7 +75,9 @@ def with_modes(
     known = () if profile.modes is None else profile.modes.modes
     if set(modes) <= set(known):
         return profile
-    return measure_modes(profile, model, timer, tuple(dict.fromkeys([*known, *modes])))
+    # What was stored must not decide which random numbers come next.
+    with torch.random.fork_rng(devices=[]):
+        return measure_modes(profile, model, timer, tuple(dict.fromkeys([*known, *modes])))
 
 
 def _input_shape(graph: BackwardGraph, group: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
     walked together from the loss, so nodes that do not exist in it get NaN. Time of the nodes between a
     group's parameters and its owner is added to the owner.
     """
-    index_of = {node: index for index, node in enumerate(trace.nodes)}
+    index_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
     owners = trace.graph.group_nodes()
     index_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
     seconds = np.full(len(trace.nodes), np.nan)
@@ -89,12 +89,14 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
     alive: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
         trace = run_forward()
-    kept = _by_known_number(kept, [node._sequence_nr() for node in trace.nodes])
+    numbers = [None if node is None else node._sequence_nr() for node in trace.nodes]
+    kept = _by_known_number(kept, [number for number in numbers if number is not None])
     counted: set[int] = set()
     total = np.zeros(len(trace.nodes))
     shallowest = _shallowest_groups(trace.graph)
     for index in sorted(range(len(total)), key=shallowest.__getitem__):
-        for pointer, size in kept.get(trace.nodes[index]._sequence_nr(), []):
+        number = numbers[index]
+        for pointer, size in kept.get(number, []) if number is not None else ():
             if pointer not in counted:
                 counted.add(pointer)
                 total[index] += size

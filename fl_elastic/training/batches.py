@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
+
+from torch.utils.data import BatchSampler
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, batch_shape, to_device
@@ -12,6 +14,8 @@ from fl_elastic.groups import Batch, batch_shape, to_device
 __all__ = ["LoaderSize", "epochs_of", "first_batches", "loader_size"]
 
 LoaderSize = tuple[int, int]
+
+_MOST_BATCHES = 1_000_000
 
 
 def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batch]:
@@ -23,19 +27,51 @@ def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batc
 
 
 def loader_size(loader: Iterable[Batch], first: Batch) -> LoaderSize:
-    """Return batches and examples per epoch, by the loader's own word or else by counting once."""
-    dataset = getattr(loader, "dataset", None)
+    """Return batches and examples per epoch, by the loader's own word or else by counting once.
+
+    Samplers, ``drop_last`` and own batch samplers of a DataLoader count as they draw.
+
+    Raises
+    ------
+    TrainingError
+        If the loader does not know its length and has not ended after a million batches.
+    """
     examples = getattr(loader, "dataset_size", None)
-    if examples is None and isinstance(dataset, Sized):
-        examples = len(dataset)
     batches = None if isinstance(loader, (list, tuple)) else _length(loader)
     if batches is None:
-        sizes = [_batch_size(batch) for batch in loader]
+        sizes = [_batch_size(batch) for batch in islice(loader, _MOST_BATCHES + 1)]
+        if len(sizes) > _MOST_BATCHES:
+            raise TrainingError(
+                f"the loader does not know its length and gave more than {_MOST_BATCHES} batches: bound an epoch, "
+                "for example with itertools.islice in a re-iterable, or give the dataset a __len__"
+            )
         return len(sizes), sum(sizes)
+    if examples is None:
+        examples = _drawn_examples(loader, batches)
     return batches, batches * _batch_size(first) if examples is None else int(examples)
 
 
-def _length(loader: Iterable[Batch]) -> int | None:
+def _drawn_examples(loader: Iterable[Batch], batches: int) -> int | None:
+    """Return how many examples a DataLoader draws in an epoch; None if it does not say."""
+    drawn = getattr(loader, "batch_sampler", None)
+    if drawn is None:
+        # Without automatic batches the dataset gives whole batches, whose size only they know.
+        return None
+    if type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
+        return sum(len(batch) for batch in drawn)
+    sampler = getattr(drawn, "sampler", None)
+    size = getattr(drawn, "batch_size", None)
+    if isinstance(sampler, Sized):
+        known = _length(sampler)
+    else:
+        dataset = getattr(loader, "dataset", None)
+        known = _length(dataset) if isinstance(dataset, Sized) else None
+    if known is None or not isinstance(size, int):
+        return None
+    return min(known, batches * size)
+
+
+def _length(loader: Any) -> int | None:
     """Return the loader's own word; a DataLoader of a stream has ``__len__`` but cannot answer."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
@@ -44,6 +80,13 @@ def _length(loader: Iterable[Batch]) -> int | None:
 
 
 def _batch_size(batch: Batch) -> int:
+    """Return the examples of a batch: in lists of examples, as of detection, as many as there are entries."""
+    inputs, targets = (
+        batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
+    )
+    if isinstance(inputs, (tuple, list)) and isinstance(targets, (tuple, list)):
+        if len(inputs) == len(targets):
+            return len(inputs)
     shape = batch_shape(batch)
     return shape[0] if shape else 1
 

@@ -40,8 +40,8 @@ def changes(now: Weights, before: Weights, steps: Mapping[str, int]) -> dict[str
     return deltas
 
 
-def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[Plan, ...]:
-    """Return the plans by which at least one of a fit's steps was taken.
+def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, Plan], ...]:
+    """Return the plans by which at least one of a fit's steps was taken, each with its first step.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[Plan, ...]:
     """
     ends = [*(at for at, _ in plans), steps]
     return tuple(
-        plan for (_, plan), (start, end) in zip(plans, pairwise(ends), strict=True) if end > start
+        each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start
     )
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
@@ -246,9 +245,9 @@ class ElasticForward:
             return self._laid_out(stored)
         computed = split.features(inputs[missing])
         self._cache.store([ids[index] for index in missing], computed)
-        whole = torch.empty(len(ids), *computed.shape[1:], device=inputs.device)
+        whole = computed.new_empty(len(ids), *computed.shape[1:])
         whole[[index for index, _ in known]] = stored
-        whole[missing] = computed.to(whole.dtype)
+        whole[missing] = computed
         return self._laid_out(whole)
 
 

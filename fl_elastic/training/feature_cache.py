@@ -74,6 +74,7 @@ class FeatureCache:
         self._codec: FeatureCodec | None = None
         self._prefix = b""
         self._rows: Tensor | None = None
+        self._dtype = torch.float32
         self._place: dict[SampleId, int] = {}
 
     def __len__(self) -> int:
@@ -117,10 +118,11 @@ class FeatureCache:
         return [self._place.get(one) for one in ids]
 
     def read(self, rows: Sequence[int]) -> Tensor:
-        """Return the features in the given rows, shape (len(rows), *shape)."""
+        """Return the features in the given rows, shape (len(rows), *shape), in the type they were stored from."""
         if self._codec is None or self._rows is None:
             raise BudgetError("the feature cache holds nothing yet: call prepare first")
-        return self._codec.decode(self._rows[torch.tensor(rows, dtype=torch.long)])
+        stored = self._codec.decode(self._rows[torch.tensor(rows, dtype=torch.long)])
+        return stored.to(self._dtype)
 
     def store(self, ids: Sequence[SampleId], features: Tensor) -> None:
         """Take in features while there is room; ids that are stored already are passed over."""
@@ -129,6 +131,7 @@ class FeatureCache:
         new = {one: i for i, one in enumerate(ids) if one not in self._place}
         fitting = list(new.items())[: len(self._rows) - len(self._place)]
         if fitting:
+            self._dtype = features.dtype
             first = len(self._place)
             encoded = self._codec.encode(features[[i for _, i in fitting]])
             self._rows[first : first + len(fitting)] = encoded

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, ProfileError
+from fl_elastic.importance import make_channel_score, make_importance
+from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.training.elastic_forward import ForwardOptions
 
 __all__ = ["TrainerOptions"]
@@ -23,7 +25,8 @@ class TrainerOptions:
         Steps between two probes of importance. While importance stays alike the gap doubles, up to
         eight times; once it has drifted it falls back.
     drift : float
-        Cosine similarity of old and new importance below which the tensors are selected anew.
+        Cosine similarity of old and new importance below which the tensors are selected anew, in [-2, 2]: above 1
+        always, below -1 never.
     smoothing : float
         Weight of the old score in the moving average over probes, in [0, 1).
     exploration : float
@@ -78,6 +81,14 @@ class TrainerOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        make_importance(self.importance)
+        make_channel_score(self.channel_score)
+        if self.clock not in CLOCKS:
+            raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
+        if not -2 <= self.drift <= 2:
+            raise BudgetError(
+                f"drift {self.drift} must be a cosine, or up to 2 for always, -2 for never"
+            )
         if self.reselect_every < 1:
             raise BudgetError(f"reselect_every {self.reselect_every} must be at least 1 step")
         if not 0 <= self.smoothing < 1:

@@ -16,6 +16,7 @@ _SAMPLES = 5
 _FIRST_SAMPLES = 3
 _REFERENCE_SHARE = 0.1
 _MOST = 0.9
+_HALF = 0.5
 
 
 class Pace:
@@ -123,7 +124,7 @@ class Pace:
         self._recent.clear()
 
     def steps_left(self, plan: Plan) -> int:
-        """Return how many more steps the plan may take; at least one step is always taken."""
+        """Return how many more steps the plan may take, none if not even one is paid for."""
         left = self.requested_steps - self.steps
         if not self._limited:
             return left
@@ -139,10 +140,12 @@ class Pace:
                 affordable = math.floor(left_seconds / step + 1e-9) if fits else 0
         elif self._relative:
             affordable = math.floor(self.requested_steps * plan.step_fraction + 1e-9) - self.steps
+            if self.steps == 0 and self.requested_steps * plan.step_fraction >= _HALF:
+                affordable = max(affordable, 1)
         else:
             unspent = self.allowed_seconds - self.predicted
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
-        return max(min(left, affordable), 1 if self.steps == 0 else 0)
+        return max(min(left, affordable), 0)
 
     def wants_replan(self, plan: Plan) -> bool:
         """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from torch import nn
 
 from fl_elastic.groups import Batch, batch_shape
 from fl_elastic.planning import Plan
@@ -35,9 +37,16 @@ class StepLog:
         self._whole_seconds: list[float] = []
 
     def step(
-        self, batch: Batch, plan: Plan, tensors: list[str], take: Callable[[Batch], float]
+        self,
+        batch: Batch,
+        plan: Plan,
+        tensors: Mapping[str, nn.Parameter],
+        take: Callable[[Batch], float],
     ) -> tuple[float, bool]:
-        """Take one step; return its seconds and whether its batch was whole."""
+        """Take one step; return its seconds and whether its batch was whole.
+
+        It counts for those of the tensors that it gave a gradient.
+        """
         started = self.clock()
         self.losses.append(take(batch))
         seconds = self.clock() - started
@@ -46,7 +55,9 @@ class StepLog:
             self._whole_seconds.append(seconds)
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
-        self.tensor_steps.update(tensors)
+        self.tensor_steps.update(
+            name for name, parameter in tensors.items() if parameter.grad is not None
+        )
         return seconds, whole
 
     @property

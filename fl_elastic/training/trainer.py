@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, TrainingError
+from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import (
@@ -32,7 +32,7 @@ from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
-from fl_elastic.training.freeze import training_statistics
+from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
@@ -42,9 +42,13 @@ from fl_elastic.training.realise import realised
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step_log import StepLog
-from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
+from fl_elastic.update import Manifest, PartialUpdate, weights_of
 
 __all__ = ["ElasticTrainer"]
+
+_READ_ONCE = (
+    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
+)
 
 
 class ElasticTrainer:
@@ -94,6 +98,11 @@ class ElasticTrainer:
         options: TrainerOptions | None = None,
         state: SelectionState | None = None,
     ) -> None:
+        if not isinstance(budget, Budget):
+            raise BudgetError(
+                f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
+                "Budget(speedup=2.0)"
+            )
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
@@ -112,6 +121,7 @@ class ElasticTrainer:
         self._guard: ChannelGuard | None = None
         self._pull = ProximalPull()
         self._base: dict[str, NDArray[Any]] | None = None
+        self._start: FitStart
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
         self._num_examples = 0
@@ -127,22 +137,33 @@ class ElasticTrainer:
         Raises
         ------
         TrainingError
-            If the loader is empty or can be read only once, a batch does not fit the model, or a loss is not
-            finite; the model is then as before the fit.
+            If the loader is empty or can be read only once, a batch does not fit the model, or a loss or a trained
+            tensor is not finite.
+        ModelError
+            If the model cannot be trained here at all.
         BudgetError
-            If memory or uplink do not even admit the head.
+            If memory or uplink do not even admit the head, or the time not even one step.
+
+        Notes
+        -----
+        Whatever fails, also in the loader or the loss function, leaves model and optimiser as before the fit.
         """
         if epochs < 1:
             raise TrainingError(f"epochs {epochs} must be at least 1")
+        _refuse_untrainable(self.model)
         batches = first_batches(loader, self.chooser.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
+        if per_epoch == 0:
+            raise TrainingError(_READ_ONCE)
         self._base = weights_of(self.model, self.manifest)
+        self._start = FitStart(self.model, self.manifest, self._optimizing, self._base)
         self._pull = ProximalPull.towards_present(self.model, self.options.proximal)
         self._tensor_steps.clear()
         try:
             return self._fit(loader, epochs, per_epoch * epochs, batches)
-        except ElasticError:
-            load_weights(self.model, self.manifest, self._base)
+        except BaseException:
+            # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
+            self._start.restore()
             raise
         finally:
             if self._forward is not None:
@@ -152,8 +173,8 @@ class ElasticTrainer:
     def _fit(
         self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
     ) -> FitReport:
-        profile = self._profile_for(batches[0])
         self._optimizing()
+        profile = self._profile_for(batches[0])
         clock = clock_for(model_device(self.model), self.options.clock)
         forward = self._forward = self._elastic_forward(epochs, clock)
         self.chooser.begin(self._planned_with(profile), requested, batches)
@@ -169,6 +190,8 @@ class ElasticTrainer:
         plan = deep or self._select(batches, pace, log, current=None)
         pace.reserved = plan.sending_seconds
         plans = [(0, plan)]
+        if pace.steps_left(plan) == 0:
+            raise self._no_step(plan, requested)
         stream = epochs_of(loader, epochs, model_device(self.model))
         batch = next(stream, None)
         while batch is not None and pace.steps_left(plan) > 0:
@@ -181,16 +204,17 @@ class ElasticTrainer:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
         if pace.steps == 0:
-            raise TrainingError(
-                "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
-            )
+            raise TrainingError(_READ_ONCE)
+        taken = stepped(plans, pace.steps)
+        plan = taken[-1][1]
+        self._refuse_overflow(log.tensor_steps)
         self.plan = plan
         self._tensor_steps = log.tensor_steps
-        self._trained = stepped(plans, pace.steps)
-        self.state.trained(np.any([each.mask for _, each in plans], axis=0).tolist())
+        self._trained = tuple(each for _, each in taken)
+        self.state.trained(np.any([each.mask for _, each in taken], axis=0).tolist())
         return FitReport(
             plan=plan,
-            plans=tuple(plans),
+            plans=taken,
             steps=pace.steps,
             requested_steps=requested,
             seconds=log.seconds,
@@ -225,8 +249,11 @@ class ElasticTrainer:
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
             self._guard = ChannelGuard(plan, self.model)
+            tensors = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
+            self._start.about_to_train(tensors.values())
+            statistics = self._statistics()
             log.selection_seconds += log.clock() - started
-            tensors = [*plan.trained_parameters, *training_statistics(self.model)]
+            steps_before = pace.steps
             while next_batch is not None and pace.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 seconds, whole = log.step(next_batch, plan, tensors, self._step)
@@ -250,7 +277,43 @@ class ElasticTrainer:
                     self.chooser.probe_due(pace.correction) or pace.wants_replan(plan)
                 ):
                     break
+            now = self._statistics()
+            moved = [
+                name for name, value in now.items() if not torch.equal(value, statistics[name])
+            ]
+            log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))
         return next_batch
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """Return copies of the float buffers that travel: what else than a gradient training may change."""
+        return {
+            name: buffer.detach().clone()
+            for name, buffer in self.model.named_buffers()
+            if name in self.manifest.index and buffer.is_floating_point()
+        }
+
+    def _refuse_overflow(self, steps: Counter[str]) -> None:
+        """Raise TrainingError if a tensor that was trained is no longer finite."""
+        state = self.model.state_dict()
+        for name in steps:
+            if not bool(torch.isfinite(state[name]).all()):
+                raise TrainingError(
+                    f"tensor {name!r} is no longer finite after training: lower the learning rate; "
+                    "the model was put back to where the fit started"
+                )
+
+    def _no_step(self, plan: Plan, requested: int) -> BudgetError:
+        """Return the error of a budget that does not pay for one step."""
+        said = (
+            f"deadline {self.budget.deadline:.3g} s"
+            if self.budget.deadline is not None
+            else f"speedup {self.budget.speedup:.6g} over {requested} steps"
+        )
+        return BudgetError(
+            f"{said} does not pay for one step: policy {plan.policy!r} needs "
+            f"{plan.predicted_step_seconds + plan.sending_seconds:.3g} s with sending, the cheapest step there is "
+            f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
+        )
 
     def update(self, base_version: int = 0) -> PartialUpdate:
         """Return what the last fit changed, against the weights it started from.
@@ -324,6 +387,9 @@ class ElasticTrainer:
                 f"the loss is {value}: check the batch for NaN and the learning rate; "
                 "the model was put back to where the fit started"
             )
+        if not loss.requires_grad:
+            # Nothing that the plan trains took part, as with routing: the batch is passed over.
+            return value
         loss.backward()  # type: ignore[no-untyped-call]
         self._pull.add_to_gradients()
         optimizer.step()
@@ -359,3 +425,21 @@ class ElasticTrainer:
         spent = log.clock() - started
         log.selection_seconds += spent
         return ratio, spent
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    """Raise ModelError for what no plan can train: nothing at all, no values, sparse gradients."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(
+            "the model has no trainable parameter: set requires_grad on what shall train"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"tensor {name!r} is on the meta device, without values: load the model's weights first"
+            )
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ModelError(
+                f"layer {name!r} has sparse=True, whose gradients cannot be compared or merged: use sparse=False"
+            )

@@ -10,6 +10,7 @@ import torch
 from small_models import (
     chain,
     loss_fn,
+    sgd,
     vectors,
 )
 from torch import Tensor, nn
@@ -17,13 +18,14 @@ from torch.nn.utils import parametrizations
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import TensorGroup, tensor_groups, trace_step
+from fl_elastic.profiling import profile_model
 
 
 def names_of(groups: list[TensorGroup]) -> list[str]:
     return [group.name for group in groups]
 
 
-def test_parameters_that_take_no_part_belong_to_no_group() -> None:
+def test_parameters_that_take_no_part_keep_their_place_and_cost_nothing() -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -35,9 +37,17 @@ def test_parameters_that_take_no_part_belong_to_no_group() -> None:
             out: Tensor = self.used(x)
             return out
 
-    groups = tensor_groups(Partly(), loss_fn, vectors()[0])
-    assert names_of(groups) == ["used"]
-    assert groups[0].parameters == ("used.weight", "used.bias")
+    model = Partly()
+    groups = tensor_groups(model, loss_fn, vectors()[0])
+    assert names_of(groups) == ["unused", "used", "loose"]
+    assert groups[1].parameters == ("used.weight", "used.bias")
+    profile = profile_model(model, loss_fn, vectors()[0], optimizer_fn=sgd)
+    assert profile.graph.unused == (0, 2) and profile.graph.head == 1
+    assert profile.graph.cuts == () and profile.graph.blocks == ()
+    owners = profile.graph.group_nodes()
+    for group in profile.graph.unused:
+        assert profile.node_update_seconds[list(owners[group])].sum() == 0
+        assert profile.node_saved_bytes[list(owners[group])].sum() == 0
 
 
 def test_parameters_without_gradient_belong_to_no_group() -> None:
@@ -120,11 +130,11 @@ def test_models_with_several_outputs(kind: str) -> None:
     assert groups[-1].name == "body"
 
 
-def test_an_output_that_the_loss_ignores_has_no_group() -> None:
+def test_an_output_that_the_loss_ignores_keeps_its_place() -> None:
     groups = tensor_groups(
         TwoHeads("tuple"), lambda out, targets: loss_fn(out[1], targets), vectors()[0]
     )
-    assert names_of(groups) == ["right", "body"]
+    assert names_of(groups) == ["right", "left", "body"]
 
 
 class InPlace(nn.Module):

@@ -16,7 +16,7 @@ from peer_tasks import known_costs, task_of, weights
 from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
 from torch import nn
 
-from fl_elastic.errors import RegistryError, TrainingError
+from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.peers import LocalResult, make_peer, peers
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, check_update
@@ -83,7 +83,15 @@ def test_the_published_methods_are_all_there() -> None:
 def test_an_update_is_valid_and_says_what_changed(name: str, kind: str, share: float) -> None:
     model = prepared(name, kind)
     before = weights(model)
-    result = run(name, kind, model, share)
+    try:
+        result = run(name, kind, model, share)
+    except BudgetError:
+        # Too little for one step: no update, and nothing has moved.
+        assert share == 0.02
+        assert all(
+            np.array_equal(value, weights(model)[tensor]) for tensor, value in before.items()
+        )
+        return
     update = result.update
     check_update(update, Manifest.of(model))
     assert update.num_examples == len(data_for(model)) * len(data_for(model)[0][0])
@@ -124,7 +132,8 @@ def test_notes_survive_json_and_the_model_its_settings(name: str) -> None:
     for number in range(1, 5):
         run(name, "batch_norm", model, 0.4, memory=memory, server_round=number)
         memory = json.loads(json.dumps(memory))
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    own = [p for name, p in model.named_parameters() if not name.startswith("early_exits")]
+    assert all(parameter.requires_grad for parameter in own)
     assert all(module.training for module in model.modules())
 
 

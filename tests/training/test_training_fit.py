@@ -140,7 +140,7 @@ def test_a_speedup_is_met_by_every_policy(policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "steps"), [(1.0, 20), (2.0, 10), (3.0, 6), (19.0, 1), (500.0, 1)]
+    ("speedup", "steps"), [(1.0, 20), (2.0, 10), (3.0, 6), (19.0, 1), (39.0, 1)]
 )
 def test_a_budget_below_the_floor_takes_fewer_steps_but_one(speedup: float, steps: int) -> None:
     batches = vectors(20)
@@ -182,6 +182,8 @@ def test_memory_and_uplink_are_respected_or_refused() -> None:
     trainer.fit(batches)
     sent = sum(delta.nbytes for n, delta in trainer.update().deltas.items() if "running" not in n)
     assert 0 < sent <= uplink
+    for parameter in model.parameters():
+        parameter.grad = None
     before = Snapshot(model)
     with pytest.raises(BudgetError, match="not even the head"):
         elastic_trainer(model, batches[0], Budget(memory=10.0)).fit(batches)

@@ -39,11 +39,13 @@ def test_without_a_limit_every_step_is_taken(correct: bool) -> None:
 
 
 @pytest.mark.parametrize("correct", [True, False])
-def test_at_least_one_step_is_taken_and_no_second_one(correct: bool) -> None:
+def test_no_step_is_taken_that_is_not_paid_for(correct: bool) -> None:
     plan = plan_of(100.0, allowed=0.1)
-    pace = pace_of(1.0, 10, correct=correct)
+    assert pace_of(1.0, 10, correct=correct).steps_left(plan) == 0
+    assert pace_of(99.0, 10, correct=correct).steps_left(plan) == 0
+    pace = pace_of(100.0, 10, correct=correct)
     assert pace.steps_left(plan) == 1
-    take(pace, 1, 100.0)
+    take(pace, 1, 100.0, predicted=100.0)
     assert pace.steps_left(plan) == 0
 
 
@@ -216,9 +218,13 @@ def test_the_log_counts_steps_losses_and_times() -> None:
     whole, part = (torch.zeros(4, 2), None), (torch.zeros(3, 2), None)
     losses = iter([3.0, 2.0, 1.0, 0.5])
     plan = plan_of(0.7)
+    stepped, passed_by = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    stepped.grad = torch.ones(1)
     results = [
-        log.step(batch, plan, tensors, lambda _: next(losses))
-        for batch, tensors in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]
+        log.step(
+            batch, plan, dict.fromkeys(names, stepped) | {"c": passed_by}, lambda _: next(losses)
+        )
+        for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]
     ]
     assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]
     assert log.losses == [3.0, 2.0, 1.0, 0.5]

@@ -1,0 +1,92 @@
+"""Model and optimiser as they were when a fit started, to go back to when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.training.kept_optimizer import KeptOptimizer
+from fl_elastic.update import Manifest, load_weights
+
+__all__ = ["FitStart"]
+
+
+@dataclass(eq=False)
+class FitStart:
+    """What a fit may change, and how it was before.
+
+    Weights are those that the update is told against. The optimiser's state is copied for a parameter when it is
+    about to be trained, so that a frozen one costs no memory.
+
+    Attributes
+    ----------
+    weights : mapping of str to array
+        Every tensor of the manifest.
+    """
+
+    model: nn.Module
+    manifest: Manifest
+    optimizing: KeptOptimizer
+    weights: Mapping[str, NDArray[Any]]
+    _buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = field(init=False)
+    _settings: list[dict[str, Any]] = field(init=False)
+    _had_state: set[Tensor] = field(init=False)
+    _states: dict[Tensor, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kept = set(self.manifest.names)
+        self._buffers = []
+        for prefix, module in self.model.named_modules():
+            own = module._buffers
+            values = {
+                name: buffer.detach().clone()
+                for name, buffer in own.items()
+                if buffer is not None and (f"{prefix}.{name}" if prefix else name) not in kept
+            }
+            self._buffers.append((own, dict(own), values))
+        made = self.optimizing.made
+        self._had_state = set() if made is None else set(made.state)
+        self._settings = [] if made is None else [_settings(group) for group in made.param_groups]
+        self._existed = made is not None
+
+    def about_to_train(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Remember the optimiser's state of these parameters, unless it is remembered already."""
+        made = self.optimizing.made
+        for parameter in parameters if made is not None else ():
+            if parameter in self._had_state and parameter not in self._states:
+                self._states[parameter] = deepcopy(made.state[parameter])  # type: ignore[union-attr]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for own, before, values in self._buffers:
+            own.clear()
+            own.update(before)
+            with torch.no_grad():
+                for name, value in values.items():
+                    own[name].copy_(value)
+        load_weights(self.model, self.manifest, self.weights)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        made = self.optimizing.made
+        if made is None:
+            return
+        if not self._existed:
+            self.optimizing.made = None
+            return
+        for tensor in [each for each in made.state if each not in self._had_state]:
+            del made.state[tensor]
+        for tensor, state in self._states.items():
+            made.state[tensor] = state
+        for group, settings in zip(made.param_groups, self._settings, strict=False):
+            group.update(settings)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of one of an optimiser's parameter groups, without its parameters."""
+    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
