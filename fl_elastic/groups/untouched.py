@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["untouched"]
+__all__ = ["Chances", "same_chances", "untouched"]
+
+
+@dataclass(frozen=True, eq=False)
+class Chances:
+    """Where the generators of torch (on the CPU), Python and numpy stand, from which models draw."""
+
+    of_torch: Tensor
+    of_python: Any
+    of_numpy: Any
+
+    @classmethod
+    def now(cls) -> Chances:
+        """Return where they stand."""
+        return cls(torch.get_rng_state(), random.getstate(), np.random.get_state())
+
+    def put_back(self) -> None:
+        """Let the same numbers come again."""
+        torch.set_rng_state(self.of_torch)
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+
+    def moved(self) -> bool:
+        """Return whether anything was drawn since."""
+        now = Chances.now()
+        drawn = self.of_python != now.of_python or not torch.equal(self.of_torch, now.of_torch)
+        # numpy's state: name, keys, position, and the half of a normal pair.
+        pairs = zip(self.of_numpy[1:], now.of_numpy[1:], strict=True)
+        return drawn or not all(np.array_equal(a, b) for a, b in pairs)
+
+
+@contextmanager
+def same_chances(model: nn.Module) -> Iterator[None]:
+    """Let every forward pass inside the block draw the same random numbers.
+
+    Passes that are compared, as those of a cost profile, then drop the same layers and units.
+    """
+    chances = Chances.now()
+    handle = model.register_forward_pre_hook(lambda *_: chances.put_back())
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Restore buffers, gradients, ``requires_grad``, training modes and RNG on leaving the block.
 
-    Weights are not copied: the block must not write to them. Gradients start as ``None`` inside.
+    Generators are those of torch, Python and numpy. Weights are not copied: the block must not write to them.
+    Gradients start as ``None`` inside.
 
     Examples
     --------
@@ -33,12 +80,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
     assigned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
+    chances = Chances.now()
     for parameter in parameters:
         parameter.grad = None
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        chances.put_back()
         for own, names in assigned:
             own.clear()
             own.update(names)

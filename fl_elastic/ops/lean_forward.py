@@ -47,8 +47,9 @@ def lean_forward(
     LeanForward or None
         None where plain PyTorch keeps no more: a fully trained layer, a frozen Linear, a BatchNorm that is
         trained or in training mode; and where there is no exact replacement: any other class, a subclass
-        with a forward of its own, a layer whose weights are computed (parametrised, pruned), a convolution that pads with anything but zeros or unequally, a max
-        pooling with dilation, ``ceil_mode``, more than 256 taps, or that returns indices.
+        with a forward of its own, a layer whose weights are computed (parametrised, pruned), a convolution that
+        pads with anything but zeros or unequally, a max pooling with dilation, ``ceil_mode``, more than 256 taps,
+        or that returns indices.
 
     Raises
     ------

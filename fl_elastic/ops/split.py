@@ -14,11 +14,17 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import BackwardGraph, Cut, call_model
 from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops.folding import fold, foldable_pairs
+from fl_elastic.ops.watched import Watched, is_watching, watched
 
-__all__ = ["SplitModel"]
+__all__ = ["MissedCut", "SplitModel"]
 
 _TOLERANCE = 1e-3
+
+
+class MissedCut(ModelError):
+    """The model did not take the way by its cut this time: its code decides anew in every step."""
 
 
 class SplitModel:
@@ -59,6 +65,7 @@ class SplitModel:
         self._part = "whole"
         self._features: Tensor | None = None
         self._solid = False
+        self._reached = False
         self._before: list[tuple[nn.Module, Any]] = []
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -107,7 +114,7 @@ class SplitModel:
             return reached.tensor
         finally:
             self._part = "whole"
-        raise ModelError(f"the model did not reach its cut at {self.cut.module!r}")
+        raise MissedCut(f"a step did not come by the cut at {self.cut.module!r}")
 
     @contextmanager
     def given(self, features: Tensor) -> Iterator[None]:
@@ -115,11 +122,13 @@ class SplitModel:
 
         The inputs only feed what stands outside of modules before the cut, whose results are not used.
         """
-        self._part, self._features = "suffix", features
+        self._part, self._features, self._reached = "suffix", features, False
         try:
             yield
         finally:
             self._part, self._features = "whole", None
+        if not self._reached:
+            raise MissedCut(f"a step did not come by the cut at {self.cut.module!r}")
 
     def outputs(self, inputs: Any, features: Tensor) -> Any:
         """Return the model's outputs for ``features``."""
@@ -134,12 +143,17 @@ class SplitModel:
             with torch.no_grad():
                 whole = call_model(self.model, inputs)
                 features = self.features(inputs)
-                try:
-                    parts = self.outputs(inputs, features)
-                except RuntimeError:
-                    # Code between modules that works in place needs real tensors to stand in.
-                    self._solid = True
-                    parts = self.outputs(inputs, features)
+                with watched() as seen:
+                    try:
+                        parts = self.outputs(inputs, features)
+                    except RuntimeError:
+                        # Code between modules that works in place needs real tensors to stand in.
+                        self._solid = True
+                        parts = self.outputs(inputs, features)
+                if seen.read:
+                    raise ModelError(
+                        f"its code decides by values from below {self.cut.module!r}, which are not there then"
+                    )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelError(
@@ -152,6 +166,33 @@ class SplitModel:
             raise ModelError(
                 f"the model gives other outputs when it is run from its cut at {self.cut.module!r} on"
             )
+
+    def check_constant(self, inputs: Tensor) -> None:
+        """Raise ModelError unless each example's features depend on this example alone, whenever they are computed.
+
+        In the modes in which the two parts run: a dropout that is no module, or follows the mode of a module that
+        reaches past the cut, is still on there.
+        """
+        place = f"what lies below {self.cut.module!r}"
+        chances = Chances.now()
+        with watched() as seen:
+            whole = self.features(inputs.as_subclass(Watched)).as_subclass(Tensor)
+        if chances.moved():
+            raise ModelError(f"{place} draws random numbers, as a functional dropout does")
+        if seen.read:
+            raise ModelError(f"{place} decides by the values of the whole batch")
+        if not whole.is_floating_point():
+            raise ModelError(f"{place} ends in numbers of type {whole.dtype}")
+        if len(whole) != len(inputs):
+            raise ModelError(f"{place} ends in {len(whole)} rows for {len(inputs)} examples")
+        if len(inputs) > 1:
+            half = len(inputs) // 2
+            apart, together = self.features(inputs[:half]), whole[:half]
+        else:
+            others = torch.cat([inputs, inputs.roll(1, -1)])
+            apart, together = self.features(others)[:1], whole
+        if not _alike(together, apart):
+            raise ModelError(f"{place} mixes the examples of a batch, as batch statistics do")
 
     def _last_module(self) -> tuple[str, ...]:
         return () if self.cut.at_input else (self.cut.module,)
@@ -168,9 +209,11 @@ class SplitModel:
                     return plain(*arguments, **keywords)
                 batch = len(self._features) if shape[:1] == (self._traced_batch,) else shape[0]
                 if self._solid:
-                    return self._features.new_zeros(batch, *shape[1:])
-                # Of the right shape for code between modules, but without memory or time.
-                return self._features.new_zeros(()).expand(batch, *shape[1:])
+                    stand_in = self._features.new_zeros(batch, *shape[1:])
+                else:
+                    # Of the right shape for code between modules, but without memory or time.
+                    stand_in = self._features.new_zeros(()).expand(batch, *shape[1:])
+                return stand_in.as_subclass(Watched) if is_watching() else stand_in
 
             return forward
 
@@ -179,6 +222,7 @@ class SplitModel:
     def _at_the_cut(self, plain: Any) -> Callable[..., Any]:
         def forward(*arguments: Any, **keywords: Any) -> Any:
             if self._part == "suffix":
+                self._reached = True
                 return plain(self._features) if self.cut.at_input else self._features
             if self._part == "prefix":
                 if self.cut.at_input:

@@ -18,6 +18,7 @@ from torch import nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, Trace, batch_shape, compute_loss, trace_step, untouched
 from fl_elastic.groups.trace import loss_from_inputs
+from fl_elastic.groups.untouched import same_chances
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
@@ -92,7 +93,7 @@ def profile_model(
         If the loss on the batch is not finite.
     """
     timer = clock_for(model_device(model), clock)
-    with untouched(model):
+    with untouched(model), same_chances(model):
         _warm_up(model, loss_fn, batch)
         trace = trace_step(model, loss_fn, batch)
         full = _time_full(model, loss_fn, batch, trace, timer)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
@@ -113,7 +114,9 @@ class ElasticForward:
         self._epochs = max(epochs / options.variants, 1.0)
         self._clock = clock
         self._checked: dict[tuple[str, bool], bool] = {}
+        self._constant: set[tuple[str, bool]] = set()
         self._split: SplitModel | None = None
+        self._whole = False
         self._cut = ""
         self._locked: int | None = None
         self._computed = self._found = self._since_found = 0
@@ -140,7 +143,8 @@ class ElasticForward:
     def splitting(self, graph: BackwardGraph, depth: int, batch: Batch) -> Iterator[None]:
         """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it."""
         # A shallower plan goes on with the features that are there.
-        cut = graph.cut_below(max(depth, (self.locked_groups or 0) - 1))
+        deepest = max(depth, (self.locked_groups or 0) - 1)
+        cut = None if self._whole else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
                 split = SplitModel(
@@ -150,7 +154,13 @@ class ElasticForward:
                 if self._works(split, cut, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
-                    self._open_cache(split, graph, cut)
+                    self._open_cache(split, graph, cut, split_batch(batch)[0])
+            elif graph.unused:
+                names = ", ".join(graph.groups[group].name for group in graph.unused[:3])
+                self.refused = (
+                    f"no elastic forward pass: the traced batch did not use {names}, so another one may take "
+                    "another way through the model"
+                )
             yield
 
     @contextmanager
@@ -168,6 +178,11 @@ class ElasticForward:
             features = self.options.augment(features)
         with self._split.given(features):
             yield
+
+    def go_whole(self, reason: str) -> None:
+        """Run the rest of the fit without a split."""
+        self._split, self._whole = None, True
+        self.refused = f"no elastic forward pass: {reason}"
 
     def report(self) -> ForwardReport:
         """Return what was done so far."""
@@ -200,9 +215,21 @@ class ElasticForward:
                 self.refused = f"no elastic forward pass: {error}"
         return self._checked[place]
 
-    def _open_cache(self, split: SplitModel, graph: BackwardGraph, cut: Cut) -> None:
+    def _open_cache(self, split: SplitModel, graph: BackwardGraph, cut: Cut, inputs: Any) -> None:
         if self._cache is None:
             return
+        if not isinstance(inputs, Tensor):
+            self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
+            return
+        place = cut.module, cut.at_input
+        if place not in self._constant:
+            try:
+                with untouched(self._model), torch.no_grad():
+                    split.check_constant(inputs)
+            except ModelError as error:
+                self._give_up(str(error))
+                return
+            self._constant.add(place)
         prefix = fingerprint(split.prefix_modules, f"{cut.module}/{cut.at_input}")
         try:
             self._cache.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
@@ -220,9 +247,6 @@ class ElasticForward:
         if self._cache is None:
             self._computed += _count(inputs)
             return split.features(inputs)
-        if not isinstance(inputs, Tensor):
-            self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
-            return self._features(split, inputs)
         ids = sample_ids(inputs)
         rows = self._cache.rows(ids)
         missing = [index for index, row in enumerate(rows) if row is None]

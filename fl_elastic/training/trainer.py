@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
+from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import (
     Clock,
@@ -379,8 +380,7 @@ class ElasticTrainer:
         """Take one training step and return its loss."""
         optimizer = self._optimizing()
         optimizer.zero_grad(set_to_none=True)
-        with nullcontext() if self._forward is None else self._forward.step(batch):
-            loss = compute_loss(self.model, self.loss_fn, batch)
+        loss = self._loss(batch)
         value = loss.item()
         if not np.isfinite(value):
             raise TrainingError(
@@ -396,6 +396,16 @@ class ElasticTrainer:
         if self._guard is not None:
             self._guard.put_back()
         return value
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, on the features at the cut where there is one."""
+        if self._forward is not None:
+            try:
+                with self._forward.step(batch):
+                    return compute_loss(self.model, self.loss_fn, batch)
+            except MissedCut as error:
+                self._forward.go_whole(str(error))
+        return compute_loss(self.model, self.loss_fn, batch)
 
     def _select(self, batches: list[Batch], pace: Pace, log: StepLog, current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""

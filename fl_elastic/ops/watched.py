@@ -1,0 +1,64 @@
+"""Tensors that note when their values decide something in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Seen", "Watched", "is_watching", "watched"]
+
+_READING = {
+    "item", "tolist", "numpy", "is_nonzero", "equal", "allclose",
+    "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__",
+}  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """Whether a watched value was read."""
+
+    read: bool = False
+
+
+_OPEN: list[Seen] = []
+
+
+@contextmanager
+def watched() -> Iterator[Seen]:
+    """Note inside the block whether the values of `Watched` tensors are read."""
+    _OPEN.append(Seen())
+    try:
+        yield _OPEN[-1]
+    finally:
+        _OPEN.pop()
+
+
+def is_watching() -> bool:
+    """Return whether a block of `watched` is open."""
+    return bool(_OPEN)
+
+
+class Watched(Tensor):
+    """A tensor whose values are watched; so is whatever is computed from it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> with watched() as seen:
+    ...     doubled = 2 * torch.ones(3).as_subclass(Watched)
+    ...     before = seen.read
+    ...     positive = bool(doubled.sum() > 0)
+    >>> before, seen.read
+    (False, True)
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and note it if it takes values out to Python."""
+        if _OPEN and getattr(func, "__name__", "") in _READING:
+            _OPEN[-1].read = True
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
