@@ -207,12 +207,12 @@ def same_weights(before: dict[str, Tensor], model: nn.Module, names: Iterable[st
     return all(torch.equal(before[name], now[name]) for name in names or before)
 
 
-def flat_profile(model: nn.Module, batch: Batch) -> CostProfile:
+def flat_profile(model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn = sgd) -> CostProfile:
     """A profile in which every node costs the same, so that plans do not depend on time.
 
     The forward pass takes 2 s, each node of the backward pass 1 s on the way and 1 s for its gradient.
     """
-    measured = profile_model(model, loss_fn, batch)
+    measured = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn)
     owner = np.array([node.group is not None for node in measured.graph.nodes])
     ends = np.array([not node.inputs for node in measured.graph.nodes])
     return replace(
@@ -222,6 +222,7 @@ def flat_profile(model: nn.Module, batch: Batch) -> CostProfile:
         optimizer_seconds=np.zeros(len(measured)),
         forward_seconds=np.full(len(measured), 2.0),
         fixed_seconds=0.0,
+        optimizer_bytes_per_weight=0.0,
     )
 
 
@@ -256,7 +257,7 @@ def trainer_of(
         loss_fn,
         optimizer_fn,
         budget=budget or Budget(),
-        profile=flat_profile(model, batch),
+        profile=flat_profile(model, batch, optimizer_fn),
         options=TrainerOptions(**settings),
     )
     trainer.chooser.policy = Chosen(*sets)

@@ -252,7 +252,11 @@ def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mo
     def measure() -> CostProfile:
         return profile_model(model, classification_loss, batch, optimizer_fn=sgd)
 
-    costs = measure() if path is None else load_or_measure(path, profile_key(model, batch), measure)
+    costs = (
+        measure()
+        if path is None
+        else load_or_measure(path, profile_key(model, batch, sgd), measure)
+    )
     complete = with_modes(costs, model, clock_for(model_device(model)), modes)
     if path is not None and complete is not costs:
         save_profile(complete, path)

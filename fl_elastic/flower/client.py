@@ -300,7 +300,7 @@ class ElasticClient(NumPyClient):
         """Return the cost profile from memory or disk, measuring and storing it once."""
         if self._profile is None and self._state.directory is not None:
             batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-            self._profile = self._state.profile(profile_key(self.model, batch))
+            self._profile = self._state.profile(profile_key(self.model, batch, self.optimizer_fn))
             if self._profile is None:
                 self._profile = self._measure(batch)
                 self._state.keep_profile(self._profile)

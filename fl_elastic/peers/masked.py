@@ -96,7 +96,7 @@ def costs_of(task: LocalTask) -> CostProfile:
     A client with little data has a smaller first batch; measured again for it, costs would not compare
     between clients.
     """
-    return replace(task.profile, key=profile_key(task.model, first_batch(task)))
+    return replace(task.profile, key=profile_key(task.model, first_batch(task), task.optimizer_fn))
 
 
 def mask_of(profile: CostProfile, groups: Any) -> Mask:

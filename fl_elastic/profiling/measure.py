@@ -21,13 +21,15 @@ from fl_elastic.groups.trace import loss_from_inputs
 from fl_elastic.groups.untouched import same_chances
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.memory import lean_kinds
+from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, Seconds
 
 __all__ = ["OptimizerFn", "model_device", "profile_key", "profile_model"]
 
 _NODE_REPEATS = 4
+_NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -36,8 +38,10 @@ def model_device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def profile_key(model: nn.Module, batch: Batch) -> ProfileKey:
-    """Return what a profile of ``model`` at this batch shape on this device is valid for."""
+def profile_key(
+    model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn | None = None
+) -> ProfileKey:
+    """Return what a profile of ``model`` at this batch shape with this optimiser on this device is valid for."""
     parts = [type(model).__name__]
     parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
     device = model_device(model)
@@ -48,7 +52,23 @@ def profile_key(model: nn.Module, batch: Batch) -> ProfileKey:
         threads=torch.get_num_threads(),
         device=f"{device.type}: {name}",
         torch_version=torch.__version__,
+        optimizer="" if optimizer_fn is None else _optimizer_case(model, optimizer_fn),
     )
+
+
+def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
+    """Return the optimiser's class and the settings that are on: its time and its state depend on them."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        return ""
+    made = optimizer_fn(trainable)
+    settings = {
+        name
+        for group in made.param_groups
+        for name, value in group.items()
+        if name not in _NEVER_OFF and isinstance(value, int | float) and value
+    }
+    return " ".join([type(made).__name__, *sorted(settings)])
 
 
 def _processor() -> str:
@@ -99,17 +119,19 @@ def profile_model(
         full = _time_full(model, loss_fn, batch, trace, timer)
         path = _time_path(model, loss_fn, batch, trace, timer)
         update_seconds, path_seconds = _split(trace, full, path)
-        saved = saved_bytes_by_node(lambda: trace_step(model, loss_fn, batch), model)
+        saved = saved_tensors(lambda: trace_step(model, loss_fn, batch), model)
         raw = CostProfile(
-            key=profile_key(model, batch),
+            key=profile_key(model, batch, optimizer_fn),
             graph=trace.graph,
             node_update_seconds=update_seconds,
             node_path_seconds=path_seconds,
             optimizer_seconds=np.zeros(len(trace.graph.groups)),
             forward_seconds=np.zeros(len(trace.graph.groups)),
             fixed_seconds=0.0,
-            node_saved_bytes=saved,
+            node_saved_bytes=saved_bytes_by_node(trace.graph, saved),
             optimizer_bytes_per_weight=0.0,
+            saved=saved,
+            node_lean=lean_kinds(trace.graph, model),
         )
         # Its saved activations would take the memory that the passes below work in.
         del trace

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from torch import nn
 
-from fl_elastic.groups import BackwardNode, Block, Mode
-from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
+from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Mode, TensorGroup
+from fl_elastic.ops.lean_forward import LeanKind, lean_kind
+from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
     "StepMemory",
     "group_activation_bytes",
+    "lean_kinds",
     "mask_bytes",
     "path_activation_bytes",
     "recompute_seconds",
@@ -21,8 +25,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
-_GATED = ("Relu", "Hardtanh")
-_POOLED = ("MaxPool2D",)
+_PRODUCTS = ("Addmm", "Mm", "Linear")
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,19 @@ def step_memory(
         Blocks that keep their input alone and run a second time; they do not overlap.
     """
     mask = np.array([not mode.is_frozen for mode in modes])
-    weights = 0
-    for group, mode in zip(profile.graph.groups, modes, strict=True):
-        trained = mode.trains(group)
-        pairs = zip(group.parameters, group.shapes, strict=True)
-        weights += sum(math.prod(shape) for name, shape in pairs if name in trained)
+    weights = sum(_trained_numbers(g, m) for g, m in zip(profile.graph.groups, modes, strict=True))
     running, _ = profile.running_nodes(mask)
-    kept = _Kept(profile, modes, lean=lean)
-    inside = {index for block in recomputed for index in block.nodes}
-    stored = [index for index in np.flatnonzero(running).tolist() if index not in inside]
-    inputs = {block.input_node for block in recomputed if running[block.output_node]}
-    largest = max((kept.bytes_of(_running(block, running)) for block in recomputed), default=0.0)
+    stored = running.copy()
+    largest = 0.0
+    for block in recomputed:
+        inside = np.zeros(len(running), dtype=bool)
+        inside[list(block.nodes)] = True
+        stored &= ~inside
+        largest = max(largest, _kept_bytes(profile, modes, running & inside, lean=lean))
+    inputs = [block.input_node for block in recomputed if running[block.output_node]]
+    kept = _kept_bytes(profile, modes, stored, lean=lean, outputs=inputs)
     return StepMemory(
-        activations=kept.bytes_of(stored, inputs) + largest,
+        activations=kept + largest,
         gradients=_FLOAT * float(weights),
         optimizer=profile.optimizer_bytes_per_weight * float(weights),
         largest_block=largest,
@@ -113,18 +116,21 @@ def recompute_seconds(profile: CostProfile, block: Block) -> float:
 def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool) -> Seconds:
     """Return the bytes kept between each group and the one before it when neither is trained, shape (N,).
 
-    Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen group keeps all that it would if
-    it were trained, and that is counted here.
+    Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen convolution or norm keeps all that
+    it would if it were trained, and that is counted here.
     """
-    nothing = [Mode.FROZEN] * len(profile)
-    kept = _Kept(profile, nothing, lean=lean)
+    table = _table(profile)
+    own = profile.node_saved_bytes
+    own = np.where(table.whole_if_lean if lean else table.whole_if_plain, own, 0.0)
+    if lean:
+        own = own + table.extra
     path: Seconds = np.zeros(len(profile))
-    group, deepest = 0, [nodes[-1] for nodes in profile.graph.group_nodes()]
+    group, deepest = 0, [nodes[-1] for nodes in table.owners]
     for index in range(len(profile.graph.nodes)):
         while group < len(profile) and index > deepest[group]:
             group += 1
         if group < len(profile) and index not in inside:
-            path[group] += kept.bytes_of([index])
+            path[group] += own[index]
     return path
 
 
@@ -132,85 +138,116 @@ def group_activation_bytes(
     profile: CostProfile, group: int, mode: Mode, inside: set[int], *, lean: bool
 ) -> float:
     """Return the bytes that a group keeps in ``mode`` beyond what it keeps when it is frozen."""
-    if not lean:
-        return 0.0
-    modes = [Mode.FROZEN] * len(profile)
-    modes[group] = mode
-    own = [index for index in profile.graph.group_nodes()[group] if index not in inside]
-    trained = _Kept(profile, modes, lean=True).bytes_of(own)
-    return trained - _Kept(profile, [Mode.FROZEN] * len(profile), lean=True).bytes_of(own)
+    frozen = [Mode.FROZEN] * len(profile)
+    trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
+    own = np.zeros(len(profile.graph.nodes), dtype=bool)
+    own[[index for index in _table(profile).owners[group] if index not in inside]] = True
+    return _kept_bytes(profile, trained, own, lean=lean) - _kept_bytes(
+        profile, frozen, own, lean=lean
+    )
 
 
-def _running(block: Block, running: Mask) -> list[int]:
-    return [index for index in block.nodes if running[index]]
+def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
+    if mode.kind not in ("frozen", "bias"):
+        return group.numel
+    trained = mode.trains(group)
+    pairs = zip(group.parameters, group.shapes, strict=True)
+    return sum(math.prod(shape) for name, shape in pairs if name in trained)
 
 
-class _Kept:
-    """Adds up what nodes keep, each stored tensor once."""
+def lean_kinds(graph: BackwardGraph, model: nn.Module) -> Seconds:
+    """Return by which operation of `fl_elastic.ops` each node may keep less, shape (M,): values of `LeanKind`.
 
-    def __init__(self, profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> None:
-        self._nodes = profile.graph.nodes
-        self._saved = profile.node_saved_bytes
-        self._groups = profile.graph.groups
-        self._modes = modes
-        self._lean = lean
+    Decided by the test by which the lean layers themselves decide; what they decline runs as torch has it.
+    """
+    kinds = np.zeros(len(graph.nodes))
+    for index, node in enumerate(graph.nodes):
+        if node.group is not None and node.name.startswith(_PRODUCTS):
+            kinds[index] = LeanKind.PRODUCT
+        elif node.module and node.shape:
+            kinds[index] = lean_kind(model.get_submodule(node.module), node.name, node.shape)
+    return kinds
 
-    def bytes_of(self, indices: Sequence[int], inputs: set[int] | None = None) -> float:
-        """Return the bytes of these nodes, and of whole tensors that ``inputs`` made."""
-        if not self._lean:
-            whole = {index: self._output_bytes(index) for index in inputs or ()}
-            return float(self._saved[list(indices)].sum() + sum(whole.values()))
-        tensors = {index: self._output_bytes(index) for index in inputs or ()}
-        extra = 0.0
-        for index in indices:
-            source, size = self._lean_bytes(index)
-            if source is None:
-                extra += size
-            else:
-                tensors[source] = max(tensors.get(source, 0.0), size)
-        return extra + sum(tensors.values())
 
-    def _lean_bytes(self, index: int) -> tuple[int | None, float]:
-        """Return what a node keeps, and the node whose output that is if it is a whole tensor."""
-        node = self._nodes[index]
-        mode = Mode.FROZEN if node.group is None else self._modes[node.group]
-        vanilla = float(self._saved[index])
-        if not node.module or not node.shape:
-            whole = node.name.startswith(_GATED) and bool(node.shape)
-            return (index, self._output_bytes(index)) if whole else (None, vanilla)
-        if node.name.startswith("Convolution"):
-            return self._convolution(node, mode, vanilla)
-        if "BatchNorm" in node.name:
-            whole = not mode.is_frozen and bool(node.inputs)
-            return (node.inputs[0], self._output_bytes(node.inputs[0])) if whole else (None, 0.0)
-        if node.name.startswith(_GATED):
-            return None, math.prod(node.shape) / 8
-        if node.name.startswith(_POOLED):
-            return None, float(math.prod(node.shape))
-        return None, vanilla
+def _kept_bytes(
+    profile: CostProfile,
+    modes: Sequence[Mode],
+    nodes: Mask,
+    *,
+    lean: bool,
+    outputs: Sequence[int] = (),
+) -> float:
+    """Return what the given nodes keep, each storage once, and the whole ``outputs`` of some nodes."""
+    table = _table(profile)
+    whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
+    extra = float(table.extra[nodes].sum()) if lean else 0.0
+    for group, mode in enumerate(modes):
+        if mode.is_frozen or mode.kind == "bias":
+            continue
+        for index in table.owners[group]:
+            if nodes[index] and not whole[index]:
+                own = _own_bytes(profile, index, mode)
+                if own is None:
+                    whole[index] = True
+                else:
+                    extra += own
+    unknown = [index for index in outputs if table.saved.outputs[index] < 0]
+    extra += sum(_output_bytes(profile, index) for index in unknown)
+    return table.saved.bytes_of(whole, outputs) + extra
 
-    def _convolution(
-        self, node: BackwardNode, mode: Mode, vanilla: float
-    ) -> tuple[int | None, float]:
-        if mode.kind in ("frozen", "bias"):
-            return None, 0.0
-        given = self._nodes[node.inputs[0]].shape if node.inputs else ()
-        if mode.kind == "full" or len(given) != 4:
-            # The first layer's input is the batch itself, whose bytes were measured.
-            return (node.inputs[0], _FLOAT * math.prod(given)) if given else (None, vanilla)
-        if mode.kind == "channels":
-            if mode.axis == "out" and not self._is_depthwise(node):
-                return node.inputs[0], _FLOAT * math.prod(given)
-            return None, _FLOAT * math.prod(given) / given[1] * mode.channel_count(given[1])
-        stride = max(1, round(given[2] / max(node.shape[2], 1)))
-        side = mode.patch * stride
-        patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
-        return None, _FLOAT * float(given[0] * given[1] * patches)
 
-    def _is_depthwise(self, node: BackwardNode) -> bool:
-        shapes = () if node.group is None else self._groups[node.group].shapes
-        return any(len(shape) == 4 and shape[1] == 1 for shape in shapes)
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What nodes keep whose group is frozen, under torch's layers and under lean ones: all, or so many bytes."""
 
-    def _output_bytes(self, index: int) -> float:
-        shape = self._nodes[index].shape
-        return _FLOAT * float(math.prod(shape)) if shape else float(self._saved[index])
+    saved: SavedTensors
+    owners: tuple[tuple[int, ...], ...]
+    whole_if_plain: Mask
+    whole_if_lean: Mask
+    extra: Seconds
+
+
+@lru_cache(maxsize=64)
+def _table(profile: CostProfile) -> _Table:
+    nodes = profile.graph.nodes
+    kinds = profile.node_lean if len(profile.node_lean) else np.zeros(len(nodes))
+    sizes = np.array([float(math.prod(node.shape)) for node in nodes])
+    extra = np.where(kinds == LeanKind.GATE, sizes / 8, 0.0) + np.where(
+        kinds == LeanKind.POOL, sizes, 0.0
+    )
+    return _Table(
+        profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes),
+        profile.graph.group_nodes(),
+        kinds != LeanKind.PRODUCT,
+        kinds == LeanKind.NONE,
+        extra,
+    )
+
+
+def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
+    """Return what a trained group's node keeps under lean layers; None for all that torch keeps."""
+    node = profile.graph.nodes[index]
+    lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
+    if not lean or mode.kind == "full":
+        return None
+    given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    if len(given) != 4:
+        return None
+    if mode.kind == "channels":
+        if mode.axis == "out" and not _is_depthwise(profile, node):
+            return None
+        return _FLOAT * math.prod(given) / given[1] * mode.channel_count(given[1])
+    stride = max(1, round(given[2] / max(node.shape[2], 1)))
+    side = mode.patch * stride
+    patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
+    return _FLOAT * float(given[0] * given[1] * patches)
+
+
+def _is_depthwise(profile: CostProfile, node: BackwardNode) -> bool:
+    shapes = () if node.group is None else profile.graph.groups[node.group].shapes
+    return any(len(shape) == 4 and shape[1] == 1 for shape in shapes)
+
+
+def _output_bytes(profile: CostProfile, index: int) -> float:
+    shape = profile.graph.nodes[index].shape
+    return _FLOAT * float(math.prod(shape)) if shape else float(profile.node_saved_bytes[index])

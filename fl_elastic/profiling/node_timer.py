@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import BackwardGraph, Trace
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.profile import Seconds
+from fl_elastic.profiling.profile import SavedTensors, Seconds
 
-__all__ = ["saved_bytes_by_node", "time_nodes"]
+__all__ = ["saved_bytes_by_node", "saved_tensors", "time_nodes"]
 
 
 def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
@@ -66,16 +66,14 @@ def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
     return list(pairs.items())
 
 
-def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> Seconds:
-    """Return the bytes of activations that each node keeps for backward, shape (M,).
-
-    A storage kept by several nodes counts for the one that runs at the shallowest depth, so that the sum is
-    exact for every run of groups next to the loss. Parameters and buffers do not count.
-    """
+def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTensors:
+    """Return which tensors each node keeps for the backward pass, told apart by their storage."""
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
     # Torch has no public way to ask for it.
     next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+    alive: list[Tensor] = []
+    outputs: dict[Any, tuple[int, int]] = {}
 
     def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -86,20 +84,56 @@ def saved_bytes_by_node(run_forward: Callable[[], Trace], model: nn.Module) -> S
             # is never freed. The storage must live on all the same, or another would get its address.
             alive.append(tensor.detach())
 
-    alive: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
-        trace = run_forward()
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            storage = output.untyped_storage()
+            outputs.setdefault(output.grad_fn, (storage.data_ptr(), storage.nbytes()))
+            alive.append(output.detach())
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
+            trace = run_forward()
+    finally:
+        for handle in handles:
+            handle.remove()
     numbers = [None if node is None else node._sequence_nr() for node in trace.nodes]
-    kept = _by_known_number(kept, [number for number in numbers if number is not None])
-    counted: set[int] = set()
-    total = np.zeros(len(trace.nodes))
-    shallowest = _shallowest_groups(trace.graph)
-    for index in sorted(range(len(total)), key=shallowest.__getitem__):
-        number = numbers[index]
-        for pointer, size in kept.get(number, []) if number is not None else ():
-            if pointer not in counted:
-                counted.add(pointer)
-                total[index] += size
+    by_number = _by_known_number(kept, [number for number in numbers if number is not None])
+    ids: dict[int, int] = {}
+    sizes: list[int] = []
+
+    def id_of(pointer: int, size: int) -> int:
+        if pointer not in ids:
+            ids[pointer] = len(sizes)
+            sizes.append(size)
+        return ids[pointer]
+
+    pairs = sorted(
+        {
+            (index, id_of(pointer, size))
+            for index, number in enumerate(numbers)
+            if number is not None
+            for pointer, size in by_number.get(number, ())
+        }
+    )
+    made = [id_of(*outputs[node]) if node in outputs else -1 for node in trace.nodes]
+    table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return SavedTensors(
+        table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64), np.array(made, dtype=np.int64)
+    )
+
+
+def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:
+    """Return the bytes of activations that each node keeps for backward, shape (M,).
+
+    A storage kept by several nodes counts for the one that runs at the shallowest depth, so that the sum is
+    exact for every run of groups next to the loss.
+    """
+    total = np.zeros(len(graph.nodes))
+    shallowest = np.array(_shallowest_groups(graph))
+    order = np.lexsort((saved.nodes, shallowest[saved.nodes]))
+    tensors, first = np.unique(saved.tensors[order], return_index=True)
+    np.add.at(total, saved.nodes[order][first], saved.tensor_bytes[tensors])
     return total
 
 

@@ -14,7 +14,7 @@ from fl_elastic.errors import ProfileError
 from fl_elastic.groups import BackwardGraph, Mode
 from fl_elastic.profiling.mode_costs import ModeCosts
 
-__all__ = ["CostProfile", "Mask", "ProfileKey", "Seconds"]
+__all__ = ["CostProfile", "Mask", "ProfileKey", "SavedTensors", "Seconds"]
 
 Seconds: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -29,12 +29,57 @@ class ProfileKey:
     threads: int
     device: str
     torch_version: str
+    optimizer: str = ""
 
     def differences(self, other: ProfileKey) -> list[str]:
         """Return one phrase per field in which two keys differ."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{name} {mine[name]!r} against {theirs[name]!r}" for name in mine
                 if mine[name] != theirs[name]]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SavedTensors:
+    """Which tensors the nodes keep for the backward pass; parameters and buffers are not among them.
+
+    Attributes
+    ----------
+    nodes, tensors : array of int, shape (K,)
+        Each pair says that a node keeps a tensor; several nodes may keep the same.
+    tensor_bytes : array, shape (T,)
+        Size of each tensor's storage.
+    outputs : array of int, shape (M,)
+        The tensor that a node puts out, -1 where that is not known.
+    """
+
+    nodes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+    tensor_bytes: Seconds
+    outputs: NDArray[np.int64]
+
+    @classmethod
+    def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
+        """Return what nodes keep that share nothing."""
+        each = np.arange(len(node_bytes), dtype=np.int64)
+        return cls(each, each, node_bytes, np.full(len(node_bytes), -1, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        inside = (self.nodes >= 0).all() and (self.nodes < len(self.outputs)).all()
+        inside &= (self.tensors >= 0).all() and (self.outputs >= -1).all()
+        inside &= max(self.tensors.max(initial=-1), self.outputs.max(initial=-1)) < len(
+            self.tensor_bytes
+        )
+        if self.nodes.shape != self.tensors.shape or not inside:
+            raise ProfileError("what nodes keep points outside of the graph or its tensors")
+        if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
+            raise ProfileError("tensor_bytes holds a negative or non-finite size")
+
+    def bytes_of(self, kept: Mask, outputs: Sequence[int] = ()) -> float:
+        """Return the bytes of all tensors that the nodes in ``kept`` keep, and of whole ``outputs`` of nodes."""
+        used = np.zeros(len(self.tensor_bytes), dtype=bool)
+        used[self.tensors[kept[self.nodes]]] = True
+        used[[tensor for node in outputs if (tensor := int(self.outputs[node])) >= 0]] = True
+        return float(self.tensor_bytes[used].sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +101,8 @@ class CostProfile:
     fixed_seconds : float
         What every step costs besides: start of the backward pass, clearing gradients.
     node_saved_bytes : array, shape (M,)
-        Activation bytes that are kept because this node runs backward, counted once per storage.
+        Activation bytes that are kept because this node runs backward, each storage counted for the shallowest node
+        that keeps it.
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
@@ -68,6 +114,10 @@ class CostProfile:
         Reading one number out of it.
     modes : ModeCosts, optional
         What groups cost in other modes than full, if that was measured.
+    saved : SavedTensors, optional
+        Which storages those are; left out, each node keeps tensors of its own.
+    node_lean : array, shape (M,)
+        By which operation of `fl_elastic.ops` a node may keep less, see `LeanKind`; zeros if left out.
     """
 
     key: ProfileKey
@@ -84,6 +134,8 @@ class CostProfile:
     lookup_seconds: float = 0.0
     lookup_seconds_per_value: float = 0.0
     modes: ModeCosts | None = None
+    saved: SavedTensors | None = None
+    node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}
@@ -91,7 +143,7 @@ class CostProfile:
             name, value = each.name, getattr(self, each.name)
             if isinstance(value, np.ndarray):
                 expected = lengths.get(name.partition("_")[0], len(self.graph.groups))
-                unmeasured = name.startswith("cut_") and value.shape == (0,)
+                unmeasured = name.startswith(("cut_", "node_lean")) and value.shape == (0,)
                 if not unmeasured and value.shape != (expected,):
                     raise ProfileError(f"{name} has shape {value.shape}, expected ({expected},)")
             if isinstance(value, (np.ndarray, float, int)):
@@ -160,14 +212,12 @@ class CostProfile:
         """
         if not mask.any():
             return float(self.forward_seconds[0])
-        running, passing = self.running_nodes(mask)
-        trained = np.array([n.group is not None and mask[n.group] for n in self.graph.nodes])
+        _, passing = self.running_nodes(mask)
         depth = int(np.flatnonzero(mask)[-1])
         return float(
             self.forward_seconds[depth]
             + self.node_path_seconds[passing].sum()
-            + self.node_update_seconds[running & trained].sum()
-            + self.optimizer_seconds[mask].sum()
+            + self.update_seconds[mask].sum()
             + self.fixed_seconds
         )
 
@@ -195,11 +245,26 @@ class CostProfile:
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
         """Return which nodes run backward at all, and which pass the error gradient on."""
+        at_or_below, below = self._groups_below
+        return _any_of(at_or_below, mask), _any_of(below, mask)
+
+    @cached_property
+    def _groups_below(self) -> tuple[Mask, Mask]:
+        """The groups at or below each node, and those below it alone; shape (M, N)."""
         nodes = self.graph.nodes
-        running = np.zeros(len(nodes), dtype=bool)
-        passing = np.zeros(len(nodes), dtype=bool)
+        at_or_below = np.zeros((len(nodes), len(self)), dtype=bool)
+        below = np.zeros_like(at_or_below)
         for index in range(len(nodes) - 1, -1, -1):
             node = nodes[index]
-            passing[index] = any(running[below] for below in node.inputs)
-            running[index] = passing[index] or (node.group is not None and bool(mask[node.group]))
-        return running, passing
+            if node.inputs:
+                below[index] = at_or_below[list(node.inputs)].any(axis=0)
+            at_or_below[index] = below[index]
+            if node.group is not None:
+                at_or_below[index, node.group] = True
+        return at_or_below, below
+
+
+def _any_of(rows: Mask, mask: Mask) -> Mask:
+    """Return which rows hold one of the groups in ``mask``."""
+    found: Mask = np.any(rows[:, mask], axis=1)
+    return found

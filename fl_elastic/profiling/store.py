@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Cut, GroupKind, Mode, TensorGroup
 from fl_elastic.profiling.mode_costs import ModeCosts
-from fl_elastic.profiling.profile import CostProfile, ProfileKey
+from fl_elastic.profiling.profile import CostProfile, ProfileKey, SavedTensors
 from fl_elastic.storage import write_atomically
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 
 FORMAT = "fl_elastic.cost_profile"
-VERSION = 2
+VERSION = 3
 
 _ARRAYS = (
     "node_update_seconds",
@@ -31,6 +31,7 @@ _ARRAYS = (
     "node_saved_bytes",
     "cut_plain_seconds",
     "cut_inference_seconds",
+    "node_lean",
 )
 _NUMBERS = (
     "fixed_seconds",
@@ -56,6 +57,11 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
             "modes": [str(mode) for mode in profile.modes.modes],
             "update_ratio": _numbers_or_none(profile.modes.update_ratio),
             "path_ratio": _numbers_or_none(profile.modes.path_ratio),
+        }
+    if profile.saved is not None:
+        document["saved"] = {
+            field.name: getattr(profile.saved, field.name).tolist()
+            for field in fields(SavedTensors)
         }
     document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
     document |= {name: getattr(profile, name) for name in _NUMBERS}
@@ -122,6 +128,16 @@ def _mode_costs(stored: Any, groups: int) -> ModeCosts | None:
     return ModeCosts(modes, tables[0], tables[1])
 
 
+def _saved_tensors(stored: Any, nodes: int) -> SavedTensors | None:
+    if stored is None:
+        return None
+    whole = {name: np.array(stored[name], np.int64) for name in ("nodes", "tensors", "outputs")}
+    saved = SavedTensors(tensor_bytes=np.array(stored["tensor_bytes"], np.float64), **whole)
+    if len(saved.outputs) != nodes:
+        raise ProfileError("what nodes keep does not have one output per node")
+    return saved
+
+
 def _index(value: object) -> int | None:
     """Return a group index as it was stored; `True` and 1.0 are none, although they equal 1."""
     if value is not None and type(value) is not int:
@@ -164,7 +180,7 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
         for block in document["blocks"]
     )
     _check_graph(groups, nodes, cuts, blocks)
-    key = document["key"] | {"batch_shape": tuple(document["key"]["batch_shape"])}
+    key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}
     modes = _mode_costs(document.get("modes"), len(groups))
     values: dict[str, Any] = {n: np.array(document[n], dtype=np.float64) for n in _ARRAYS}
     values |= {name: float(document[name]) for name in _NUMBERS}
@@ -172,6 +188,7 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
         key=ProfileKey(**key),
         graph=BackwardGraph(groups, nodes, cuts, blocks),
         modes=modes,
+        saved=_saved_tensors(document.get("saved"), len(nodes)),
         **values,
     )
 

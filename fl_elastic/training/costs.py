@@ -22,11 +22,11 @@ def costs_for(
     optimizer_fn: OptimizerFn,
     clock: str,
 ) -> CostProfile:
-    """Return ``known`` if it was measured for this model, batch and device and has the policy's modes.
+    """Return ``known`` if it was measured for this model, batch, optimiser and device and has the policy's modes.
 
     What is missing is measured.
     """
     profile = known
-    if profile is None or profile.key != profile_key(model, batch):
+    if profile is None or profile.key != profile_key(model, batch, optimizer_fn):
         profile = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=clock)
     return with_modes(profile, model, clock_for(model_device(model), clock), policy.modes)

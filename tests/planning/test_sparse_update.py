@@ -16,6 +16,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.planning import (
     PUBLISHED_MODELS,
     Contributions,
@@ -37,6 +38,16 @@ from fl_elastic.profiling.layer_shapes import layer_shapes
 from fl_elastic.testing import made_up_profile
 
 
+def _lean_kind(node: str) -> LeanKind:
+    kinds = {
+        "Convolution": LeanKind.CONVOLUTION,
+        "BatchNorm": LeanKind.NORM,
+        "Relu": LeanKind.GATE,
+        "Hardtanh": LeanKind.GATE,
+    }
+    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)
+
+
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = (1, 3, 128, 128)) -> CostProfile:
     """Every node costs a second each way and keeps what it puts out."""
     owner = np.array([node.group is not None for node in graph.nodes])
@@ -50,6 +61,7 @@ def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = (1, 3, 128, 128)) 
         forward_seconds=np.full(len(graph.groups), 2.0),
         fixed_seconds=0.0,
         node_saved_bytes=sizes,
+        node_lean=np.array([_lean_kind(node.name) for node in graph.nodes], dtype=float),
         optimizer_bytes_per_weight=0.0,
     )
 

@@ -16,6 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import BackwardGraph, GroupKind, Mode, untouched
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.importance.fidelity import Fidelity
+from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.planning import PUBLISHED_MODELS, Plan, PlanRequest, make_policy
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.planning.tinytrain import TinyTrainPolicy, layer_worth
@@ -33,6 +34,16 @@ def traced(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> BackwardGraph:
         return trace_step(model, cross_entropy, batch).graph
 
 
+def _lean_kind(node: str) -> LeanKind:
+    kinds = {
+        "Convolution": LeanKind.CONVOLUTION,
+        "BatchNorm": LeanKind.NORM,
+        "Relu": LeanKind.GATE,
+        "Hardtanh": LeanKind.GATE,
+    }
+    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)
+
+
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProfile:
     """Seconds and bytes are random but for the shapes."""
     generator = np.random.default_rng(0)
@@ -47,6 +58,7 @@ def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProf
         forward_seconds=np.full(len(graph.groups), 2.0),
         fixed_seconds=0.0,
         node_saved_bytes=sizes,
+        node_lean=np.array([_lean_kind(node.name) for node in graph.nodes], dtype=float),
         optimizer_bytes_per_weight=4.0,
     )
 

@@ -1,0 +1,163 @@
+"""Bytes that a step is predicted to keep are those that it keeps, also where lean layers decline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from small_models import Batch, loss_fn, sgd
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from fl_elastic.budget import Budget
+from fl_elastic.groups import Mode, compute_loss, untouched
+from fl_elastic.planning import PlanRequest
+from fl_elastic.profiling import profile_model, step_memory
+from fl_elastic.training.realise import realised
+
+
+class Pooled(nn.Module):
+    """A head on the mean over all positions."""
+
+    def __init__(self, *body: nn.Module, features: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+        self.head = nn.Linear(features, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        out: Tensor = self.head(y.flatten(2).mean(2))
+        return out
+
+
+class FunctionalBlock(nn.Module):
+    """A residual block that ends in a functional relu."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(x + self.second(functional.relu(self.first(x))))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the rows of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(48, 16, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.cell(x.permute(0, 2, 1, 3).flatten(2))
+        out: Tensor = self.head(states[:, -1])
+        return out
+
+
+class Rows(nn.Module):
+    """One-dimensional convolutions over the rows of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv1d(48, 32, 3, padding=1),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Conv1d(32, 16, 3, padding=1),
+        )
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x.permute(0, 1, 3, 2).flatten(1, 2)).mean(2))
+        return out
+
+
+def conv(inputs: int, outputs: int, **settings: object) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, 3, padding=1, **settings)  # type: ignore[arg-type]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: Pooled(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 8), nn.ReLU(), features=8),
+    "in place": lambda: Pooled(
+        conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(inplace=True), conv(8, 8), nn.ReLU(inplace=True), features=8
+    ),
+    "ceil_mode": lambda: Pooled(
+        conv(3, 8), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True), conv(8, 8), nn.ReLU(),
+        nn.MaxPool2d(2), conv(8, 8), features=8,
+    ),
+    "functional relu": lambda: Pooled(conv(3, 8), FunctionalBlock(8), FunctionalBlock(8), features=8),
+    "circular": lambda: Pooled(
+        conv(3, 8, padding_mode="circular"), nn.ReLU(), conv(8, 8, padding_mode="circular"), features=8
+    ),
+    "transposed": lambda: Pooled(
+        conv(3, 8), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), conv(8, 8), features=8
+    ),
+    "parametrised": lambda: Pooled(
+        parametrizations.weight_norm(conv(3, 8)), nn.ReLU(), parametrizations.weight_norm(conv(8, 8)), features=8
+    ),
+    "group norm": lambda: Pooled(conv(3, 8), nn.GroupNorm(2, 8), nn.ReLU(), conv(8, 8), nn.SiLU(), features=8),
+    "own statistics": lambda: Pooled(
+        conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 8), features=8
+    ),
+    "recurrent": Recurrent,
+    "rows": Rows,
+}  # fmt: skip
+
+
+def pictures() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 3, 16, 16, generator=generator), torch.arange(8) % 3
+
+
+def counted(model: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Bytes of the distinct storages that a forward pass keeps, without parameters and buffers."""
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = run()
+    del loss
+    return sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in own)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = MODELS[name](), pictures()
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    budget = Budget(memory=1e12) if lean else Budget()
+    request = PlanRequest(profile, budget, np.ones(len(profile)))
+    generator = np.random.default_rng(3)
+    masks = [np.ones(len(profile), dtype=bool), request.head_mask()]
+    masks += [request.head_mask() | (generator.random(len(profile)) < 0.5) for _ in range(6)]
+    for mask in masks:
+        plan = request.plan_of_mask("test", mask)
+        predicted = step_memory(profile, plan.modes, lean=lean).activations
+        with untouched(model), realised(plan, model, profile.graph):
+            kept = counted(model, lambda: compute_loss(model, loss_fn, batch))
+        # Besides activations a trained norm keeps its batch's mean and deviation, the loss a few numbers.
+        assert abs(kept - predicted) <= 0.05 * kept + 600, (mask.tolist(), kept, predicted)
+
+
+def test_a_declined_layer_is_predicted_as_plain() -> None:
+    torch.manual_seed(0)
+    both = []
+    for ceil in (False, True):
+        model = Pooled(
+            conv(3, 8), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=ceil), conv(8, 8), features=8
+        )
+        profile = profile_model(model, loss_fn, pictures(), optimizer_fn=sgd)
+        frozen = [Mode.FROZEN] * (len(profile) - 1) + [Mode.FULL]
+        both.append(step_memory(profile, frozen, lean=True).activations)
+    # The input of the pooling, and an index of eight bytes for each output, instead of one byte.
+    assert both[1] - both[0] >= 4 * 8 * 8 * 16 * 16
