@@ -16,6 +16,7 @@ from fl_elastic.update import Manifest, Role
 __all__ = ["ClientCoverage", "CoverageLedger"]
 
 _MEMORY = 0.95
+_ASKED = 2
 
 
 @dataclass
@@ -34,6 +35,10 @@ class ClientCoverage:
         Rounds that it took part in since it last did.
     seen, hits : array of float
         Rounds, and rounds in which it trained the tensor, older ones counting less.
+    asked : array of int
+        Rounds in which it was asked for the tensor and passed it over.
+    told : array of bool
+        What it was asked for in the round that goes on.
     """
 
     device: str
@@ -42,6 +47,8 @@ class ClientCoverage:
     absent: NDArray[np.int64]
     seen: NDArray[np.float64]
     hits: NDArray[np.float64]
+    asked: NDArray[np.int64]
+    told: NDArray[np.bool_]
 
 
 @dataclass
@@ -84,6 +91,12 @@ class CoverageLedger:
         entry.device = device
         entry.rounds += 1
         entry.trained += trained
+        # A device that cannot hold everything at once trains what it left out for longest; it comes to the rest.
+        heeded = trained & entry.told
+        shortest = entry.absent[heeded].min() if heeded.any() else -1
+        entry.asked += entry.told & (entry.absent > shortest)
+        entry.asked[trained] = 0
+        entry.told = np.zeros(len(names), dtype=bool)
         entry.absent = np.where(trained, 0, entry.absent + 1)
         entry.seen = _MEMORY * entry.seen + 1.0
         entry.hits = _MEMORY * entry.hits + trained
@@ -101,11 +114,16 @@ class CoverageLedger:
         return dict(zip(self.names, shares.tolist(), strict=True))
 
     def overdue(self, client: str, quota: int) -> list[str]:
-        """Return the parameters that a client has left out in its last ``quota`` rounds or more."""
+        """Return the parameters that a client has left out in its last ``quota`` rounds or more.
+
+        What it was asked for twice and passed over, for nothing or for what it had left out less long, cannot be
+        trained there (frozen by its user, or used by no batch): it is not overdue until it trains it.
+        """
         entry = self.clients.get(client)
         if entry is None or quota < 1:
             return []
-        return [name for name, gap in zip(self.names, entry.absent, strict=True) if gap >= quota]
+        entry.told = (entry.absent >= quota) & (entry.asked < _ASKED)
+        return [name for name, told in zip(self.names, entry.told, strict=True) if told]
 
     def shares(self) -> dict[str, NDArray[np.float64]]:
         """Return per device class the share of its clients' rounds in which each parameter was trained."""
@@ -129,6 +147,7 @@ class CoverageLedger:
             "absent": np.stack([entry.absent for entry in entries]),
             "seen": np.stack([entry.seen for entry in entries]),
             "hits": np.stack([entry.hits for entry in entries]),
+            "asked": np.stack([entry.asked for entry in entries]),
         }
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -147,6 +166,8 @@ class CoverageLedger:
             raise CheckpointError(
                 f"coverage of {np.shape(arrays['trained'])} does not fit {width} parameters"
             )
+        # Earlier checkpoints did not count what was asked for.
+        asked = arrays.get("asked", np.zeros(np.shape(arrays["trained"])))
         for row, client in enumerate(arrays["clients"]):
             self.clients[str(client)] = ClientCoverage(
                 device=str(arrays["devices"][row]),
@@ -155,6 +176,8 @@ class CoverageLedger:
                 absent=np.array(arrays["absent"][row], np.int64),
                 seen=np.array(arrays["seen"][row], np.float64),
                 hits=np.array(arrays["hits"][row], np.float64),
+                asked=np.array(asked[row], np.int64),
+                told=np.zeros(width, dtype=bool),
             )
 
 
@@ -166,4 +189,6 @@ def _fresh(device: str, width: int) -> ClientCoverage:
         absent=np.zeros(width, np.int64),
         seen=np.zeros(width),
         hits=np.zeros(width),
+        asked=np.zeros(width, np.int64),
+        told=np.zeros(width, dtype=bool),
     )

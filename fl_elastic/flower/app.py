@@ -9,9 +9,12 @@ from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.wire import evaluate_reply, read_instruction, train_reply
+from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["elastic_client_app"]
+
+_SELECTION, _JSON = "fl_elastic.selection", "json"
 
 
 def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
@@ -36,18 +39,34 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays, config = read_instruction("train", message.content)
-        reply = client_fn(context).fit(arrays, config)
+        client = _client_of(client_fn, context)
+        reply = client.fit(arrays, config)
+        context.state[_SELECTION] = ConfigRecord({_JSON: client.selection.to_json()})
         return Message(train_reply(*reply), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         arrays, config = read_instruction("evaluate", message.content)
-        reply = client_fn(context).evaluate(arrays, config)
+        reply = _client_of(client_fn, context).evaluate(arrays, config)
         return Message(evaluate_reply(*reply), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        properties = client_fn(context).get_properties({})
+        properties = _client_of(client_fn, context).get_properties({})
         return Message(RecordDict({"properties": ConfigRecord(properties)}), reply_to=message)
 
     return app
+
+
+def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) -> ElasticClient:
+    """Return the client of this node, knowing who it is and, without a state folder, what it left out before.
+
+    Flower keeps a node's context through a run: counters there are written by nobody else.
+    """
+    client = client_fn(context)
+    if not client.client_id:
+        client.become(str(context.node_config.get("partition-id", context.node_id)))
+    kept = context.state.get(_SELECTION)
+    if isinstance(kept, ConfigRecord) and not client.selection.known:
+        client.selection = SelectionState.from_json(str(kept.get(_JSON, "")))
+    return client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, UpdateError
@@ -24,10 +25,17 @@ from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.wire import HAVE, PACKED, TENSORS
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.planning import make_policy
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
-from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions, evaluate
+from fl_elastic.training import (
+    ElasticTrainer,
+    FitReport,
+    SelectionState,
+    TrainerOptions,
+    evaluate,
+)
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.update import (
     Manifest,
@@ -42,6 +50,33 @@ from fl_elastic.update import (
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
+
+
+def _seed_of(seed: int, client: str, server_round: int) -> int:
+    """Return a seed of its own for each client in each round.
+
+    >>> len({_seed_of(0, client, number) for client in "abc" for number in range(5)})
+    15
+    """
+    text = f"{seed}/{client}/{server_round}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def _told_by_data(loader: Iterable[Batch]) -> str:
+    """Return what tells a client from others where nobody says who it is: a digest of its first example."""
+    dataset = getattr(loader, "dataset", None)
+    try:
+        first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
+    except (TypeError, KeyError, IndexError, NotImplementedError):
+        return ""
+    found = hashlib.blake2b(digest_size=8)
+
+    def note(tensor: Tensor) -> Tensor:
+        found.update(tensor_bytes(tensor))
+        return tensor
+
+    map_tensors(note, first)
+    return found.hexdigest()
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -82,7 +117,10 @@ class ElasticClient(NumPyClient):
     state_dir : path-like, optional
         Where cost profile, importance, what codecs lost and, if the server wants it, the model are kept between
         rounds. A deployed client process lives for one message, so without it the first two are measured anew
-        every round.
+        every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own inside.
+    client_id : str
+        Who this client is: with the run's seed and the round it gives the seed of its random choices.
+        `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
     """
 
     def __init__(
@@ -101,6 +139,7 @@ class ElasticClient(NumPyClient):
         profile: CostProfile | None = None,
         device: str = "",
         state_dir: str | Path | None = None,
+        client_id: str = "",
     ) -> None:
         make_policy(policy)
         make_codec(codec)
@@ -117,8 +156,25 @@ class ElasticClient(NumPyClient):
         self.device = device
         self.manifest = Manifest.of(model)
         self.report: FitReport | None = None
+        self.client_id = client_id
         self._profile = profile
         self._state = ClientState(None if state_dir is None else Path(state_dir), self.manifest)
+
+    def become(self, client_id: str) -> None:
+        """Be the client of this name from now on, with a state folder of its own."""
+        self.client_id = client_id
+        directory = self._state.directory
+        if directory is not None:
+            self._state = ClientState(directory / f"client-{client_id}", self.manifest)
+
+    @property
+    def selection(self) -> SelectionState:
+        """Importance of groups and how long each was left out, as remembered from earlier rounds."""
+        return self._state.selection
+
+    @selection.setter
+    def selection(self, state: SelectionState) -> None:
+        self._state.selection = state
 
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
         """Return all tensors in the manifest's order."""
@@ -163,7 +219,9 @@ class ElasticClient(NumPyClient):
             budget=self._budget(told),
             policy=self.policy,
             profile=self._measured_profile(),
-            options=self._options(told, float(config.get("proximal-mu", 0.0))),
+            options=self._options(
+                told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
+            ),
             state=self._state.selection,
         )
         if told.groups:
@@ -251,12 +309,15 @@ class ElasticClient(NumPyClient):
             bandwidth /= make_codec(self.codec).share
         return replace(self.budget, deadline=min(limits, default=None), bandwidth=bandwidth)
 
-    def _options(self, told: Instructions, proximal: float) -> TrainerOptions:
+    def _options(self, told: Instructions, proximal: float, server_round: int) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""
         options = self.options
         return replace(
             options,
-            seed=options.seed if told.seed is None else told.seed,
+            seed=_seed_of(
+                options.seed, self.client_id or _told_by_data(self.train_loader), server_round
+            ),
+            shared_seed=told.seed,
             # Where the server chooses, everything is trained only if it says so.
             deep_every=0 if told.groups else 1 if told.overdue else options.deep_every,
             proximal=max(proximal, options.proximal),

@@ -74,8 +74,10 @@ class ClientState:
 
     def _load_selection(self) -> SelectionState:
         path = self._path("selection", "json")
+        if path is None:
+            return SelectionState(known=False)
         try:
-            return SelectionState() if path is None else SelectionState.from_json(path.read_text())
+            return SelectionState.from_json(path.read_text())
         except (OSError, UnicodeDecodeError):
             return SelectionState()
 

@@ -15,6 +15,7 @@ __all__ = ["BiasPolicy", "FullPolicy", "HeadPolicy", "LastKPolicy"]
 class FullPolicy(Policy):
     """Train every group; a time budget is met with fewer steps."""
 
+    covers = False
     selects = False
 
     def plan(self, request: PlanRequest) -> Plan:
@@ -25,6 +26,8 @@ class FullPolicy(Policy):
 @register_policy("head")
 class HeadPolicy(Policy):
     """Train the group nearest to the loss, as in classic transfer learning."""
+
+    covers = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan that trains the head."""
@@ -55,6 +58,7 @@ class BiasPolicy(Policy):
     as much as its weight gradient. A time budget is met with fewer steps.
     """
 
+    covers = False
     selects = False
 
     def plan(self, request: PlanRequest) -> Plan:

@@ -231,6 +231,9 @@ class Policy(ABC):
         Registered importance that it is defined by; None takes the trainer's.
     channel_score_name : str or None
         Registered channel score that it is defined by; None takes the trainer's.
+    covers : bool
+        Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
+        everything. False for one that is defined by what it trains, such as the head.
     selects : bool
         Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
         too small.
@@ -240,6 +243,7 @@ class Policy(ABC):
     modes: ClassVar[tuple[Mode, ...]] = ()
     importance_name: ClassVar[str | None] = None
     channel_score_name: ClassVar[str | None] = None
+    covers: ClassVar[bool] = True
     selects: ClassVar[bool] = True
 
     @abstractmethod

@@ -27,6 +27,7 @@ from fl_elastic.training.selection import SelectionState
 __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
 _MOST_OF_DEADLINE = 0.25
+_DEEP = 0xDEE9
 
 
 class PlanChooser:
@@ -71,7 +72,10 @@ class PlanChooser:
         self.requested_steps = 1
         self._model, self._loss_fn, self._optimizer_fn = model, loss_fn, optimizer_fn
         self._optimizer = optimizer
-        self._generator = np.random.default_rng(options.seed)
+        drawn = options.seed if options.shared_seed is None else options.shared_seed
+        self._generator = np.random.default_rng(drawn)
+        # Apart from the policy's own: how much a policy draws must not decide who goes deep, and when.
+        self._deep_generator = np.random.default_rng([abs(options.seed), _DEEP])
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
@@ -137,8 +141,9 @@ class PlanChooser:
 
     def deep_plan(self) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
-        selects = self.policy.uses_importance and not self._everything_fits(1.0)
-        if not selects or not self.state.deep_due(self.options, self._generator):
+        if not self.policy.covers or not self.state.deep_due(self.options, self._deep_generator):
+            return None
+        if self._everything_fits(1.0):
             return None
         request = self._request(1.0)
         return request.plan_of_mask("full", self._longest_left_out(request))

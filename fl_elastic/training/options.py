@@ -34,9 +34,10 @@ class TrainerOptions:
         number of groups), times one more than the fits in which it was last left out. It fills the budget
         where importance is lost in noise, and brings every affordable group back in turn.
     deep_every : int
-        On average every so many fits, and at least every twice as many, a policy that selects trains all groups
-        for fewer steps in the same time (deep-few-steps against shallow-many-steps), so that each client
-        trains every group with a known probability, whatever its budget. 0 turns it off, 1 does so always.
+        On average every so many fits, and at least every twice as many, a policy that leaves groups out for the
+        budget's sake (`Policy.covers`) trains all of them for fewer steps in the same time (deep-few-steps against
+        shallow-many-steps), so that each client trains every group with a known probability, whatever its budget.
+        0 turns it off, 1 does so always.
     charge_probes : bool
         Whether a deadline holds for the probes of importance as well.
     closed_loop : bool
@@ -60,7 +61,9 @@ class TrainerOptions:
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     seed : int
-        Seed of random choices.
+        Seed of random choices: in a federation a new one for each client and round.
+    shared_seed : int, optional
+        Seed of what the policy draws, where all clients of a round shall draw the same; left out, ``seed``.
     """
 
     importance: str = "elastic"
@@ -79,6 +82,7 @@ class TrainerOptions:
     forward: ForwardOptions | None = None
     clock: str = "auto"
     seed: int = 0
+    shared_seed: int | None = None
 
     def __post_init__(self) -> None:
         make_importance(self.importance)

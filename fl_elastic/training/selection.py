@@ -31,6 +31,8 @@ class SelectionState:
         Fits since each group was last trained.
     steps_since_probe, probe_gap : int
         Steps taken since the last probe, and after how many the next one is due.
+    known : bool
+        Whether earlier fits are remembered; without a memory nobody can say what was left out.
     """
 
     names: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ class SelectionState:
     left_out: list[int] = field(default_factory=list)
     steps_since_probe: int = 0
     probe_gap: int = 0
+    known: bool = True
 
     def fit_to(self, names: Sequence[str]) -> None:
         """Start afresh if the groups are not the ones remembered."""
@@ -97,20 +100,21 @@ class SelectionState:
         """Draw whether this fit trains every group; certain once one was left out for too long."""
         if options.deep_every == 1:
             return True
-        if options.deep_every == 0 or not any(self.left_out):
+        if options.deep_every == 0 or (self.known and not any(self.left_out)):
             return False
-        overdue = max(self.left_out) >= 2 * options.deep_every
+        overdue = max(self.left_out, default=0) >= 2 * options.deep_every
         return bool(generator.random() < 1 / options.deep_every) or overdue
 
     def trained(self, mask: Sequence[bool]) -> None:
         """Count one fit in which the groups in ``mask`` were trained."""
+        self.known = True
         self.left_out = [
             0 if on else left + 1 for on, left in zip(mask, self.left_out, strict=True)
         ]
 
     def to_json(self) -> str:
         """Return the state as JSON text."""
-        return json.dumps(asdict(self))
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "known"})
 
     @classmethod
     def from_json(cls, text: str) -> SelectionState:

@@ -76,7 +76,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_both_kinds_of_app_reply_with_the_same_bytes(name: str, profile: CostProfile) -> None:
     def client() -> ElasticClient:
         steady = TrainerOptions(closed_loop=False, seed=3)
-        return elastic_client(build(), 4, options=steady, profile=profile, **OPTIONS[name])
+        return elastic_client(
+            build(), 4, options=steady, profile=profile, client_id="one", **OPTIONS[name]
+        )
 
     content = instruction("train", packed_model(build()).tobytes(), ConfigRecord({"x": 1}))
     legacy = replied(legacy_app(client), content, "train")
