@@ -79,7 +79,7 @@ class ClientState:
         try:
             return SelectionState.from_json(path.read_text())
         except (OSError, UnicodeDecodeError):
-            return SelectionState()
+            return SelectionState(known=False)
 
     def keep_selection(self) -> None:
         """Keep the importance of groups, and how long each was left out."""

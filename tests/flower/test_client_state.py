@@ -162,7 +162,12 @@ def test_a_profile_of_another_case_is_replaced(tmp_path: Path) -> None:
 def test_a_given_profile_is_not_stored(tmp_path: Path) -> None:
     model = build()
     made = elastic(tmp_path)
-    made._profile = profile_model(model, made.loss_fn, made.train_loader[0])  # type: ignore[index]
+    made._profile = profile_model(
+        model,
+        made.loss_fn,
+        made.train_loader[0],
+        optimizer_fn=made.optimizer_fn,  # type: ignore[index]
+    )
     fit(made)
     assert [path.name for path in tmp_path.iterdir()] == [paths(tmp_path)[1].name]
 

@@ -99,11 +99,11 @@ EVERYTHING = frozenset(n for n in MANIFEST.names if MANIFEST.role(n) is Role.PAR
 def test_random_choices_differ_between_rounds_and_clients(on_disk: bool, tmp_path: Path) -> None:
     seen = []
     for number in (1, 2):
-        node = Node(number, "random", tmp_path if on_disk else None)
+        node = Node(number, "random", tmp_path if on_disk else None, budget=Budget(speedup=1.3))
         seen.append([node.trained(each) for each in range(1, ROUNDS + 1)])
     assert all(len(set(choices)) > 3 for choices in seen)
     assert seen[0] != seen[1]
-    again = Node(1, "random", tmp_path / "again" if on_disk else None)
+    again = Node(1, "random", tmp_path / "again" if on_disk else None, budget=Budget(speedup=1.3))
     assert [again.trained(each) for each in range(1, ROUNDS + 1)] == seen[0]
 
 

@@ -19,6 +19,7 @@ from small_federation import (
     elastic_client,
     legacy_app,
     local_data,
+    plain_sgd,
     quiet,
     run,
 )
@@ -44,7 +45,7 @@ def build(seed: int = 7, norm: str = "batch") -> nn.Module:
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return profile_model(build(), loss_fn, local_data(4)[0])
+    return profile_model(build(), loss_fn, local_data(4)[0], optimizer_fn=plain_sgd)
 
 
 def packed_model(model: nn.Module, version: int = 1) -> np.ndarray:
