@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -11,13 +13,17 @@ from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
-from fl_elastic.profiling import Mask, mask_bytes
+from fl_elastic.profiling import CostProfile, Mask, mask_bytes
+from fl_elastic.profiling.profile import Seconds
 
 __all__ = ["ElasticPolicy", "dearer_steps"]
 
 _RECOSTINGS = 4
-_PRICES = 24
+_SLACK = 0.01
 _ALLOWANCES = 6
+_NEAR = 0.9
+_FILLED = 2
+_FINE, _COARSE = 4096, 512
 
 
 @register_policy("elastic")
@@ -42,67 +48,37 @@ class ElasticPolicy(Policy):
             return request.plan_of_mask("elastic", everything)
         if not request.fits_bytes(request.head_mask()):
             self._refuse(request)
-        best, suffix = self._within_bytes(request), _best_suffix(request)
+        search = _Search(request)
+        best, suffix = search.within(request), _best_suffix(request)
+        assert best is not None
         if request.importance[suffix].sum() > request.importance[best].sum():
-            best = _fill(request, suffix)
+            best = suffix
+        best = _fill(request, best)
         if (
             request.may_trade_steps
             and request.allowed_step_seconds < request.profile.full_step_seconds
         ):
-            for dearer in dearer_steps(request):
-                best = max(best, self._within_bytes(dearer), key=request.expected_decrease)
+            best = self._with_fewer_steps(request, search, best)
         return request.plan_of_mask("elastic", best)
 
-    def _within_bytes(self, request: PlanRequest) -> Mask:
-        """Raise the price of a byte until memory and uplink are met; fill what is left."""
-        worth = self._worth_in_reach(request)
-        best = self._within_time(request, worth)
-        if not request.fits_bytes(best):
-            sizes = request.profile.parameter_bytes
-            low, high = 0.0, float((worth.clip(min=0) / sizes).max(initial=0.0)) + 1e-30
-            best = request.head_mask()
-            for _ in range(_PRICES):
-                price = (low + high) / 2
-                mask = self._within_time(request, worth - price * sizes)
-                if request.fits_bytes(mask):
-                    best, high = mask, price
-                else:
-                    low = price
-        return _fill(request, best)
-
-    def _within_time(self, request: PlanRequest, worth: Scores) -> Mask:
-        """Solve, re-cost on the real graph, and solve again with the slack that branches leave."""
-        profile = request.profile
-        constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
-        whole = float(profile.update_seconds.sum() + profile.path_seconds.sum())
-        allowed = min(request.allowed_step_seconds - constant, whole)
-        head = request.head_mask()
-        best, best_value, spend = head, -np.inf, allowed
-        for _ in range(_RECOSTINGS):
-            found = prefix_knapsack(
-                profile.update_seconds, profile.path_seconds, worth, max(spend, 0.0),
-                forced=[profile.graph.head],
-            )  # fmt: skip
-            actual = profile.step_seconds(found.mask) - constant
-            if actual <= allowed * (1 + 1e-9) and found.value > best_value:
-                best, best_value = found.mask, found.value
-            slack = allowed - actual
-            if abs(slack) <= 0.01 * abs(allowed):
-                break
-            spend += slack
+    def _with_fewer_steps(self, request: PlanRequest, search: _Search, best: Mask) -> Mask:
+        """Return the best mask whose dearer steps are paid for by taking fewer of them."""
+        value = request.expected_decrease(best)
+        shorter = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
+        found: list[tuple[float, int, PlanRequest, Mask]] = []
+        for dearer in dearer_steps(request):
+            # A mask of shorter steps was found before; these leave no more of them than this.
+            gain = request.gain(request.allowed_step_seconds / shorter)
+            shorter = dearer.allowed_step_seconds
+            at_least = _NEAR * value / max(gain, 1e-12)
+            mask = search.within(dearer, at_least, _COARSE)
+            if mask is not None:
+                found.append((request.expected_decrease(mask), len(found), dearer, mask))
+        for _, _, dearer, mask in sorted(found, reverse=True)[:_FILLED]:
+            filled = _fill(dearer, mask)
+            if (worth := request.expected_decrease(filled)) > value:
+                best, value = filled, worth
         return best
-
-    def _worth_in_reach(self, request: PlanRequest) -> Scores:
-        """Return the importance, zero for groups that exceed memory or uplink with the head alone."""
-        worth = request.importance.copy()
-        if request.reachable is not None:
-            worth[request.reachable :] = 0.0
-        for group in range(len(worth)):
-            mask = request.head_mask()
-            mask[group] = True
-            if not request.fits_bytes(mask):
-                worth[group] = 0.0
-        return worth
 
     def _refuse(self, request: PlanRequest) -> None:
         profile, budget, head = request.profile, request.budget, request.head_mask()
@@ -113,11 +89,109 @@ class ElasticPolicy(Policy):
         )
 
 
+@dataclass
+class _Search:
+    """Solves the knapsack under limits on bytes as well, by a price on each byte.
+
+    The price and the slack of one allowance are the first guess for the next, so that a handful of knapsacks do.
+    """
+
+    request: PlanRequest
+    price: float = 0.0
+    hidden: float = 0.0
+
+    @cached_property
+    def worth(self) -> Scores:
+        """The importance, zero for groups out of reach or beyond memory or uplink with the head alone."""
+        request = self.request
+        worth = request.importance.copy()
+        if request.reachable is not None:
+            worth[request.reachable :] = 0.0
+        uplink, memory = request.budget.uplink, request.budget.memory
+        sent = request.profile.parameter_bytes
+        if uplink is not None:
+            worth[(sent[request.head_mask()].sum() + sent) * ~request.head_mask() > uplink] = 0.0
+        if memory is not None:
+            alone = _bytes_beside_head(request.profile, request.lean)
+            worth[(alone > memory) & ~request.head_mask()] = 0.0
+        return worth
+
+    def within(
+        self, request: PlanRequest, at_least: float = -np.inf, resolution: int = _FINE
+    ) -> Mask | None:
+        """Return the mask of most worth that fits time and bytes; None if none is worth so much."""
+        best = self._in_time(request, self.worth, resolution)
+        if float(self.worth[best].sum()) < at_least:
+            return None
+        if request.fits_bytes(best):
+            return best
+        sizes = request.profile.parameter_bytes
+        # A price decides between groups only where it passes what one of them is worth per byte.
+        prices = np.unique((self.worth / sizes)[self.worth > 0])
+        best, value = request.head_mask(), -np.inf
+        low, high = 0, len(prices)
+        middle = int(np.searchsorted(prices, self.price)) if self.price else high // 2
+        while low < high:
+            middle = min(max(middle, low), high - 1)
+            mask = self._in_time(request, self.worth - prices[middle] * sizes, _COARSE)
+            if request.fits_bytes(mask):
+                found = float(self.worth[mask].sum())
+                if found > value:
+                    best, value, self.price = mask, found, float(prices[middle])
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return best
+
+    def _in_time(self, request: PlanRequest, worth: Scores, resolution: int) -> Mask:
+        """Solve, re-cost on the real graph, and solve again with the slack that branches leave."""
+        profile = request.profile
+        constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
+        whole = float(profile.update_seconds.sum() + profile.path_seconds.sum())
+        allowed = min(request.allowed_step_seconds - constant, whole)
+        best, best_value, spend = request.head_mask(), -np.inf, allowed + self.hidden
+        for _ in range(_RECOSTINGS):
+            found = prefix_knapsack(
+                profile.update_seconds, profile.path_seconds, worth, max(spend, 0.0),
+                forced=[profile.graph.head], resolution=resolution,
+            )  # fmt: skip
+            actual = profile.step_seconds(found.mask) - constant
+            if actual <= allowed * (1 + 1e-9) and found.value > best_value:
+                best, best_value = found.mask, found.value
+            slack = allowed - actual
+            if abs(slack) <= _SLACK * abs(allowed):
+                break
+            spend += slack
+            if resolution == _COARSE and actual <= allowed:
+                # While prices are tried, branches are taken to hide what they hid before.
+                self.hidden = max(found.cost - actual, 0.0)
+                break
+        return best
+
+
+@lru_cache(maxsize=64)
+def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
+    """Return what a step keeps that trains the head and one group, for each group."""
+    found = np.zeros(len(profile))
+    for group in range(len(profile)):
+        mask = np.zeros(len(profile), dtype=bool)
+        mask[[profile.graph.head, group]] = True
+        found[group] = mask_bytes(profile, mask, lean=lean)
+    return found
+
+
 def dearer_steps(request: PlanRequest) -> list[PlanRequest]:
-    """Return requests that allow longer steps, up to a full one."""
+    """Return requests that allow longer steps, up to a full one, of which a whole number fits the time."""
     lowest = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
-    allowances = np.geomspace(lowest, request.profile.full_step_seconds, _ALLOWANCES + 1)[1:]
-    return [request.allowing(float(allowance) * (1 + 1e-9)) for allowance in allowances]
+    total = request.allowed_step_seconds * request.steps
+    longest = request.profile.full_step_seconds
+    most, fewest = int(total / lowest + 1e-9), max(int(np.ceil(total / longest - 1e-9)), 1)
+    counts = np.arange(fewest, most + 1)
+    if len(counts) > _ALLOWANCES:
+        counts = np.unique(np.geomspace(fewest, most, _ALLOWANCES).round().astype(int))
+    allowances = sorted({min(total / count, longest) for count in counts.tolist()} | {longest})
+    return [request.allowing(each * (1 + 1e-9)) for each in allowances if each >= lowest]
 
 
 def _best_suffix(request: PlanRequest) -> Mask:
@@ -136,16 +210,25 @@ def _best_suffix(request: PlanRequest) -> Mask:
 
 
 def _fill(request: PlanRequest, mask: Mask) -> Mask:
-    """Add groups while they fit, most importance per second of their true extra cost first."""
-    mask = mask.copy()
-    base = request.profile.step_seconds(mask)
-    gains = []
-    for group in np.flatnonzero(~mask & (request.importance > 0)).tolist():
+    """Add groups while they fit, most importance per second first."""
+    mask, profile, budget = mask.copy(), request.profile, request.budget
+    left = request.allowed_step_seconds * (1 + 1e-9) - profile.step_seconds(mask)
+    room = np.inf if budget.uplink is None else budget.uplink - profile.parameter_bytes[mask].sum()
+    depth = int(np.flatnonzero(mask)[-1])
+    # At least its own gradient, and the way to it from the deepest group: branches may make that cheaper.
+    reach = np.cumsum(profile.path_seconds)
+    extra = profile.update_seconds + np.maximum(reach - reach[depth], 0.0)
+    density = np.where(mask, 0.0, request.importance.clip(min=0) / np.maximum(extra, 1e-12))
+    for group in np.argsort(-density, kind="stable").tolist():
+        if density[group] <= 0:
+            break
+        sent = profile.parameter_bytes[group]
+        if profile.update_seconds[group] > left or sent > room:
+            continue
         mask[group] = True
-        extra = max(request.profile.step_seconds(mask) - base, 1e-12)
-        mask[group] = False
-        gains.append((request.importance[group] / extra, group))
-    for _, group in sorted(gains, reverse=True):
-        mask[group] = True
-        mask[group] = request.fits(mask)
+        if request.fits(mask):
+            left = request.allowed_step_seconds * (1 + 1e-9) - profile.step_seconds(mask)
+            room -= sent
+        else:
+            mask[group] = False
     return mask

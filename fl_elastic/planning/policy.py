@@ -95,11 +95,19 @@ class PlanRequest:
         return mask
 
     def expected_decrease(self, mask: Mask) -> float:
-        """Return the importance of ``mask`` times what the steps gain that it can take within the budget."""
+        """Return the importance of ``mask`` times what the whole steps gain that it can take within the budget."""
         sending = self._sending_seconds(mask)
         share = (self.allowed_step_seconds - sending) / (self.profile.step_seconds(mask) - sending)
-        gain = np.clip(share, 0.0, 1.0) ** self.returns
-        return float(self.importance[mask].sum() * gain)
+        return float(self.importance[mask].sum() * self.gain(share))
+
+    def gain(self, share: float) -> float:
+        """Return what is gained with this share of the steps, of which only whole ones are taken."""
+        if not np.isfinite(share):
+            return 1.0
+        # A speed-up holds on average, so half a step of it may be overdrawn; a deadline may not.
+        grace = 0.0 if self.budget.deadline is not None else 0.5
+        taken = np.floor(max(share, 0.0) * self.steps + grace + 1e-9)
+        return float(min(taken / self.steps, 1.0) ** self.returns)
 
     def _sending_seconds(self, mask: Mask) -> float:
         """Return what the profile charges per step for sending the groups in ``mask``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Mode, TensorGroup
@@ -95,9 +96,13 @@ def step_memory(
 
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
-    """Return what a step keeps that trains the groups in ``mask`` in full."""
-    modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
-    return step_memory(profile, modes, lean=lean).total
+    """Return what a step keeps that trains the groups in ``mask`` in full, as `step_memory` counts it."""
+    table, (running, _) = _table(profile), profile.running_nodes(mask)
+    trained = np.append(mask, False)[table.group]
+    whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
+    kept = table.saved.bytes_of(whole) + (float(table.extra[running].sum()) if lean else 0.0)
+    weights = float(profile.parameter_bytes[mask].sum()) / _FLOAT
+    return kept + (_FLOAT + profile.optimizer_bytes_per_weight) * weights
 
 
 def recompute_seconds(profile: CostProfile, block: Block) -> float:
@@ -202,6 +207,7 @@ class _Table:
 
     saved: SavedTensors
     owners: tuple[tuple[int, ...], ...]
+    group: NDArray[np.int64]
     whole_if_plain: Mask
     whole_if_lean: Mask
     extra: Seconds
@@ -218,6 +224,7 @@ def _table(profile: CostProfile) -> _Table:
     return _Table(
         profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes),
         profile.graph.group_nodes(),
+        np.array([-1 if node.group is None else node.group for node in nodes]),
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
         extra,

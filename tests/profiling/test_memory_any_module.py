@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode, compute_loss, untouched
 from fl_elastic.planning import PlanRequest
-from fl_elastic.profiling import profile_model, step_memory
+from fl_elastic.profiling import mask_bytes, profile_model, step_memory
 from fl_elastic.training.realise import realised
 
 
@@ -147,6 +147,19 @@ def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> No
             kept = counted(model, lambda: compute_loss(model, loss_fn, batch))
         # Besides activations a trained norm keeps its batch's mean and deviation, the loss a few numbers.
         assert abs(kept - predicted) <= 0.05 * kept + 600, (mask.tolist(), kept, predicted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_quick_count_of_a_mask_is_the_count_of_its_modes(name: str) -> None:
+    torch.manual_seed(0)
+    profile = profile_model(MODELS[name](), loss_fn, pictures(), optimizer_fn=sgd)
+    generator = np.random.default_rng(1)
+    for lean in (True, False):
+        for _ in range(20):
+            mask = generator.random(len(profile)) < generator.random()
+            modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
+            exact = step_memory(profile, modes, lean=lean).total
+            assert mask_bytes(profile, mask, lean=lean) == pytest.approx(exact)
 
 
 def test_a_declined_layer_is_predicted_as_plain() -> None:
