@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 from fl_elastic.errors import BudgetError
@@ -78,6 +78,37 @@ class Budget:
         if self.deadline is None or self.bandwidth is None:
             return 0.0
         return sent_bytes / self.bandwidth
+
+    def after(self, seconds: float, full_step_seconds: float, steps: int) -> Budget:
+        """Return what is left for ``steps`` steps once ``seconds`` of the time are spent.
+
+        A speed-up holds over many fits, so one of few steps gives up half of its time at the most.
+
+        Raises
+        ------
+        BudgetError
+            If nothing is left of a deadline.
+
+        Examples
+        --------
+        >>> Budget(deadline=10.0).after(4.0, full_step_seconds=1.0, steps=20).deadline
+        6.0
+        >>> Budget(speedup=2.0).after(5.0, full_step_seconds=1.0, steps=20).speedup
+        4.0
+        """
+        left = self
+        if self.deadline is not None and seconds > 0:
+            if seconds >= self.deadline:
+                raise BudgetError(
+                    f"{seconds:.3g} s of the deadline of {self.deadline:.3g} s were spent before the first step: "
+                    "allow more time, or pass a cost profile"
+                )
+            left = replace(left, deadline=self.deadline - seconds)
+        if self.speedup is not None and self.speedup > 1 and seconds > 0:
+            whole = full_step_seconds * steps
+            allowed = whole / self.speedup
+            left = replace(left, speedup=whole / max(allowed - seconds, allowed / 2))
+        return left
 
     def allowed_step_seconds(self, full_step_seconds: float, steps: int = 1) -> float:
         """Return the seconds one local step may take, infinity when time is not limited.

@@ -251,7 +251,9 @@ def trainer_of(
     **options: Any,
 ) -> ElasticTrainer:
     """A trainer that trains the named groups whatever their cost, and looks at no clock."""
-    settings: dict[str, Any] = {"closed_loop": False, "deep_every": 0} | options
+    settings: dict[str, Any] = {
+        "closed_loop": False, "deep_every": 0, "charge_probes": False
+    } | options  # fmt: skip
     trainer = ElasticTrainer(
         model,
         loss_fn,
@@ -268,7 +270,9 @@ def elastic_trainer(
     model: nn.Module, batch: Batch, budget: Budget, **options: Any
 ) -> ElasticTrainer:
     """A trainer of the elastic policy that looks at no clock."""
-    settings: dict[str, Any] = {"closed_loop": False, "deep_every": 0} | options
+    settings: dict[str, Any] = {
+        "closed_loop": False, "deep_every": 0, "charge_probes": False
+    } | options  # fmt: skip
     return ElasticTrainer(
         model,
         loss_fn,

@@ -27,7 +27,7 @@ from fl_elastic.flower.wire import HAVE, PACKED, TENSORS
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.planning import make_policy
-from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
@@ -368,7 +368,8 @@ class ElasticClient(NumPyClient):
         return self._profile
 
     def _measure(self, batch: Batch) -> CostProfile:
-        return profile_model(
-            self.model, self.loss_fn, batch,
-            optimizer_fn=self.optimizer_fn, clock=self.options.clock,
+        return estimate_profile(
+            self.model, self.loss_fn, batch, optimizer_fn=self.optimizer_fn,
+            clock=self.options.clock, memory=self.budget.memory,
+            prefix=self.options.forward is not None,
         )  # fmt: skip

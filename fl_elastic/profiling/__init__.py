@@ -1,6 +1,7 @@
 """What every tensor group of a model costs to train on this device."""
 
 from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.estimate import estimate_profile, estimated_modes, refined
 from fl_elastic.profiling.measure import profile_model
 from fl_elastic.profiling.memory import StepMemory, mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.mode_costs import ModeCosts
@@ -20,6 +21,8 @@ __all__ = [
     "StepMemory",
     "clock_for",
     "elastic_forward",
+    "estimate_profile",
+    "estimated_modes",
     "load_or_measure",
     "load_profile",
     "mask_bytes",
@@ -27,6 +30,7 @@ __all__ = [
     "prefix_seconds",
     "profile_model",
     "recompute_seconds",
+    "refined",
     "save_profile",
     "step_memory",
     "with_modes",

@@ -114,12 +114,18 @@ def _prefix_seconds(profile: CostProfile, index: int, cache: CacheTerms | None) 
 
 
 def measure_prefix(
-    profile: CostProfile, model: nn.Module, batch: Batch, timer: Clock
+    profile: CostProfile,
+    model: nn.Module,
+    batch: Batch,
+    timer: Clock,
+    *,
+    repeats: int = _REPEATS + 1,
 ) -> CostProfile:
     """Return the profile with what an elastic forward pass costs; the model is left as it was.
 
     One pass gives the seconds up to every cut, by the clock at each. Passes of the frozen model as it is and as
-    inference are taken in turn, the fastest of each counts, and both are scaled to the forward pass of real steps.
+    inference are taken in turn, the fastest of each counts (after the first of several), and both are scaled to the
+    forward pass of real steps.
     """
     graph, inputs = profile.graph, batch[0]
     looking_up, per_value = _lookup_seconds(inputs, timer)
@@ -129,11 +135,11 @@ def measure_prefix(
     fastest = np.full((2, len(graph.cuts) + 1), np.inf)
     with untouched(model), torch.no_grad():
         model.eval()
-        for repeat in range(_REPEATS + 1):
+        for repeat in range(repeats):
             plain = _seconds_at_cuts(model, graph, lambda: call_model(model, inputs), timer)
             with SplitModel(model, graph, graph.cuts[0]) as split:
                 inference = _seconds_at_cuts(model, graph, lambda: split.features(inputs), timer)
-            if repeat:
+            if repeat or repeats == 1:
                 fastest = np.minimum(fastest, [plain, inference])
     scale = min(1.0, float(profile.forward_seconds[0]) / max(fastest[0, -1], 1e-12))
     seconds = np.maximum(fastest[:, :-1] * scale, 0.0)

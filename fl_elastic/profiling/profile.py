@@ -118,6 +118,8 @@ class CostProfile:
         Which storages those are; left out, each node keeps tensors of its own.
     node_lean : array, shape (M,)
         By which operation of `fl_elastic.ops` a node may keep less, see `LeanKind`; zeros if left out.
+    estimated : bool
+        Whether the seconds come from `estimate_profile`, to be refined by training.
     """
 
     key: ProfileKey
@@ -136,6 +138,7 @@ class CostProfile:
     modes: ModeCosts | None = None
     saved: SavedTensors | None = None
     node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
+    estimated: bool = False
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}

@@ -58,6 +58,7 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
             "update_ratio": _numbers_or_none(profile.modes.update_ratio),
             "path_ratio": _numbers_or_none(profile.modes.path_ratio),
         }
+    document["estimated"] = profile.estimated
     if profile.saved is not None:
         document["saved"] = {
             field.name: getattr(profile.saved, field.name).tolist()
@@ -189,6 +190,7 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
         graph=BackwardGraph(groups, nodes, cuts, blocks),
         modes=modes,
         saved=_saved_tensors(document.get("saved"), len(nodes)),
+        estimated=bool(document.get("estimated", False)),
         **values,
     )
 

@@ -19,14 +19,14 @@ from fl_elastic.importance.channels import ChannelScore, choose_channels, make_c
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import Plan, PlanRequest, Policy, make_policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
-from fl_elastic.profiling import CostProfile, Mask
+from fl_elastic.profiling import CostProfile, Mask, mask_bytes
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
 
 __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
-_MOST_OF_DEADLINE = 0.25
+_MOST_OF_TIME = 0.15
 _DEEP = 0xDEE9
 
 
@@ -88,10 +88,17 @@ class PlanChooser:
         chosen = self.channel_score.batches_needed if self.policy.modes else 1
         return max(scored, chosen, 1)
 
-    def begin(self, costs: CostProfile, requested_steps: int, batches: Sequence[Batch]) -> None:
-        """Start a fit: plan for that many steps at these costs, and look at these batches."""
+    def begin(
+        self,
+        costs: CostProfile,
+        requested_steps: int,
+        batches: Sequence[Batch],
+        budget: Budget | None = None,
+    ) -> None:
+        """Start a fit: plan for that many steps at these costs with what is left of the budget."""
         self.policy.refuse_misfit(costs.graph)
         self.requested_steps = requested_steps
+        self.budget = self.budget if budget is None else budget
         self.go_on(costs, None)
         self._batches = batches
         self.state.fit_to(costs.group_names)
@@ -112,12 +119,21 @@ class PlanChooser:
             return True
         return self._can_pay_for_probe() and not self._everything_fits(correction)
 
+    @property
+    def full_step_fits_memory(self) -> bool:
+        """Whether a plain step that trains everything, as a probe takes it, stays within the memory budget."""
+        costs, memory = self._known_costs(), self.budget.memory
+        return memory is None or mask_bytes(costs, np.ones(len(costs), dtype=bool)) <= memory
+
     def _can_pay_for_probe(self) -> bool:
-        """Whether a probe leaves most of the deadline for training; otherwise older or others' scores must do."""
-        if self.budget.deadline is None or not self.options.charge_probes:
+        """Whether a probe fits the memory and leaves most of the time; else older or others' scores must do."""
+        if not self.full_step_fits_memory:
+            return False
+        full = self._known_costs().full_step_seconds
+        allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
+        if np.isinf(allowed) or not self.options.charge_probes:
             return True
-        probe = self.batches_needed * self._known_costs().full_step_seconds
-        return probe <= _MOST_OF_DEADLINE * self.budget.deadline
+        return self.batches_needed * full <= _MOST_OF_TIME * allowed * self.requested_steps
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""

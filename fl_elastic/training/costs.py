@@ -1,13 +1,15 @@
-"""The cost profile that a trainer plans with: the one at hand if it fits, or a new one."""
+"""The cost profile that a trainer plans with: the one at hand if it fits, or an estimate."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import Policy
-from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling import CostProfile, estimate_profile, estimated_modes
+from fl_elastic.profiling.measure import OptimizerFn, profile_key
+from fl_elastic.training.options import TrainerOptions
 
 __all__ = ["costs_for"]
 
@@ -20,13 +22,17 @@ def costs_for(
     batch: Batch,
     *,
     optimizer_fn: OptimizerFn,
-    clock: str,
+    budget: Budget,
+    options: TrainerOptions,
 ) -> CostProfile:
-    """Return ``known`` if it was measured for this model, batch, optimiser and device and has the policy's modes.
+    """Return ``known`` if it holds for this model, batch, optimiser and device, with the policy's modes.
 
-    What is missing is measured.
+    What is missing is estimated.
     """
     profile = known
     if profile is None or profile.key != profile_key(model, batch, optimizer_fn):
-        profile = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=clock)
-    return with_modes(profile, model, clock_for(model_device(model), clock), policy.modes)
+        profile = estimate_profile(
+            model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.clock,
+            memory=budget.memory, prefix=options.forward is not None,
+        )  # fmt: skip
+    return estimated_modes(profile, model, policy.modes)

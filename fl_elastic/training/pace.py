@@ -14,6 +14,7 @@ _WINDOW = 20
 _TOLERANCE = 0.02
 _SAMPLES = 5
 _FIRST_SAMPLES = 3
+_FIRST_LOOK = 3
 _REFERENCE_SHARE = 0.1
 _MOST = 0.9
 _HALF = 0.5
@@ -35,6 +36,8 @@ class Pace:
         Whether measured times may change the plan; off, only the prediction counts.
     relative : bool
         Whether the budget is a speed-up.
+    estimated : bool
+        Whether the profile is an estimate, so that the first steps are looked at sooner.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Pace:
         *,
         correct: bool,
         relative: bool = False,
+        estimated: bool = False,
     ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
@@ -59,9 +63,11 @@ class Pace:
         self._relative = relative
         self._references: list[float] = []
         self._reference_seconds = 0.0
+        self.watches_references = True
         self._replans = 0
         self._patient_until = 0
         self._next_reference = _WINDOW
+        self._early = estimated
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     @property
@@ -101,11 +107,15 @@ class Pace:
 
         One at a time, between steps of the plan: full steps in a row find their data in the cache. After the
         first three they may take a tenth of the time of training, no more: under a large speed-up they are dear.
+        With an estimated profile the first comes after two steps, and none but it is free of that limit.
         """
-        watching = self.correct and self._relative and self._limited
-        few = len(self._references) < _FIRST_SAMPLES
+        if not (self.watches_references and self.correct and self._relative and self._limited):
+            return False
+        if self._early and not self._references:
+            return self.steps >= _FIRST_LOOK - 1
+        few = len(self._references) < (1 if self._early else _FIRST_SAMPLES)
         cheap = few or self._reference_seconds <= _REFERENCE_SHARE * self.spent
-        return watching and cheap and self.steps > self._next_reference - _SAMPLES
+        return cheap and self.steps > self._next_reference - _SAMPLES
 
     def reference(self, ratio: float, seconds: float = 0.0) -> None:
         """Take in a full step: the ratio of its time to the cost profile's, and its seconds."""
@@ -119,6 +129,7 @@ class Pace:
         """Forget the step times of the plan before; after a correction, wait longer before the next one."""
         if self.corrected:
             self._replans += 1
+            self._early = False
             self._patient_until = self.steps + _WINDOW * 2 ** max(self._replans - 2, 0)
         self.corrected = False
         self._recent.clear()
@@ -140,11 +151,13 @@ class Pace:
                 affordable = math.floor(left_seconds / step + 1e-9) if fits else 0
         elif self._relative:
             affordable = math.floor(self.requested_steps * plan.step_fraction + 1e-9) - self.steps
-            if self.steps == 0 and self.requested_steps * plan.step_fraction >= _HALF:
-                affordable = max(affordable, 1)
         else:
             unspent = self.allowed_seconds - self.predicted
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
+        if self._relative and self.steps == 0:
+            # A speed-up holds on average: what choosing took does not keep a short fit from its one step.
+            paid = self._allowed_seconds >= _HALF * plan.predicted_step_seconds
+            affordable = max(affordable, int(paid))
         return max(min(left, affordable), 0)
 
     def wants_replan(self, plan: Plan) -> bool:
@@ -173,4 +186,15 @@ class Pace:
         return ordered[math.ceil(_MOST * len(ordered)) - 1] if ordered else 0.0
 
     def _measured(self) -> float | None:
-        return statistics.median(self._recent) if len(self._recent) == _WINDOW else None
+        needed = _FIRST_LOOK if self._early else _WINDOW
+        return statistics.median(self._recent) if len(self._recent) >= needed else None
+
+    @property
+    def recent_step_seconds(self) -> float:
+        """Median of the last steps of the present plan, 0 before the first."""
+        return statistics.median(self._recent) if self._recent else 0.0
+
+    @property
+    def full_ratio(self) -> float | None:
+        """Median time of full passes over the cost profile's, None if none was timed."""
+        return self.drift if self._references else None

@@ -24,6 +24,7 @@ from fl_elastic.profiling import (
     clock_for,
     elastic_forward,
     prefix_seconds,
+    refined,
 )
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.aliases import under_every_name
@@ -68,7 +69,8 @@ class ElasticTrainer:
     policy : str
         Registered policy, see `fl_elastic.planning.policies`.
     profile : CostProfile, optional
-        Measured costs; measured on the first batch when missing or of another case.
+        Measured costs; when missing or of another case they are estimated on the first batch, for about one and a
+        half steps that are charged to the budget, and corrected while training.
     options : TrainerOptions, optional
         Everything else.
     state : SelectionState, optional
@@ -174,19 +176,26 @@ class ElasticTrainer:
     def _fit(
         self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
     ) -> FitReport:
+        clock = clock_for(model_device(self.model), self.options.clock)
+        began, known = clock(), self.profile
         self._optimizing()
         profile = self._profile_for(batches[0])
-        clock = clock_for(model_device(self.model), self.options.clock)
+        measuring = clock() - began if profile is not known and self.options.closed_loop else 0.0
+        budget = self.budget.after(measuring, profile.full_step_seconds, requested)
         forward = self._forward = self._elastic_forward(epochs, clock)
-        self.chooser.begin(self._planned_with(profile), requested, batches)
-        allowed = self.budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
+        self.chooser.begin(self._planned_with(profile), requested, batches, budget)
+        allowed = budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
         pace = Pace(
             allowed,
             requested,
             correct=self.options.closed_loop,
             relative=self.budget.deadline is None,
+            estimated=profile.estimated,
         )
+        # A full pass would take the memory that the budget does not give.
+        pace.watches_references = self.chooser.full_step_fits_memory
         log = StepLog(batch_shape(batches[0]), clock)
+        log.selection_seconds += measuring
         deep = self.chooser.deep_plan()
         plan = deep or self._select(batches, pace, log, current=None)
         pace.reserved = plan.sending_seconds
@@ -199,7 +208,10 @@ class ElasticTrainer:
             batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
             if batch is not None and pace.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                pace.reference(*self._time_full_pass(batch, log))
+                ratio, seconds = self._time_full_pass(batch, log)
+                pace.reference(ratio, seconds)
+                if self.options.charge_probes:
+                    pace.spent += seconds
             due = plan is not deep and (pace.corrected or self.chooser.probe_due(pace.correction))
             if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
@@ -209,6 +221,10 @@ class ElasticTrainer:
         taken = stepped(plans, pace.steps)
         plan = taken[-1][1]
         self._refuse_overflow(log.tensor_steps)
+        if profile.estimated and self.options.closed_loop and forward is None:
+            self.profile = refined(
+                profile, pace.full_ratio, plan.predicted_step_seconds, pace.recent_step_seconds
+            )
         self.plan = plan
         self._tensor_steps = log.tensor_steps
         self._trained = tuple(each for _, each in taken)
@@ -342,10 +358,10 @@ class ElasticTrainer:
         )
 
     def _profile_for(self, batch: Batch) -> CostProfile:
-        """Return the given profile if it fits this model and device, else measure one."""
+        """Return the given profile if it fits this model and device, else an estimate."""
         self.profile = costs_for(
             self.chooser.policy, self.profile, self.model, self.loss_fn, batch,
-            optimizer_fn=self.optimizer_fn, clock=self.options.clock,
+            optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
         )  # fmt: skip
         return self.profile
 
@@ -425,7 +441,7 @@ class ElasticTrainer:
         pace.reserved = plan.sending_seconds
         spent = log.clock() - started
         log.selection_seconds += spent
-        if self.budget.deadline is not None and self.options.charge_probes:
+        if self.options.charge_probes:
             pace.spent += spent
         return plan
 

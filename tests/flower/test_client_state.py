@@ -82,14 +82,14 @@ def test_nothing_is_written_without_a_directory(
 
 def test_the_profile_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(elastic(tmp_path))
-    before = paths(tmp_path)[0].read_bytes()
 
     def again(*arguments: object, **options: object) -> None:
         raise AssertionError("measured although a profile is stored")
 
-    monkeypatch.setattr(client, "profile_model", again)
+    monkeypatch.setattr(client, "estimate_profile", again)
+    monkeypatch.setattr("fl_elastic.training.costs.estimate_profile", again)
     fit(elastic(tmp_path))
-    assert paths(tmp_path)[0].read_bytes() == before
+    assert load_profile(paths(tmp_path)[0]).estimated
 
 
 def test_the_selection_goes_on_where_the_last_process_ended(tmp_path: Path) -> None:

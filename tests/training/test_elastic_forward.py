@@ -197,7 +197,7 @@ def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
 
 def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
     trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(cache_bytes=1 << 20))
-    trainer.options = replace(trainer.options, reselect_every=4, drift=2.0)
+    trainer.options = replace(trainer.options, reselect_every=4, drift=2.0, charge_probes=False)
     trainer.chooser.options = trainer.options
     trainer.chooser.policy = Chosen({"11", "6"}, {"11"})
     trainer.budget = trainer.chooser.budget = Budget(speedup=1.01)

@@ -53,7 +53,12 @@ def fitted(
 ) -> tuple[ElasticTrainer, tuple[tuple[int, Plan], ...]]:
     data = images(batches)
     model = net()
-    settings: dict[str, Any] = {"closed_loop": False, "deep_every": 0, "drift": 2.0} | options
+    settings: dict[str, Any] = {
+        "closed_loop": False,
+        "deep_every": 0,
+        "drift": 2.0,
+        "charge_probes": False,
+    } | options
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.01), profile=flat_profile(model, data[0]),
         options=TrainerOptions(reselect_every=3, channel_score=score, **settings),

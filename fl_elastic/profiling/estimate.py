@@ -1,0 +1,269 @@
+"""A first cost profile for the price of about one and a half steps, to be corrected while training goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode, Trace, trace_step, untouched
+from fl_elastic.groups.forward import compute_loss, map_tensors, split_batch
+from fl_elastic.groups.untouched import same_chances
+from fl_elastic.profiling.calibrate import OptimizerFn
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.measure import model_device, profile_key
+from fl_elastic.profiling.memory import lean_kinds
+from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.modes import convolution_module
+from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
+from fl_elastic.profiling.prefix import measure_prefix
+from fl_elastic.profiling.profile import CostProfile, Seconds
+
+__all__ = ["estimate_profile", "estimated_modes", "refined"]
+
+# Of a layer's backward pass, the share of its own gradient where its error gradient goes on as well: the products
+# for weights and inputs have equally many operations; a norm's own sums are the smaller part.
+_OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other": 0.5}
+_NUMBERS = 1 << 18
+_PASSES_PER_STATE = 2.0
+_TENSOR_SECONDS = 5e-6
+_FEWEST_EXAMPLES = 2
+_MOST_SCALE = 2.0
+
+
+def estimate_profile(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    *,
+    optimizer_fn: OptimizerFn,
+    clock: str = "auto",
+    memory: float | None = None,
+    prefix: bool = False,
+) -> CostProfile:
+    """Return what every tensor group costs to train here, from one traced forward pass and one timed step.
+
+    A node's time is split into its own gradient and the way of the error gradient by operations; the forward pass
+    counts in full at every depth; the optimiser by its state and this device's memory. Weights, buffers, gradients
+    and RNG are left as they were. Use `profile_model` to measure each of these.
+
+    Parameters
+    ----------
+    model, loss_fn, batch
+        What is trained.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)``.
+    clock : {"auto", "wall", "cpu"}
+        See `fl_elastic.profiling.clock_for`.
+    memory : float, optional
+        Bytes that a step may keep. With such a limit a sixteenth of the batch is looked at, at least two examples,
+        and what it costs is scaled up.
+    prefix : bool
+        Whether the passes up to the cuts are timed too, for an elastic forward pass.
+
+    Raises
+    ------
+    TrainingError
+        If the loss on the batch is not finite.
+    """
+    timer = clock_for(model_device(model), clock)
+    part, scale = _part_of(batch, limited=memory is not None)
+    with untouched(model), same_chances(model):
+        traced: list[Trace] = []
+
+        def run() -> Trace:
+            traced.append(trace_step(model, loss_fn, part))
+            return traced[0]
+
+        saved = saved_tensors(run, model)
+        trace = traced.pop()
+        if not torch.isfinite(trace.loss):
+            raise TrainingError(
+                f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
+            )
+        started = timer()
+        loss = compute_loss(model, loss_fn, part)
+        forward = timer() - started
+        nodes = np.nan_to_num(time_nodes(trace, loss, timer))
+        backward = timer() - started - forward
+        model.zero_grad(set_to_none=True)
+        graph = _scaled_graph(trace.graph, scale)
+        del trace, loss
+    saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
+    update, path = _split(graph, nodes * scale)
+    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer)
+    profile = CostProfile(
+        key=profile_key(model, batch, optimizer_fn),
+        graph=graph,
+        node_update_seconds=update,
+        node_path_seconds=path,
+        optimizer_seconds=optimizer,
+        forward_seconds=np.full(len(graph.groups), forward * scale),
+        fixed_seconds=max(backward * scale - float(nodes.sum()) * scale, 0.0),
+        node_saved_bytes=saved_bytes_by_node(graph, saved),
+        optimizer_bytes_per_weight=state,
+        saved=saved,
+        node_lean=lean_kinds(graph, model),
+        estimated=True,
+    )
+    return measure_prefix(profile, model, batch, timer, repeats=1) if prefix else profile
+
+
+def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, ...]) -> CostProfile:
+    """Return the profile with the costs of ``modes`` by their share of the operations, where they apply."""
+    known = () if profile.modes is None else profile.modes.modes
+    if set(modes) <= set(known):
+        return profile
+    wanted = tuple(dict.fromkeys([*known, *modes]))
+    update = np.full((len(profile), len(wanted)), np.nan)
+    path = np.full_like(update, np.nan)
+    for group in range(len(profile)):
+        module = convolution_module(profile.graph, model, group)
+        if module is None:
+            continue
+        for column, mode in enumerate(wanted):
+            if mode.kind == "bias" and module.bias is None:
+                continue
+            if mode.kind == "channels" and module.groups not in (1, module.in_channels):
+                continue
+            share = {"bias": 0.0, "channels": mode.fraction, "filtered": 1 / mode.patch**2}
+            # Gathering what is kept, or adding up patches, costs a pass over the input.
+            update[group, column] = min(0.1 + share.get(mode.kind, 1.0), 1.0)
+            path[group, column] = update[group, column] if mode.filters_input else 1.0
+    if profile.modes is not None:
+        measured = [wanted.index(mode) for mode in known]
+        update[:, measured] = profile.modes.update_ratio
+        path[:, measured] = profile.modes.path_ratio
+    return replace(profile, modes=ModeCosts(wanted, update, path))
+
+
+def refined(
+    profile: CostProfile,
+    full_ratio: float | None,
+    predicted_step_seconds: float,
+    step_seconds: float,
+) -> CostProfile:
+    """Return the profile with its seconds scaled to what was measured while training.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        As it was planned with.
+    full_ratio : float, optional
+        Time of full passes over the profile's.
+    predicted_step_seconds, step_seconds : float
+        Of the plan's step, as predicted and as measured.
+    """
+    if not step_seconds > 0 or not predicted_step_seconds > 0:
+        return profile
+    step_ratio = step_seconds / predicted_step_seconds
+    full = profile.full_step_seconds
+    backward = full - float(profile.forward_seconds[-1])
+    # Two equations: f F + b B = measured full step, f F + b B' = measured step of the plan.
+    planned = predicted_step_seconds - float(profile.forward_seconds[-1])
+    if full_ratio is None or abs(backward - planned) < 0.2 * full:
+        both = step_ratio if full_ratio is None else math.sqrt(step_ratio * full_ratio)
+        forward_scale = backward_scale = _bounded(both)
+    else:
+        backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
+        forward_scale = _bounded(
+            (step_seconds - backward_scale * planned) / float(profile.forward_seconds[-1])
+        )
+    return replace(
+        profile,
+        node_update_seconds=profile.node_update_seconds * backward_scale,
+        node_path_seconds=profile.node_path_seconds * backward_scale,
+        optimizer_seconds=profile.optimizer_seconds * backward_scale,
+        fixed_seconds=profile.fixed_seconds * backward_scale,
+        forward_seconds=profile.forward_seconds * forward_scale,
+        cut_plain_seconds=profile.cut_plain_seconds * forward_scale,
+        cut_inference_seconds=profile.cut_inference_seconds * forward_scale,
+    )
+
+
+def _bounded(scale: float) -> float:
+    return min(max(scale, 1 / _MOST_SCALE), _MOST_SCALE)
+
+
+def _part_of(batch: Batch, *, limited: bool) -> tuple[Batch, float]:
+    """Return a part of the batch whose full step is small, and by how much the whole is larger."""
+    inputs, targets = split_batch(batch)
+    lengths: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        lengths.add(len(tensor) if tensor.dim() else 0)
+        return tensor
+
+    map_tensors(note, [inputs, targets])
+    whole = min(lengths, default=0)
+    count = max(_FEWEST_EXAMPLES, whole // 16)
+    if not limited or len(lengths) != 1 or whole <= count:
+        return batch, 1.0
+
+    def cut(value: Any) -> Any:
+        return map_tensors(lambda tensor: tensor[:count], value)
+
+    return (cut(inputs), cut(targets)), whole / count
+
+
+def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:
+    """Return the graph with shapes of the whole batch."""
+    if scale == 1.0:
+        return graph
+
+    def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (round(shape[0] * scale), *shape[1:]) if shape else shape
+
+    return replace(
+        graph,
+        nodes=tuple(replace(node, shape=whole(node.shape)) for node in graph.nodes),
+        cuts=tuple(
+            replace(cut, skipped=tuple((name, whole(shape)) for name, shape in cut.skipped))
+            for cut in graph.cuts
+        ),
+    )
+
+
+def _split(graph: BackwardGraph, seconds: Seconds) -> tuple[Seconds, Seconds]:
+    """Split each node's time into its own gradient and the way of the error gradient, by operations."""
+    own = np.zeros(len(seconds))
+    for index, node in enumerate(graph.nodes):
+        if node.group is not None:
+            own[index] = _OWN_SHARE[graph.groups[node.group].kind.value] if node.inputs else 1.0
+    return seconds * own, seconds * (1 - own)
+
+
+def _optimizer_costs(
+    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Any
+) -> tuple[Seconds, float]:
+    """Return the seconds of each group's optimiser step, and the bytes of state per weight."""
+    state = _state_bytes_per_weight(optimizer_fn)
+    numbers, other = torch.zeros(_NUMBERS), torch.ones(_NUMBERS)
+    fastest = math.inf
+    for _ in range(3):
+        started = timer()
+        numbers.add_(other, alpha=0.5)
+        fastest = min(fastest, timer() - started)
+    per_number = fastest / _NUMBERS * _PASSES_PER_STATE * (1 + state / 4)
+    return np.array(
+        [per_number * g.numel + _TENSOR_SECONDS * len(g.parameters) for g in graph.groups]
+    ), state
+
+
+def _state_bytes_per_weight(optimizer_fn: OptimizerFn) -> float:
+    """Return what the optimiser keeps per weight, tried out on a parameter of its own; two floats if it refuses."""
+    parameter = nn.Parameter(torch.zeros(64))
+    parameter.grad = torch.zeros(64)
+    try:
+        optimizer = optimizer_fn([parameter])
+        optimizer.step()
+    except Exception:
+        # It may expect the model's own parameters.
+        return 8.0
+    values = [v for state in optimizer.state.values() for v in state.values()]
+    return sum(v.nbytes for v in values if isinstance(v, Tensor) and v.numel() > 1) / 64
