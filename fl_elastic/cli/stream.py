@@ -84,7 +84,7 @@ def stream(
         StreamOptions,
     )
     from fl_elastic.streaming.one_learner import one_learner
-    from fl_elastic.streaming.sources import open_source
+    from fl_elastic.streaming.sources import open_source, source_name
     from fl_elastic.streaming.summary import stream_summary
 
     if not 0 < learning_rate < math.inf:
@@ -105,12 +105,15 @@ def stream(
             replay=replay, state_dir=state_dir, seed=seed,
             latent=Latent(latent) if latent else None, options=StreamOptions(steps=steps),
         )  # fmt: skip
-        handled = learner.progress.observed + sum(learner.progress.rejected.values())
-        readings = open_source(source, skip=handled, follow=follow)
+        name = source_name(source)
+        after = learner.places.get(name, learner.places.get(""))
+        readings = open_source(source, after=after, follow=follow)
+        saved = False
         try:
+            learner.adapt_if_due()
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
-                    _handle(learner, together, shape)
+                    _handle(learner, together, shape, name)
                     if not together[0].awaits_answer:
                         _stop_if_all_refused(learner)
                     if stopped():
@@ -118,9 +121,14 @@ def stream(
         finally:
             # A state in which nothing was learned would only bind the next attempt to the same model.
             if learner.progress.observed:
-                learner.close()
+                saved = learner.close()
         result = stream_summary(learner)
         _written(result, state_dir)
+        if learner.progress.observed and not saved:
+            raise StreamError(
+                f"the state could not be saved to {state_dir} at the end: is its disk full? What came since the last "
+                "time will be learned again from the log there, as far as that could be written"
+            )
     typer.echo(json.dumps(result) if as_json else _line(result))
 
 
@@ -141,7 +149,11 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
         yield together
 
 
-def _handle(learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...]) -> None:
+def _handle(
+    learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...], source: str
+) -> None:
+    from fl_elastic.streaming.places import Place
+
     first = readings[0]
     if first.is_silence:
         learner.tick()
@@ -150,7 +162,10 @@ def _handle(learner: StreamLearner, readings: list[Reading], shape: tuple[int, .
     else:
         xs = [_shaped(each.x, shape) for each in readings]
         ys, ts = [each.y for each in readings], [each.t for each in readings]
-        for reading, seen in zip(readings, learner.observe_batch(xs, ys, ts), strict=True):
+        names, at = [each.name for each in readings], readings[-1].place
+        place = None if at is None else Place(source, at)
+        found = learner.observe_batch(xs, ys, ts, names=names, place=place)
+        for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))
 
 

@@ -425,11 +425,12 @@ class StreamLearner:
         self._unsaved = False
         return taken
 
-    def close(self) -> None:
-        """Save the state and leave the model as any other; the store stays open."""
-        self.save()
+    def close(self) -> bool:
+        """Save the state and leave the model as any other; return whether it was saved. The store stays open."""
+        saved = self.save()
         self._ahead.close()
         self._classifier.close()
+        return saved
 
     def model_changed(self) -> None:
         """Say that somebody else has set the model's weights: features that no longer fit it are deleted."""
@@ -485,7 +486,8 @@ class StreamLearner:
             self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
             self.rounds = RoundsTaken(**facts.get("rounds", {}))
             self._names = SenderIds(self.options.names, facts.get("names"))
-            self.places = facts.get("places", {})
+            handled = self.progress.observed + sum(self.progress.rejected.values())
+            self.places = facts.get("places", {"": {"rows": handled}})
             self._memory.restore(state.under("memory."), facts.get("number", 0))
             self._drift.restore(state.arrays["errors"])
             self._classifier.restore(facts, state.under("model."))
