@@ -180,6 +180,8 @@ class _Door:
             time.sleep(0.01)
             return
         connection.setblocking(False)
+        # An answer is one small packet: it need not wait for another one.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._clients.append(_Client(connection))
 
     def _close(self, clients: Any) -> None:

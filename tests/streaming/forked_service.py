@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import typer
@@ -45,11 +46,22 @@ class Life:
         Where its words go.
     """
 
+    alive: ClassVar[set[int]] = set()
+
     def __init__(self, given: list[str], said: Path) -> None:
         self.said = said
         self.pid = os.fork()
         if self.pid == 0:
             self._live(given)
+        self.alive.add(self.pid)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End those that a failed test has left."""
+        for pid in list(cls.alive):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            cls.alive.discard(pid)
 
     def _live(self, given: list[str]) -> None:
         status = 1
@@ -84,6 +96,7 @@ class Life:
         """End it as a power cut does."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        self.alive.discard(self.pid)
 
     def stop(self) -> int:
         """Tell it to end, and return its status."""
@@ -92,4 +105,6 @@ class Life:
 
     def ended(self) -> int:
         """Wait for its end, and return its status."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.alive.discard(self.pid)
+        return status

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ from fl_elastic.streaming.learner_state import SavedState, load_state
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
 ROWS_PER_LIFE = 90
 TAKES_ALL = 8 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def no_life_is_left() -> Iterator[None]:
+    yield
+    Life.end_all()
 
 
 def rows_from(start: int, count: int) -> list[tuple[list[float], int]]:
@@ -50,7 +57,7 @@ def each_once(folder: Path, rows: int, refused: int = 0) -> None:
     held = state.under("memory.")
     with SampleStore(folder / "state" / "samples.db", TAKES_ALL) as store:
         everything = store.sample(10**6)
-        assert store.seen == len(everything) == len(store)
+        assert store.seen == len(everything) == len(store) == rows - len(held["held.x"])
         assert store.rejected == {}
     ids = [*everything.ids.tolist(), *held["held.n"].tolist()]
     first = [*everything.x[:, 0].tolist(), *held["held.x"][:, 0].tolist()]
