@@ -19,7 +19,7 @@ from fl_elastic.bench.online_streams import STREAMS, Rows
 from fl_elastic.bench.results import Results
 from fl_elastic.budget import Budget
 from fl_elastic.simulation.datasets import data_root_folder
-from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner
+from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner, StreamOptions
 
 __all__ = [
     "CHOSEN_ON",
@@ -50,8 +50,8 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
-def _learner(every: int | None) -> Callable[[Rows, int], dict[str, Any]]:
-    """Return a run of the stream learner; with None it is as it is by default."""
+def _learner(every: int | None = None, steps: int = 0) -> Callable[[Rows, int], dict[str, Any]]:
+    """Return a run of the stream learner; with nothing given it is as it is by default."""
 
     def run(rows: Rows, seed: int) -> dict[str, Any]:
         x, y = rows
@@ -60,6 +60,7 @@ def _learner(every: int | None) -> Callable[[Rows, int], dict[str, Any]]:
         given: dict[str, Any] = {}
         if every is not None:
             given["trigger"] = EverySamples(every) | OnDrift()
+            given["options"] = StreamOptions(steps=steps)
         with (
             tempfile.TemporaryDirectory() as folder,
             SampleStore(Path(folder) / "samples.db", 64 * 2**20, seed=seed) as store,
@@ -142,11 +143,9 @@ METHODS: dict[str, Callable[[Rows, int], dict[str, Any]]] = {
     "Hoeffding tree": _river(_tree),
     "Hoeffding adaptive tree": _river(_adaptive_tree),
     "adaptive random forest": _river(_forest),
-    "StreamLearner, every 200": _learner(200),
-    "StreamLearner, every 100": _learner(100),
-    "StreamLearner, every 50": _learner(50),
-    "StreamLearner, every 25": _learner(25),
-    DEFAULT: _learner(None),
+    "StreamLearner, every 200, 20 steps": _learner(200, 20),
+    "StreamLearner, every 50, 20 steps": _learner(50, 20),
+    DEFAULT: _learner(),
 }
 """By name, each a run over the rows of a stream with a seed."""
 
@@ -188,9 +187,7 @@ def bench_online(
         tell(f"{done}/{len(cells)} {cell}: {row['accuracy']:.3f}, {row['seconds']:.1f} s")
 
 
-def online_means(
-    rows: Mapping[str, Mapping[str, Any]], stream: str, method: str
-) -> _Cell | None:
+def online_means(rows: Mapping[str, Mapping[str, Any]], stream: str, method: str) -> _Cell | None:
     """Return mean accuracy and seconds over the seeds that the choice has not seen; None if one is missing."""
     seeds = [seed for seed in SEEDS if (stream, seed) not in CHOSEN_ON]
     found = [rows.get(f"{stream} | {method} | {seed}") for seed in seeds]

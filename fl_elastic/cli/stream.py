@@ -48,8 +48,8 @@ def stream(
     policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
     replay: Annotated[str, typer.Option(help="er, der_pp or none.")] = "er",
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
-    every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 200,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 20,
+    every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
     on_mains: Annotated[
         bool, typer.Option("--on-mains", help="Do not adapt while on battery.")
     ] = False,
@@ -57,7 +57,10 @@ def stream(
         int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
     ] = 0,
     learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
-    capacity: Annotated[int, typer.Option(help="Bytes of the store.")] = 64 * 2**20,
+    capacity: Annotated[
+        int | None,
+        typer.Option(help="Bytes of the store; 64 MiB if left out, or what the disk has room for."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more at the end of a table or folder.")
@@ -83,6 +86,7 @@ def stream(
         StreamLearner,
         StreamOptions,
     )
+    from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
     from fl_elastic.streaming.one_learner import one_learner
     from fl_elastic.streaming.sources import open_source, source_name
     from fl_elastic.streaming.summary import stream_summary
@@ -94,10 +98,15 @@ def stream(
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()
     encoding = "int8" if latent else "raw"
+    tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
+    state = state_bytes(tensors, 4 * math.prod(shape))
     with (
         one_learner(state_dir),
-        SampleStore(state_dir / "samples.db", capacity, encoding=encoding, seed=seed) as store,
-    ):
+        SampleStore(
+            state_dir / "samples.db", fitting_capacity(state_dir, capacity, state),
+            encoding=encoding, seed=seed,
+        ) as store,
+    ):  # fmt: skip
         learner = StreamLearner(
             network, store, budget=Budget(speedup=speedup, deadline=deadline), policy=policy,
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),

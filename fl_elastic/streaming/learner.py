@@ -71,7 +71,7 @@ class StreamLearner:
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     trigger : Trigger, optional
-        When to adapt; by default every 200 labelled samples, and 32 after a drift.
+        When to adapt; by default every 50 labelled samples, and 32 after a drift.
     detector : str or callable
         Registered drift detector, or what makes one.
     replay : str or Replay
@@ -138,7 +138,7 @@ class StreamLearner:
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)
         self.adaptations: list[Adaptation] = []
-        self._seed, self._trigger = seed, trigger or EverySamples(200) | OnDrift()
+        self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
         self._replay = make_replay(replay) if isinstance(replay, str) else replay
         self._classifier = Classifier(
             model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,

@@ -8,7 +8,15 @@ from typing import Any
 
 from fl_elastic.registry import Registry
 
-__all__ = ["LONGEST_LINE", "POLL_SECONDS", "SOURCES", "Reading", "Source", "nobody", "register_source"]
+__all__ = [
+    "LONGEST_LINE",
+    "POLL_SECONDS",
+    "SOURCES",
+    "Reading",
+    "Source",
+    "nobody",
+    "register_source",
+]
 
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20

@@ -40,7 +40,7 @@ class StreamOptions:
         Of each adaptation.
     """
 
-    steps: int = 20
+    steps: int = 50
     fading: float = 0.99
     save_every: int = 1000
     new: int = 512

@@ -180,7 +180,18 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
         elif kind == 2:
             found[place:place] = draw.randbytes(draw.randrange(1, 5))
         else:
-            odd = [b"1e999", b"-", b'"', b"\0", b"\r", b"nan", b"[" * 50, b"9" * 5000, b"{}", b"null"]
+            odd = [
+                b"1e999",
+                b"-",
+                b'"',
+                b"\0",
+                b"\r",
+                b"nan",
+                b"[" * 50,
+                b"9" * 5000,
+                b"{}",
+                b"null",
+            ]
             found[place:place] = draw.choice(odd)
     return bytes(found)
 
@@ -290,7 +301,12 @@ def test_mutated_lines_are_answered(service: int) -> None:
     client, draw = Client(service), random.Random(0)
     x = blobs(1)[0][0].round(3).tolist()
     assert client.ask({"x": x, "y": 0})["refused"] == ""
-    lines = [{"x": x, "y": 1, "t": 3.5}, {"id": 1, "y": 2}, {"id": "me", "x": x}, {"id": "me", "y": 0}]
+    lines = [
+        {"x": x, "y": 1, "t": 3.5},
+        {"id": 1, "y": 2},
+        {"id": "me", "x": x},
+        {"id": "me", "y": 0},
+    ]
     for _ in range(2000):
         line = mutated(json.dumps(draw.choice(lines)).encode(), draw).replace(b"\n", b" ")
         if line.strip():

@@ -34,9 +34,7 @@ def rows_from(start: int, count: int) -> list[tuple[list[float], int]]:
     generator = np.random.default_rng(start)
     labels = generator.integers(2, size=count)
     x = generator.normal(size=(count, 3)) + 3 * labels[:, None]
-    return [
-        ([float(start + i), *map(float, x[i].round(3))], int(labels[i])) for i in range(count)
-    ]
+    return [([float(start + i), *map(float, x[i].round(3))], int(labels[i])) for i in range(count)]
 
 
 def saved(folder: Path) -> SavedState:
@@ -51,9 +49,11 @@ def each_once(folder: Path, rows: int, refused: int = 0) -> None:
     progress = state.facts["progress"]
     assert progress["observed"] == progress["labelled"] == rows
     assert sum(progress["rejected"].values()) == refused
-    assert sum(point["samples"] for point in state.facts["record"]["points"]) + state.facts[
-        "record"
-    ]["samples"] == rows
+    assert (
+        sum(point["samples"] for point in state.facts["record"]["points"])
+        + state.facts["record"]["samples"]
+        == rows
+    )
     held = state.under("memory.")
     with SampleStore(folder / "state" / "samples.db", TAKES_ALL) as store:
         everything = store.sample(10**6)
