@@ -1,9 +1,9 @@
-"""Streams on which a learner stands beside online learners of river: made ones that drift, digits that turn, real ones."""
+"""Streams for a learner beside online learners: made ones that change, digits that turn, real ones."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -85,7 +85,7 @@ def _led(synth: Any, seed: int) -> tuple[Any, Any]:
 
 
 def _digits(root: Path, seed: int) -> Rows:
-    """The bundled digits in two halves, the second one turned by 90 degrees."""
+    """Return the bundled digits in two halves, the second one turned by 90 degrees."""
     del root
     from sklearn.datasets import load_digits
 

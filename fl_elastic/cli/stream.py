@@ -135,8 +135,8 @@ def stream(
         _written(result, state_dir)
         if learner.progress.observed and not saved:
             raise StreamError(
-                f"the state could not be saved to {state_dir} at the end: is its disk full? What came since the last "
-                "time will be learned again from the log there, as far as that could be written"
+                f"the state could not be saved to {state_dir} at the end: is its disk full? What came since it was "
+                "saved is learned again at the next start, from the log there or from the source"
             )
     typer.echo(json.dumps(result) if as_json else _line(result))
 

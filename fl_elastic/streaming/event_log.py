@@ -39,7 +39,7 @@ class Event:
 
 
 class EventLog:
-    """A file to which events are added, each whole or not at all; forgotten once the state that knows them is saved.
+    """A file to which events are added, each whole or not at all, and forgotten once a saved state knows them.
 
     Parameters
     ----------

@@ -120,7 +120,7 @@ class StreamMemory:
         return self.store.fits(row.x.nbytes)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Do not give these samples to the store after all: nothing says that they came, should this process end."""
+        """Do not give these samples to the store after all: nothing says that they came, if this process dies."""
         self._pending = [each for each in self._pending if each[1].number not in numbers]
 
     def find(self, sample_id: int) -> Row | None:
@@ -217,7 +217,7 @@ class StreamMemory:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Take up samples once more that came after the restored state: what the store has, it is not given again."""
+        """Take up once more what came after the restored state: what the store has, it is not given again."""
         self._given = given = Account.from_text(self.store.noted(_ACCOUNT))
         window = self._recent.held_out
         window.rows = [row for row in window.rows if not given.has(row.number)]

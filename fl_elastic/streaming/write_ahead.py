@@ -63,7 +63,7 @@ class WriteAhead:
     def since(self, events: int) -> list[Event]:
         """Return what came after so many events; nothing of what does not join on to them."""
         self.events = events
-        found = []
+        found: list[Event] = []
         for event in self._log.read():
             if event.number == events + len(found) + 1:
                 found.append(event)

@@ -69,8 +69,8 @@ class Life:
             words = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(words, 1)
             os.dup2(words, 2)
-            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            sys.stdout = open(1, "w", closefd=False)
+            sys.stderr = open(2, "w", closefd=False)
             torch.set_num_threads(1)
             app = typer.Typer()
             app.command()(stream)
