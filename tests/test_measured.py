@@ -13,6 +13,7 @@ from fl_elastic.bench.federation_ablations import ablation_markdown
 from fl_elastic.bench.federation_methods import OURS, REFERENCE
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.online import CHOSEN_ON, DEFAULT, online_markdown
 from fl_elastic.bench.poison import ATTACKS, RULES
 from fl_elastic.bench.stream_methods import REFERENCE as REPLAY
 from fl_elastic.bench.stream_summary import stream_markdown
@@ -217,3 +218,12 @@ def test_rows_of_the_streams_are_the_committed_ones() -> None:
     assert f"{soak['samples'] / soak['seconds']:,.0f} samples per second" in streams
     assert f"{soak['store_bytes']:,} bytes" in streams
     assert soak["store_bytes"] <= soak["store_bound"]
+
+
+def test_rows_beside_online_learners_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "online.json").read_text())["rows"]
+    table = online_markdown(rows)
+    assert " - " not in table and table in (ROOT / "docs" / "streams.md").read_text()
+    # What the table is said to be of.
+    assert {rows[f"{name} | {DEFAULT} | 1"]["rows"] for name in ("sea", "agrawal", "led")} == {4000}
+    assert CHOSEN_ON == (("sea", 0), ("led", 0), ("digits", 0))

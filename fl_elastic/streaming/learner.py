@@ -456,6 +456,7 @@ class StreamLearner:
         """Write down what has come, before anybody is told; return whether it will be known after a kill."""
         if self._replaying or not facts:
             return True
+        self._memory.events = self._ahead.events + 1
         noted = self._ahead.note(facts, x, learned=self.progress.observed > 0)
         if self._memory.is_full:
             self._memory.settle()
@@ -492,7 +493,7 @@ class StreamLearner:
             self._drift.restore(state.arrays["errors"])
             self._classifier.restore(facts, state.under("model."))
             self._memory.keep_to(self._classifier.version, facts["features"])
-            events = facts.get("events", 0)
+            events = self._memory.events = facts.get("events", 0)
         else:
             self._memory.number, self.places = 0, {}
         self._learn_stored_labels()
@@ -505,6 +506,7 @@ class StreamLearner:
     def _relive(self, event: Event) -> None:
         """Take in what came after the last save, as it was then; nothing is trained meanwhile."""
         facts, self._ahead.events = event.facts, event.number
+        self._memory.events = event.number
         for why in facts.get("refused", ()):
             self.progress.refused(why)
         if "place" in facts:

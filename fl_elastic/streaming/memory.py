@@ -73,6 +73,8 @@ class StreamMemory:
         What features belong to that are kept from now on; None for inputs.
     number : int
         Of the newest sample.
+    events : int
+        Of the learner, with the one that is being handled.
     places : mapping
         By source, where the stream stands.
     """
@@ -87,6 +89,7 @@ class StreamMemory:
         self._bytes = 0
         self._given, self._waits = Account(), False
         self.version: str | None = None
+        self.events = 0
         # Also samples that an earlier release, or somebody else, has added.
         self.number = int(store.noted("last_id") or 0)
         self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
@@ -155,8 +158,12 @@ class StreamMemory:
         prediction = self._recent.answered(sample_id)
         if row is not None:
             row = replace(row, y=y)
-            if self._recent.held_out.takes() and not self._given.has(sample_id):
+            # What the store says of it was before this label, or after it.
+            known = self.events <= self._given.events and self._given.has(sample_id)
+            if self._recent.held_out.takes() and not known:
                 self._change(Withdrawn(sample_id))
+                if self._given.number:
+                    self._given = self._given.without(sample_id)
                 self._give(self._recent.held_out.hold(row))
             else:
                 self._recent.new.append(row)
@@ -252,7 +259,7 @@ class StreamMemory:
         beside = [row.number for row in self._recent.held_out.rows]
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
-            _ACCOUNT: Account.of(self.number, beside).to_text(),
+            _ACCOUNT: Account.of(self.number, beside, self.events).to_text(),
             _PLACES: json.dumps(self.places, separators=(",", ":")),
         }
 

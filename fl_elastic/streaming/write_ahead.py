@@ -68,7 +68,9 @@ class WriteAhead:
             if event.number == events + len(found) + 1:
                 found.append(event)
             elif event.number > events:
-                _LOG.warning("events of another state were left out")
+                _LOG.warning("events that do not join on to the saved state were left out")
+                # What comes now would not join on to them either: the next one waits for a saved state.
+                self._gap = events + len(found) + 1
                 break
         return found
 
