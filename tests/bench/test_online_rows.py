@@ -1,4 +1,4 @@
-"""Rows beside online learners: streams are what they are called, cells are kept, tables leave the chosen seeds out."""
+"""Rows beside online learners: streams are what they say, cells are kept, tables leave chosen seeds out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down before anybody is told: half lines, lines of another life, disks that are full for a while."""
+"""What is written down before anybody is told: half lines, lines of another life, disks full for a while."""
 
 from __future__ import annotations
 
