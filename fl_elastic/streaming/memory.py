@@ -233,7 +233,12 @@ class StreamMemory:
             yield
         self._given = Account()
         if given.number > self.number:
-            # What has come between is nowhere but in the store, such as after a power cut.
+            # What has come between is nowhere but in the store, such as after a power cut or without a state.
+            _LOG.warning(
+                "%s samples that the store was given are not in the learner's state: they are not read again; "
+                "to learn them anew, start with another state folder",
+                given.number - self.number,
+            )
             self.number, self.places = given.number, ahead
         self.number = max(self.number, int(self.store.noted("last_id") or 0))
 

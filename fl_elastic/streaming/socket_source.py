@@ -22,7 +22,9 @@ _PART = 2**16
 _MOST_CONNECTIONS = 100
 # Answers that a client has not read; it is not listened to while there are more.
 _MOST_UNREAD = 2**18
-# How long a client may leave its answers unread, or a line unfinished that takes this much memory.
+# Bytes of lines that have no end yet, of all clients together.
+_MOST_UNFINISHED = 4 * LONGEST_LINE
+# How long a client may leave its answers unread and take none of them before it is sent away.
 _PATIENCE_SECONDS = 60.0
 _LONGEST_NAME = 100
 _MOST_ID = 2**63
@@ -79,9 +81,13 @@ class _Client:
             self.lines.extend(line for line in whole if line.strip())
             self.part = bytearray(rest)
         if len(self.part) > LONGEST_LINE:
-            self.lines.append(b"")
-            self.part.clear()
-            self.ended = True
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Take no more of the line that it sends: it is told so, and sent away."""
+        self.lines.append(b"")
+        self.part.clear()
+        self.ended = True
 
     def answer(self, said: dict[str, Any]) -> None:
         """Tell it, now or once it reads."""
@@ -170,6 +176,8 @@ class _Door:
                 if events & selectors.EVENT_READ:
                     heard = True
                     key.data.receive()
+        while sum(len(each.part) for each in self._clients) > _MOST_UNFINISHED:
+            max(self._clients, key=lambda each: len(each.part)).refuse()
         return heard
 
     def _let_in(self) -> None:
@@ -192,7 +200,7 @@ class _Door:
 
 def _message(line: bytes, client: _Client) -> Reading:
     if not line:
-        return Reading(x=f"a line of more than {LONGEST_LINE} bytes", y=0, answer=client.answer)
+        return Reading(x="a line that is too long", y=0, answer=client.answer)
     try:
         said = json.loads(line)
         sample_id, x, y, t = (said.get(name) for name in ("id", "x", "y", "t"))

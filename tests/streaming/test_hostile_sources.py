@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -325,6 +327,21 @@ def test_a_line_that_never_ends_is_refused(service: int) -> None:
     assert polite.ask({"x": blobs(1)[0][0].tolist(), "y": 0})["refused"] == ""
     polite.close()
     rude.close()
+
+
+def test_many_lines_that_never_end_take_bounded_memory(service: int) -> None:
+    part, rude = b"1" * 2**20, [Client(service) for _ in range(6)]
+    for _ in range(15):
+        for each in rude:
+            with contextlib.suppress(OSError):
+                each.connection.sendall(part)
+    polite = Client(service)
+    assert polite.ask({"x": blobs(1)[0][0].tolist(), "y": 0})["refused"] == ""
+    # 90 MiB are more than all may take together: the longest were sent away.
+    readable, _, _ = select.select([each.connection for each in rude], [], [], 60)
+    assert readable
+    for each in (*rude, polite):
+        each.close()
 
 
 def test_one_who_reads_no_answers_keeps_nobody_from_theirs(service: int) -> None:
