@@ -111,7 +111,9 @@ class StreamLearner:
     ...     seen = learner.observe(x, y=int(x[0] > 0))
     >>> learner.progress.adaptations, learner.progress.accuracy > 0.8
     (5, True)
-    >>> learner.close(); store.close(); folder.cleanup()
+    >>> learner.close()
+    True
+    >>> store.close(); folder.cleanup()
     """
 
     def __init__(
