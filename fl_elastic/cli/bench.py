@@ -256,6 +256,28 @@ def stream(
 
 
 @bench.command()
+def online(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
+    ] = None,
+) -> None:
+    """Compare the stream learner's defaults with online learners: prequential accuracy and processor time."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.online import bench_online, online_markdown
+
+    results = Results(output or _FOLDER / "online.json", fresh=fresh)
+    bench_online(
+        results, data_root, streams=task or (), workers=workers, tell=Console(stderr=True).print
+    )
+    typer.echo(json.dumps(results.rows) if as_json else online_markdown(results.rows))
+
+
+@bench.command()
 def soak(
     output: _Output = None,
     fresh: _Fresh = False,

@@ -48,8 +48,8 @@ def stream(
     policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
     replay: Annotated[str, typer.Option(help="er, der_pp or none.")] = "er",
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
-    every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 200,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 20,
+    every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
     on_mains: Annotated[
         bool, typer.Option("--on-mains", help="Do not adapt while on battery.")
     ] = False,
@@ -57,7 +57,10 @@ def stream(
         int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
     ] = 0,
     learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
-    capacity: Annotated[int, typer.Option(help="Bytes of the store.")] = 64 * 2**20,
+    capacity: Annotated[
+        int | None,
+        typer.Option(help="Bytes of the store; 64 MiB if left out, or what the disk has room for."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more at the end of a table or folder.")
@@ -83,8 +86,9 @@ def stream(
         StreamLearner,
         StreamOptions,
     )
+    from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
     from fl_elastic.streaming.one_learner import one_learner
-    from fl_elastic.streaming.sources import open_source
+    from fl_elastic.streaming.sources import open_source, source_name
     from fl_elastic.streaming.summary import stream_summary
 
     if not 0 < learning_rate < math.inf:
@@ -94,10 +98,15 @@ def stream(
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()
     encoding = "int8" if latent else "raw"
+    tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
+    state = state_bytes(tensors, 4 * math.prod(shape))
     with (
         one_learner(state_dir),
-        SampleStore(state_dir / "samples.db", capacity, encoding=encoding, seed=seed) as store,
-    ):
+        SampleStore(
+            state_dir / "samples.db", fitting_capacity(state_dir, capacity, state),
+            encoding=encoding, seed=seed,
+        ) as store,
+    ):  # fmt: skip
         learner = StreamLearner(
             network, store, budget=Budget(speedup=speedup, deadline=deadline), policy=policy,
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),
@@ -105,12 +114,15 @@ def stream(
             replay=replay, state_dir=state_dir, seed=seed,
             latent=Latent(latent) if latent else None, options=StreamOptions(steps=steps),
         )  # fmt: skip
-        handled = learner.progress.observed + sum(learner.progress.rejected.values())
-        readings = open_source(source, skip=handled, follow=follow)
+        name = source_name(source)
+        after = learner.places.get(name, learner.places.get(""))
+        readings = open_source(source, after=after, follow=follow)
+        saved = False
         try:
+            learner.adapt_if_due()
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
-                    _handle(learner, together, shape)
+                    _handle(learner, together, shape, name)
                     if not together[0].awaits_answer:
                         _stop_if_all_refused(learner)
                     if stopped():
@@ -118,9 +130,14 @@ def stream(
         finally:
             # A state in which nothing was learned would only bind the next attempt to the same model.
             if learner.progress.observed:
-                learner.close()
+                saved = learner.close()
         result = stream_summary(learner)
         _written(result, state_dir)
+        if learner.progress.observed and not saved:
+            raise StreamError(
+                f"the state could not be saved to {state_dir} at the end: is its disk full? What came since it was "
+                "saved is learned again at the next start, from the log there or from the source"
+            )
     typer.echo(json.dumps(result) if as_json else _line(result))
 
 
@@ -141,7 +158,11 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
         yield together
 
 
-def _handle(learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...]) -> None:
+def _handle(
+    learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...], source: str
+) -> None:
+    from fl_elastic.streaming.places import Place
+
     first = readings[0]
     if first.is_silence:
         learner.tick()
@@ -150,7 +171,10 @@ def _handle(learner: StreamLearner, readings: list[Reading], shape: tuple[int, .
     else:
         xs = [_shaped(each.x, shape) for each in readings]
         ys, ts = [each.y for each in readings], [each.t for each in readings]
-        for reading, seen in zip(readings, learner.observe_batch(xs, ys, ts), strict=True):
+        names, at = [each.name for each in readings], readings[-1].place
+        place = None if at is None else Place(source, at)
+        found = learner.observe_batch(xs, ys, ts, names=names, place=place)
+        for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))
 
 

@@ -26,11 +26,14 @@ class Row:
         Label.
     t : float
         When it came.
+    number : int
+        Its place in the stream, by which it is known everywhere; 0 where that is not known.
     """
 
     x: NDArray[Any]
     y: int
     t: float
+    number: int = 0
 
 
 @dataclass(frozen=True)

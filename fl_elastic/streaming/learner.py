@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -17,26 +17,31 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.streaming.adapting import Adaptation, Engine
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DriftDetector, DriftMemory, make_drift_detector
+from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import Refused, checked_batch, checked_label, checked_time
+from fl_elastic.streaming.intake import Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import SavedState, StateFolder
 from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
+from fl_elastic.streaming.places import Place, with_place
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay import Replay, make_replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
+from fl_elastic.streaming.sender_ids import SenderIds
 from fl_elastic.streaming.store import SampleStore
 from fl_elastic.streaming.stored import UNLABELLED
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
+from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
 
 __all__ = ["StreamLearner"]
@@ -47,8 +52,9 @@ _LOG = logging.getLogger("fl_elastic")
 class StreamLearner:
     """Predicts each sample of a stream, keeps it, and adapts the model within the device's budget when it is time.
 
-    After a restart it goes on where the state was last saved, with the same random numbers. It must be the only one
-    that adds to its store.
+    After a restart it goes on where it was, with the same random numbers: whatever it has told anybody of is in the
+    saved state or in a log of what came since, and goes to the store once. It must be the only one that adds to its
+    store.
 
     Parameters
     ----------
@@ -65,7 +71,7 @@ class StreamLearner:
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     trigger : Trigger, optional
-        When to adapt; by default every 200 labelled samples, and 32 after a drift.
+        When to adapt; by default every 50 labelled samples, and 32 after a drift.
     detector : str or callable
         Registered drift detector, or what makes one.
     replay : str or Replay
@@ -105,7 +111,9 @@ class StreamLearner:
     ...     seen = learner.observe(x, y=int(x[0] > 0))
     >>> learner.progress.adaptations, learner.progress.accuracy > 0.8
     (5, True)
-    >>> learner.close(); store.close(); folder.cleanup()
+    >>> learner.close()
+    True
+    >>> store.close(); folder.cleanup()
     """
 
     def __init__(
@@ -132,7 +140,7 @@ class StreamLearner:
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)
         self.adaptations: list[Adaptation] = []
-        self._seed, self._trigger = seed, trigger or EverySamples(200) | OnDrift()
+        self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
         self._replay = make_replay(replay) if isinstance(replay, str) else replay
         self._classifier = Classifier(
             model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
@@ -151,7 +159,9 @@ class StreamLearner:
         self._folder = StateFolder(state_dir)
         self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
         self._profile = self._folder.profile()
-        self._unsaved = False
+        self._unsaved = self._replaying = False
+        self._names = SenderIds(self.options.names)
+        self._ahead = WriteAhead(self._folder.path, log_bytes(store.capacity_bytes), self.save)
         self._restore(self._folder.load())
 
     def __enter__(self) -> Self:
@@ -169,6 +179,15 @@ class StreamLearner:
     def classes(self) -> tuple[int, ...]:
         """Labels in the order of the model's outputs."""
         return self._classifier.classes.labels
+
+    @property
+    def places(self) -> Mapping[str, Mapping[str, Any]]:
+        """By source, the place up to which its samples are known; see `observe_batch`."""
+        return self._memory.places
+
+    @places.setter
+    def places(self, places: Mapping[str, Mapping[str, Any]]) -> None:
+        self._memory.places = places
 
     def observe(self, x: Any, y: Any = None, t: Any = None) -> Observation:
         """Predict a sample, keep it, and adapt if it is time.
@@ -189,12 +208,20 @@ class StreamLearner:
         """
         return self.observe_batch([x], [y], [t])[0]
 
-    def observe_batch(self, xs: Any, ys: Any = None, ts: Any = None) -> list[Observation]:
+    def observe_batch(
+        self,
+        xs: Any,
+        ys: Any = None,
+        ts: Any = None,
+        *,
+        names: Sequence[str | None] | None = None,
+        place: Place | None = None,
+    ) -> list[Observation]:
         """Predict samples that are there together, keep them, and adapt if it is time: all in one go, so faster.
 
         What comes of it is the same as with one `observe` after the other, but for this: nothing is trained between
         the samples of a batch, whatever a trigger says of them. It is asked after the last one, whose observation
-        says whether the model was adapted. Kept are all or none, should the process be killed meanwhile.
+        says whether the model was adapted. Known after a kill are all or none.
 
         Parameters
         ----------
@@ -204,70 +231,116 @@ class StreamLearner:
             Their labels; None or -1 for those that have not come.
         ts : sequence of float, optional
             When they came.
+        names : sequence of str or None, optional
+            What their sender calls them: one of the newest that comes again is recognised, and counts once.
+        place : Place, optional
+            How far their source has been read with the last of them; see `places`.
 
         Raises
         ------
         StreamError
-            If there are not as many labels or times as samples.
+            If there are not as many labels, times or names as samples.
         """
         self.take_up()
-        readings = checked_batch(xs, ys, ts)
-        ahead = LookAhead(self._classifier, readings[0])
+        batch = Arrivals.checked(xs, ys, ts, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
-        seen: list[tuple[Observation, int | None]] = []
-        with self._memory.gathering() as ids:
-            for place, (y, t) in enumerate(zip(*readings[1:], strict=True)):
-                seen.append(self._observed(ahead, place, y, t))
-        found = [one if at is None else replace(one, sample_id=ids[at]) for one, at in seen]
-        taken = [place for place, one in enumerate(found) if not one.refused]
-        if taken:
+        with self._memory.unsettled():
+            seen = self._observed(batch)
+        if place is not None:
+            self.places = with_place(self.places, place)
+        taken = [each for each in seen if each.number and not each.seen.again]
+        facts, x = noted_arrivals(seen, place)
+        if not self._note(facts, x):
+            self._memory.drop({each.number for each in taken})
+            taken_too = {each.number for each in taken}
+            seen = [each.unkept() if each.number in taken_too else each for each in seen]
+        found = [each.seen for each in seen]
+        last = max((i for i, each in enumerate(seen) if each.number), default=None)
+        if last is not None:
             save = self.progress.observed // every > before // every
-            found[taken[-1]] = self._then(found[taken[-1]], save=save)
+            found[last] = self._then(found[last], save=save)
         return found
 
-    def _observed(
-        self, ahead: LookAhead, place: int, y: Any, t: Any
-    ) -> tuple[Observation, int | None]:
-        """Return what came of one of some samples, and where its id will stand once they are kept."""
+    def _observed(self, batch: Arrivals) -> list[Arrived]:
+        """Take in samples; return what came of each."""
+        ahead = LookAhead(self._classifier, batch.xs)
+        return [self._arrived(ahead, batch, place) for place in range(len(batch.xs))]
+
+    def _arrived(self, ahead: LookAhead, batch: Arrivals, place: int) -> Arrived:
+        y, t, name = batch.ys[place], batch.ts[place], batch.names[place]
+        known = None if name is None else self._names.number(name)
         try:
             label = checked_label(y)
             now = checked_time(time.time() if t is None else t)
-            ahead.sample(place)
-            self._classifier.refuse_unlearnable(label)
+            sample = ahead.sample(place)
+            if known is None:
+                self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
             kept, scores = ahead.look(place)
         except Refused as refused:
-            return self._refused(str(refused)), None
+            return Arrived(self._refused(str(refused)))
+        prediction = self._classifier.predicted(scores)
+        if known is not None:
+            return Arrived(Observation(prediction, sample_id=known, again=True), known)
         if before != self._classifier.version:
             self._memory.keep_to(self._classifier.version, before)
-        progress = self.progress
+        progress, memory = self.progress, self._memory
         progress.observed += 1
         progress.clock = progress.clock.at(now)
-        prediction = self._classifier.predicted(scores)
+        memory.number += 1
+        number = memory.number
+        if name is not None:
+            self._names.add(name, number)
         correct, drift = None, False
         if label is not None:
             correct, drift = self._scored(prediction, label)
-        row = Row(kept, UNLABELLED if label is None else label, now)
-        at = self._memory.keep(row, scores, prediction, labelled=label is not None)
-        return Observation(prediction, correct, drift), at
+        row = Row(kept, UNLABELLED if label is None else label, now, number)
+        fits = memory.keep(row, scores, prediction, labelled=label is not None)
+        said = Observation(prediction, correct, drift, sample_id=number if fits else None)
+        return Arrived(said, number, sample, label, now, name)
 
-    def label(self, sample_id: int, y: Any) -> Observation:
+    def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label, late; it counts in the prequential accuracy now.
 
-        A label that is given again corrects the store alone.
+        A label that is given again corrects the store alone. A name that the sender gave the sample does as well as
+        its id.
         """
         try:
             label = checked_label(y)
             if label is None:
                 raise Refused("the label is no class number")
+            number = self._number(sample_id)
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
-            return self._refused(str(refused))
-        late = self._memory.label(sample_id, label)
+            seen = self._refused(str(refused))
+            self._note({"refused": [seen.refused]}, None)
+            return seen
+        row = self._memory.find(number)
+        if row is None and not self._memory.is_waited_for(number):
+            return Observation(sample_id=number, refused="no such sample")
+        facts = {"id": number, "label": label, **({} if row is None else {"t": row.t})}
+        with self._memory.unsettled():
+            seen = self._labelled(number, label, row)
+        noted = self._note(facts, None if row is None else row.x)
+        return self._then(seen if noted else replace(seen, sample_id=None))
+
+    def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
+        late = self._memory.label(number, label, row)
         if not late.waited:
-            return Observation(sample_id=sample_id, refused="" if late.stored else "no such sample")
+            return Observation(sample_id=number)
         correct, drift = self._scored(late.prediction, label)
-        return self._then(Observation(late.prediction, correct, drift, sample_id=sample_id))
+        return Observation(late.prediction, correct, drift, sample_id=number)
+
+    def _number(self, sample_id: int | str) -> int:
+        """Return the number of a sample; raises Refused if it can be none."""
+        number = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
+        if number is None or not 0 < number < 2**63:
+            raise Refused("no such sample")
+        return int(number)
+
+    def adapt_if_due(self) -> bool:
+        """Adapt if that was due when an earlier life ended; return whether it was."""
+        return self.progress.labelled > 0 and self._then(Observation()) != Observation()
 
     def tick(self, t: float | None = None) -> Observation:
         """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
@@ -328,12 +401,17 @@ class StreamLearner:
 
     def save(self) -> bool:
         """Save the state; return whether the disk took it, the old one is there if not."""
+        self._memory.settle()
         facts: dict[str, Any] = {
             "progress": self.progress.to_facts(),
             "record": self.record.to_facts(),
             "selection": self.selection.to_json(),
             "adaptations": [asdict(each) for each in self.adaptations],
             "rounds": asdict(self.rounds),
+            "events": self._ahead.events,
+            "number": self._memory.number,
+            "places": self.places,
+            "names": self._names.to_facts(),
             **self._classifier.to_facts(),
         }
         arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
@@ -341,16 +419,20 @@ class StreamLearner:
         arrays["errors"] = self._drift.errors
         taken = self._folder.save(SavedState(facts, arrays))
         self.progress.saves_failed += not taken
+        if taken:
+            self._ahead.saved()
         if taken and self._claimed:
             self._inbox.done()
             self._claimed = False
         self._unsaved = False
         return taken
 
-    def close(self) -> None:
-        """Save the state and leave the model as any other; the store stays open."""
-        self.save()
+    def close(self) -> bool:
+        """Save the state and leave the model as any other; return whether it was saved. The store stays open."""
+        saved = self.save()
+        self._ahead.close()
         self._classifier.close()
+        return saved
 
     def model_changed(self) -> None:
         """Say that somebody else has set the model's weights: features that no longer fit it are deleted."""
@@ -372,13 +454,23 @@ class StreamLearner:
         self._unsaved |= self._classifier.learn(label)
         return correct, drift
 
+    def _note(self, facts: Mapping[str, Any], x: Any) -> bool:
+        """Write down what has come, before anybody is told; return whether it will be known after a kill."""
+        if self._replaying or not facts:
+            return True
+        self._memory.events = self._ahead.events + 1
+        noted = self._ahead.note(facts, x, learned=self.progress.observed > 0)
+        if self._memory.is_full:
+            self._memory.settle()
+        return noted
+
     def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with what came of it."""
         if self._trigger.due(self.progress.moment(idle)):
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
-        if save or self._unsaved:
+        if save or self._unsaved or self._ahead.is_long:
             self.save()
         return seen
 
@@ -387,19 +479,47 @@ class StreamLearner:
         return Observation(refused=why)
 
     def _restore(self, state: SavedState | None) -> None:
+        events = 0
         if state is not None:
             facts = state.facts
             self.progress = Progress.from_facts(facts["progress"])
-            # A state of an earlier release has none.
+            # A state of an earlier release lacks some.
             self.record = StreamRecord.from_facts(facts.get("record", {"points": []}))
             self.selection = SelectionState.from_json(facts["selection"])
             self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
             self.rounds = RoundsTaken(**facts.get("rounds", {}))
-            self._memory.restore(state.under("memory."))
+            self._names = SenderIds(self.options.names, facts.get("names"))
+            handled = self.progress.observed + sum(self.progress.rejected.values())
+            self.places = facts.get("places", {"": {"rows": handled}})
+            self._memory.restore(state.under("memory."), facts.get("number", 0))
             self._drift.restore(state.arrays["errors"])
             self._classifier.restore(facts, state.under("model."))
             self._memory.keep_to(self._classifier.version, facts["features"])
+            events = self._memory.events = facts.get("events", 0)
+        else:
+            self._memory.number, self.places = 0, {}
         self._learn_stored_labels()
+        self._replaying = True
+        with self._memory.again():
+            for event in self._ahead.since(events):
+                self._relive(event)
+        self._replaying = False
+
+    def _relive(self, event: Event) -> None:
+        """Take in what came after the last save, as it was then; nothing is trained meanwhile."""
+        facts, self._ahead.events = event.facts, event.number
+        self._memory.events = event.number
+        for why in facts.get("refused", ()):
+            self.progress.refused(why)
+        if "place" in facts:
+            self.places = with_place(self.places, Place(*facts["place"]))
+        if "label" in facts:
+            number = facts["id"]
+            row = None if event.x is None else Row(event.x, facts["label"], facts["t"], number)
+            self._labelled(number, facts["label"], row)
+        elif event.x is not None:
+            self._memory.number = facts["number"] - 1
+            self._observed(Arrivals(list(event.x), facts["y"], facts["t"], facts["names"]))
 
     def _learn_stored_labels(self) -> None:
         """Know every label that is in the store, also those of samples that came after the last save."""

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.streaming.account import Account
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.store import SampleStore
-from fl_elastic.streaming.stored import Offer
+from fl_elastic.streaming.stored import Change, Offer, Relabelled, Withdrawn
 
 __all__ = ["LateLabel", "StreamMemory"]
 
 _LOG = logging.getLogger("fl_elastic")
+_ACCOUNT, _PLACES = "account", "places"
+# Changes that wait until they are written together, and the bytes of their samples: to write each by itself would
+# write a page of every index for it.
+_MOST_CHANGES, _MOST_BYTES = 256, 2**20
 
 
 @dataclass(frozen=True)
@@ -42,17 +50,11 @@ class LateLabel:
     prediction: int | None = None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Pending:
-    """A sample that the store has not been offered yet, and what was predicted if it waits for its label."""
-
-    offer: Offer
-    waits: bool = False
-    prediction: int | None = None
-
-
 class StreamMemory:
     """The store of a stream and the newest samples in memory.
+
+    Changes of the store are gathered and written together; with them goes which samples the store has been given,
+    so that none is given twice whenever this process ends.
 
     Parameters
     ----------
@@ -69,6 +71,12 @@ class StreamMemory:
     ----------
     version : str or None
         What features belong to that are kept from now on; None for inputs.
+    number : int
+        Of the newest sample.
+    events : int
+        Of the learner, with the one that is being handled.
+    places : mapping
+        By source, where the stream stands.
     """
 
     def __init__(
@@ -77,65 +85,96 @@ class StreamMemory:
         self.store = store
         self._recent = Recent(guard, new, waiting)
         self._keeps_scores = keeps_scores
-        self._seen = store.seen
-        self._pending: list[_Pending] = []
-        self._ids: list[int | None] = []
-        self._gathering = False
+        self._pending: list[tuple[str, Change]] = []
+        self._bytes = 0
+        self._given, self._waits = Account(), False
         self.version: str | None = None
+        self.events = 0
+        # Also samples that an earlier release, or somebody else, has added.
+        self.number = int(store.noted("last_id") or 0)
+        self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
+        store.settled_by(self.settle)
 
     @property
     def held_out(self) -> list[Row]:
         """The window that training does not see."""
         return self._recent.held_out.rows
 
-    @contextmanager
-    def gathering(self) -> Iterator[list[int | None]]:
-        """Offer what is kept meanwhile to the store at the end, together; give the list that then has their ids."""
-        self._ids = []
-        self._gathering = True
-        try:
-            yield self._ids
-        finally:
-            self._gathering = False
-            self._settle()
+    @property
+    def is_full(self) -> bool:
+        """Whether so many changes are gathered that it is time to `settle` them."""
+        return len(self._pending) >= _MOST_CHANGES or self._bytes >= _MOST_BYTES
 
     def keep(
         self, row: Row, scores: NDArray[np.float32], prediction: int | None, *, labelled: bool
-    ) -> int | None:
-        """Hold a sample out or offer it, within `gathering`; return where its id will stand, if it gets one.
-
-        The id is None there if the store has not taken it.
-        """
+    ) -> bool:
+        """Hold a sample out or give it to the store; return whether a store of this capacity can have it."""
+        # Whose array it is may be filled with the next sample.
+        row = replace(row, x=np.array(row.x))
+        given = self._given.has(row.number)
         if labelled:
-            # Whose array it is may be filled with the next sample.
-            row = replace(row, x=np.array(row.x))
-            if self._recent.held_out.takes():
-                self._offer(self._recent.held_out.hold(row))
-                return None
+            if self._recent.held_out.takes() and not given:
+                self._give(self._recent.held_out.hold(row))
+                return True
             self._recent.new.append(row)
-        offer = Offer(row.x, row.y, row.t, scores if self._keeps_scores else None)
-        self._pending.append(_Pending(offer, not labelled, prediction))
-        return len(self._ids) + len(self._pending) - 1
+        else:
+            self._recent.wait(row.number, prediction)
+        self._give([row], np.array(scores) if self._keeps_scores else None)
+        return self.store.fits(row.x.nbytes)
 
-    def label(self, sample_id: int, y: int) -> LateLabel:
-        """Give a stored sample its label; the first one makes it a new sample to learn from, or to hold out."""
-        stored = self.store.label(sample_id, y)
+    def drop(self, numbers: Collection[int]) -> None:
+        """Do not give these samples to the store after all: nothing says that they came, if this process dies."""
+        self._pending = [each for each in self._pending if each[1].number not in numbers]
+
+    def find(self, sample_id: int) -> Row | None:
+        """Return a sample of the store; None if it is not there."""
+        found = self.store.found([sample_id])
+        row = Row(found.x[0], int(found.y[0]), float(found.t[0]), sample_id) if len(found) else None
+        for _, each in self._pending:
+            if each.number == sample_id and isinstance(each, Offer):
+                row = Row(np.asarray(each.x), int(each.y), float(each.t), sample_id)
+            elif each.number == sample_id and isinstance(each, Withdrawn):
+                row = None
+        return row
+
+    def is_waited_for(self, sample_id: int) -> bool:
+        """Whether the label of a sample has not come yet."""
+        return self._recent.is_waited_for(sample_id)
+
+    def label(self, sample_id: int, y: int, row: Row | None) -> LateLabel:
+        """Give a sample its label; the first one makes it a new sample to learn from, or to hold out.
+
+        Parameters
+        ----------
+        sample_id, y : int
+            Which sample, and its label.
+        row : Row or None
+            What `find` said of it, in this life or in an earlier one.
+        """
         if not self._recent.is_waited_for(sample_id):
-            return LateLabel(stored, waited=False)
+            if row is not None:
+                self._change(Relabelled(sample_id, y))
+            return LateLabel(row is not None, waited=False)
         prediction = self._recent.answered(sample_id)
-        found = self.store.take([sample_id])
-        if len(found):
-            row = Row(found.x[0], y, float(found.t[0]))
-            if self._recent.held_out.takes():
-                self.store.delete([sample_id])
-                self._offer(self._recent.held_out.hold(row))
+        if row is not None:
+            row = replace(row, y=y)
+            # What the store says of it was before this label, or after it.
+            known = self.events <= self._given.events and self._given.has(sample_id)
+            if self._recent.held_out.takes() and not known:
+                self._change(Withdrawn(sample_id))
+                if self._given.number:
+                    self._given = self._given.without(sample_id)
+                self._give(self._recent.held_out.hold(row))
             else:
                 self._recent.new.append(row)
-        return LateLabel(stored, waited=True, prediction=prediction)
+                self._change(Relabelled(sample_id, y))
+                if sample_id in self._given.beside:
+                    self._give([row])
+        return LateLabel(row is not None, waited=True, prediction=prediction)
 
     def world_changed(self) -> None:
         """Let the held-out samples go to the store: they are of a world that is no more."""
-        self._offer(self._recent.held_out.clear())
+        self._give(self._recent.held_out.clear())
 
     def adapted(self) -> None:
         """Forget which samples were new."""
@@ -159,40 +198,89 @@ class StreamMemory:
         before : str or None
             That of the samples in memory; None if there are none.
         """
-        self._settle()
+        self.settle()
         self.version = version
         if version is None:
             return
+        self._pending = [each for each in self._pending if each[0] == version]
         if gone := self.store.delete(other_than_version=version):
             _LOG.warning("%s stored features of another frozen part were deleted", gone)
         if before is not None and before != version:
             self._recent.forget_samples()
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what is in memory alone."""
+        """Return what is in memory alone, once all changes are settled."""
         return self._recent.to_arrays()
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `to_arrays` gave."""
+    def restore(self, arrays: Mapping[str, NDArray[Any]], number: int) -> None:
+        """Take over what `to_arrays` gave when ``number`` was the newest sample; 0 where that was not known."""
         self._recent.restore(arrays)
+        self.number = number or self.number
+        for rows in (self._recent.held_out.rows, self._recent.new):
+            for place, row in enumerate(rows):
+                if not row.number:
+                    self.number += 1
+                    rows[place] = replace(row, number=self.number)
 
-    def _offer(self, rows: Sequence[Row]) -> None:
-        """Offer samples to the store, later if more are gathered."""
-        self._pending += [_Pending(Offer(row.x, row.y, row.t)) for row in rows]
-        if not self._gathering:
-            self._settle()
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Take up once more what came after the restored state: what the store has, it is not given again."""
+        self._given = given = Account.from_text(self.store.noted(_ACCOUNT))
+        window = self._recent.held_out
+        window.rows = [row for row in window.rows if not given.has(row.number)]
+        ahead = _places(self.store.noted(_PLACES))
+        with self.unsettled():
+            yield
+        self._given = Account()
+        if given.number > self.number:
+            # What has come between is nowhere but in the store, such as after a power cut or without a state.
+            _LOG.warning(
+                "%s samples that the store was given are not in the learner's state: they are not read again; "
+                "to learn them anew, start with another state folder",
+                given.number - self.number,
+            )
+            self.number, self.places = given.number, ahead
+        self.number = max(self.number, int(self.store.noted("last_id") or 0))
 
-    def _settle(self) -> None:
-        """Offer what is pending, and wait for the labels of those that have none."""
-        pending, self._pending = self._pending, []
-        placed = self.store.offer([each.offer for each in pending], self.version or "")
-        for each, (number, _) in zip(pending, placed, strict=True):
-            self._ids.append(number)
-            if number is None:
-                continue
-            if number <= self._seen:
-                # A damaged file was put aside, and the fresh one counts from the start.
-                self._recent.forget_waiting()
-            self._seen = number
-            if each.waits:
-                self._recent.wait(number, each.prediction)
+    @contextmanager
+    def unsettled(self) -> Iterator[None]:
+        """Let nothing reach the store that is not written down elsewhere yet: who looks at it sees it as it was."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def settle(self) -> None:
+        """Write the gathered changes."""
+        if self._waits or not self._pending:
+            return
+        pending, self._pending, self._bytes = self._pending, [], 0
+        for version, some in groupby(pending, key=itemgetter(0)):
+            self.store.change([change for _, change in some], version, self._note)
+
+    def _note(self, left: Sequence[Change]) -> dict[str, object]:
+        """Return what the store is to know of itself when only these changes are left to be made."""
+        beside = [row.number for row in self._recent.held_out.rows]
+        beside += [each.number for each in left if isinstance(each, Offer) and each.number]
+        return {
+            _ACCOUNT: Account.of(self.number, beside, self.events).to_text(),
+            _PLACES: json.dumps(self.places, separators=(",", ":")),
+        }
+
+    def _give(self, rows: Sequence[Row], scores: NDArray[np.float32] | None = None) -> None:
+        for row in rows:
+            if not self._given.has(row.number):
+                self._change(Offer(row.x, row.y, row.t, scores, row.number or None))
+
+    def _change(self, change: Change) -> None:
+        self._pending.append((self.version or "", change))
+        self._bytes += np.asarray(change.x).nbytes if isinstance(change, Offer) else 0
+
+
+def _places(text: str) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

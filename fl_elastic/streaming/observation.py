@@ -21,7 +21,9 @@ class Observation:
     drift, adapted, rolled_back : bool
         What it gave rise to.
     sample_id : int or None
-        By which its label can be told later; None if it has one that needs no telling, or was refused.
+        By which its label can be told later; None if it was refused, or would not be known after a kill.
+    again : bool
+        Whether the sample was known already, by the name that its sender gave it: it counts once.
     refused : str
         Why it was; empty if it was not.
     """
@@ -32,4 +34,5 @@ class Observation:
     adapted: bool = False
     rolled_back: bool = False
     sample_id: int | None = None
+    again: bool = False
     refused: str = ""

@@ -16,7 +16,7 @@ from fl_elastic.streaming.class_counts import ClassCounts
 from fl_elastic.streaming.database import Database
 from fl_elastic.streaming.encoding import Encoding
 from fl_elastic.streaming.storage_policies import Newcomer, StoragePolicy, lottery
-from fl_elastic.streaming.stored import UNLABELLED, Offer, Placed
+from fl_elastic.streaming.stored import UNLABELLED, Change, Offer, Placed, Relabelled, Withdrawn
 
 __all__ = ["Placing", "Written", "as_array", "extra_bytes", "label_of"]
 
@@ -84,10 +84,21 @@ class Placing:
         self._last = int(self._settings.get("last_id", "0"))
         self._rooms: int | None = None
 
-    def place(self, offers: Sequence[Offer]) -> Written:
-        """Place what makes sense, each in a free place or in that of one who leaves for it."""
+    def place(self, changes: Sequence[Change]) -> Written:
+        """Place what makes sense, each in a free place or in that of one who leaves for it; change what is here."""
         now, refused, placed = time.time(), Counter[str](), []
-        for offer in offers:
+        for offer in changes:
+            if not isinstance(offer, Offer):
+                placed.append(Placed(offer.number, self._changed(offer)))
+                continue
+            if (
+                offer.number is not None
+                and offer.number <= self._last
+                and self._label(offer.number) is not None
+            ):
+                # It is here: to offer it again changes nothing.
+                placed.append(Placed(offer.number, True))
+                continue
             array, label = as_array(offer.x), label_of(offer.y)
             when = now if offer.t is None else _number(offer.t)
             told = None if offer.outputs is None else np.asarray(offer.outputs, np.float32)
@@ -96,8 +107,9 @@ class Placing:
                 refused[problem] += 1
                 placed.append(Placed(None, False))
                 continue
-            kept = self._placed(encoding, array, label, when, told)
-            placed.append(Placed(self._last, kept))
+            number = self._last + 1 if offer.number is None else offer.number
+            kept = self._placed(number, encoding, array, label, when, told)
+            placed.append(Placed(number, kept))
         self._settle(refused)
         form = None if isinstance(self._form, str) else self._form
         return Written(tuple(placed), refused, form)
@@ -119,22 +131,43 @@ class Placing:
         self._form = encoding
         return encoding, ""
 
+    def _changed(self, change: Relabelled | Withdrawn) -> bool:
+        """Give a sample another label, or let it leave; return whether it was here."""
+        before = self._label(change.number)
+        if before is None:
+            return False
+        self._counts.add(before, -1)
+        if isinstance(change, Relabelled):
+            self._connection.execute(
+                "UPDATE samples SET y = ? WHERE id = ?", (change.y, change.number)
+            )
+            self._counts.add(change.y, 1)
+        else:
+            self._connection.execute("DELETE FROM samples WHERE id = ?", (change.number,))
+            self._rooms = None
+        return True
+
+    def _label(self, number: int) -> int | None:
+        row = self._connection.execute("SELECT y FROM samples WHERE id = ?", (number,)).fetchone()
+        return None if row is None else int(row[0])
+
     def _placed(
         self,
+        number: int,
         encoding: Encoding,
         array: NDArray[Any],
         label: int,
         when: float,
         told: NDArray[np.float32] | None,
     ) -> bool:
-        self._seen, self._last = self._seen + 1, self._last + 1
+        self._seen, self._last = self._seen + 1, max(self._last, number)
         newcomer = Newcomer(label, lottery(self._seed, self._seen))
         slot = self._place(newcomer, self._row_bytes + extra_bytes(told))
         if slot is None:
             return False
         outputs = None if told is None else told.tobytes()
         row = (
-            slot or None, self._last, label, newcomer.draw, when, self._version, outputs,
+            slot or None, number, label, newcomer.draw, when, self._version, outputs,
             encoding.encode(array),
         )  # fmt: skip
         self._connection.execute(_PLACE, row)

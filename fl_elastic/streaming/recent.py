@@ -83,6 +83,7 @@ def _stacked(name: str, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         f"{name}.x": np.stack([row.x for row in rows]),
         f"{name}.y": np.array([row.y for row in rows], np.int64),
         f"{name}.t": np.array([row.t for row in rows], np.float64),
+        f"{name}.n": np.array([row.number for row in rows], np.int64),
     }
 
 
@@ -90,4 +91,6 @@ def _rows(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[Row]:
     if f"{name}.x" not in arrays:
         return []
     x, y, t = (arrays[f"{name}.{each}"] for each in "xyt")
-    return [Row(*each) for each in zip(x, y.tolist(), t.tolist(), strict=True)]
+    # A state of an earlier release has no numbers.
+    n = arrays.get(f"{name}.n", np.zeros(len(x), np.int64))
+    return [Row(*each) for each in zip(x, y.tolist(), t.tolist(), n.tolist(), strict=True)]

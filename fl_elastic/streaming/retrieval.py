@@ -55,6 +55,15 @@ def class_balanced(
     return order[np.argsort(rank[order], kind="stable")][:n]
 
 
+@register_retrieval("newest")
+def newest(
+    ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return the newest, oldest of them first: no draw."""
+    del labels, generator
+    return np.argsort(ids)[len(ids) - min(n, len(ids)) :]
+
+
 @register_retrieval("recent")
 def recent(
     ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,10 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming.deletion import Condition
 from fl_elastic.streaming.retrieval import make_retrieval
-from fl_elastic.streaming.store_file import StoreFile
-from fl_elastic.streaming.stored import Offer, Placed, Samples, samples_of
+from fl_elastic.streaming.store_file import Note, StoreFile
+from fl_elastic.streaming.stored import Change, Offer, Placed, Samples, samples_of
 
 __all__ = ["SampleStore"]
+
+# SQLite's whole numbers end here, and so do ids.
+_NO_ID = 2**63
+
+
+def _nothing() -> None:
+    """Gather nothing."""
 
 
 class SampleStore:
@@ -70,8 +77,14 @@ class SampleStore:
         seed: int = 0,
     ) -> None:
         self._file = StoreFile(Path(path), int(capacity_bytes), policy, encoding, seed)
+        self._settle: Callable[[], object] = _nothing
+
+    def settled_by(self, settle: Callable[[], object]) -> None:
+        """Call this before anybody looks: somebody gathers changes to write many of them at once."""
+        self._settle = settle
 
     def __len__(self) -> int:
+        self._settle()
         row = self._file.read("SELECT COALESCE(SUM(n), 0) FROM classes")
         return int(row[0][0]) if row else 0
 
@@ -88,23 +101,26 @@ class SampleStore:
 
     @property
     def used_bytes(self) -> int:
-        """What the file, its log and the log's index take on the disk now."""
+        """What the file, its log and the log's index take on the disk now, gathered changes apart."""
         return self._file.database.used_bytes()
 
     @property
     def seen(self) -> int:
         """Samples that were offered and made sense, kept or not."""
+        self._settle()
         rows = self._file.read("SELECT value FROM meta WHERE key = 'seen'")
         return int(rows[0][0]) if rows else 0
 
     @property
     def rejected(self) -> dict[str, int]:
         """How many samples made no sense or could not be written, by reason."""
+        self._settle()
         return dict(self._file.rejected)
 
     @property
     def classes(self) -> dict[int, int]:
         """How many samples of each label there are; `UNLABELLED` for those without."""
+        self._settle()
         rows = self._file.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y")
         return {int(label): int(count) for label, count in rows}
 
@@ -167,11 +183,26 @@ class SampleStore:
 
         Those that are not kept have a number, too, under which a late label may be told of them.
         """
-        return self._file.offer(offers, version)
+        self._settle()
+        return self._file.change(offers, version)
+
+    def change(self, changes: Sequence[Change], version: str, note: Note) -> list[Placed]:
+        """Make gathered changes in their order; see `StoreFile.change`."""
+        return self._file.change(changes, version, note)
+
+    def noted(self, key: str) -> str:
+        """Return what was last written under a key together with changes; empty for nothing."""
+        rows = self._file.read("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else ""
+
+    def fits(self, row_bytes: int) -> bool:
+        """Whether a sample of so many bytes is not too large for the capacity."""
+        return self._file.database.bounds.rows_per_transaction(row_bytes) > 0
 
     def label(self, sample_id: int, y: int) -> bool:
         """Give a sample its label, late or again; return whether it is still here."""
-        return self._file.label(int(sample_id), int(y))
+        self._settle()
+        return abs(sample_id) < _NO_ID and self._file.label(int(sample_id), int(y))
 
     def sample(
         self,
@@ -189,7 +220,7 @@ class SampleStore:
         n : int
             How many.
         how : str
-            Registered retrieval: ``uniform``, ``class_balanced``, ``recent``.
+            Registered retrieval: ``uniform``, ``class_balanced``, ``recent``, ``newest``.
         labelled : bool
             Leave out those without a label.
         version : str, optional
@@ -210,14 +241,20 @@ class SampleStore:
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:
         """Return the ids of the samples that `sample` would return: `take` several draws at once."""
+        self._settle()
         retrieval = make_retrieval(how)
         ids, labels = self._file.drawable.table(labelled, version)
         return ids[retrieval(ids, labels, n, generator or np.random.default_rng())]
 
     def take(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids, in their order; those that are gone are left out."""
+        self._settle()
+        return self.found(ids)
+
+    def found(self, ids: Iterable[int]) -> Samples:
+        """Return the samples with these ids that are in the file already; see `take`."""
         found: dict[int, Any] = {}
-        wanted = list(ids)
+        wanted = [each for each in ids if abs(each) < _NO_ID]
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
@@ -246,10 +283,12 @@ class SampleStore:
         other_than_version : str, optional
             Only those that were added with another version.
         """
+        self._settle()
         return self._file.delete(Condition.of(ids, label, before, other_than_version))
 
     def close(self) -> None:
         """Close the file."""
+        self._settle()
         self._file.close()
 
 

@@ -6,25 +6,29 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fl_elastic.errors import StoreError
-from fl_elastic.streaming.class_counts import ClassCounts
 from fl_elastic.streaming.database import Database, is_damage
 from fl_elastic.streaming.deletion import Condition, delete_some
 from fl_elastic.streaming.drawable import Drawable
 from fl_elastic.streaming.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.placing import Placing, Written, as_array, extra_bytes
 from fl_elastic.streaming.storage_policies import make_storage_policy
-from fl_elastic.streaming.stored import Offer, Placed
+from fl_elastic.streaming.stored import Change, Offer, Placed, Relabelled
 
-__all__ = ["StoreFile"]
+__all__ = ["Note", "StoreFile"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Found = TypeVar("_Found")
+Note: TypeAlias = Callable[[Sequence[Change]], Mapping[str, object]]
+
+
+def _no_note(_: Sequence[Change]) -> Mapping[str, object]:
+    return {}
 
 
 class StoreFile:
@@ -98,18 +102,35 @@ class StoreFile:
             self._start_afresh(str(error))
             return []
 
-    def offer(self, offers: Sequence[Offer], version: str) -> list[Placed]:
-        """Offer samples, so many at a time that the log keeps to its bound; say what became of each."""
+    def change(
+        self, changes: Sequence[Change], version: str, note: Note = _no_note
+    ) -> list[Placed]:
+        """Make changes, so many at a time that the log keeps to its bound; say what became of each.
+
+        Parameters
+        ----------
+        changes : sequence of Change
+            In the order of the stream.
+        version : str
+            What samples belong to.
+        note : callable
+            Told which changes are left after those of a transaction, says what is written with these.
+        """
         placed: list[Placed] = []
-        extra = max((extra_bytes(each.outputs) for each in offers), default=0)
-        while len(placed) < len(offers):
+        extra = max(map(self._beside, changes), default=0)
+        while len(placed) < len(changes):
             # The first sample alone decides what the others look like.
-            first = offers[len(placed)]
-            size = extra + (self._form.row_bytes if self._form else as_array(first.x).nbytes)
+            first = changes[len(placed)]
+            size = extra
+            if self._form:
+                size += self._form.row_bytes
+            elif isinstance(first, Offer):
+                size += as_array(first.x).nbytes
             many = self.database.bounds.rows_per_transaction(size) if self._form else 1
-            some = offers[len(placed) : len(placed) + max(many, 1)]
+            end = len(placed) + max(many, 1)
+            some, told = changes[len(placed) : end], note(changes[end:])
             written = self._tried(
-                partial(self._written, some, size, version), f"{len(some)} samples"
+                partial(self._written, some, size, version, told), f"{len(some)} samples"
             )
             if written is None:
                 self.lost["disk"] += len(some)
@@ -118,7 +139,9 @@ class StoreFile:
 
     def label(self, sample_id: int, y: int) -> bool:
         """Give a sample its label; return whether it is here."""
-        return bool(self._tried(lambda: self._labelled(sample_id, y), "a label"))
+        # Looked at first, so that a foreign id costs no transaction.
+        here = self.read("SELECT 1 FROM samples WHERE id = ?", (sample_id,))
+        return bool(here) and self.change([Relabelled(sample_id, y)], "")[0].kept
 
     def delete(self, condition: Condition) -> int:
         """Delete samples; return how many. One that is killed may have deleted a part of them."""
@@ -136,37 +159,33 @@ class StoreFile:
         """Close it; what was committed is in it."""
         self.database.close()
 
-    def _written(self, offers: Sequence[Offer], size: int, version: str) -> list[Placed]:
+    def _beside(self, change: Change) -> int:
+        """Return the bytes that outputs take beside the sample that a change writes."""
+        if isinstance(change, Offer):
+            return extra_bytes(change.outputs)
+        # SQLite writes the whole row anew for another label.
+        query = "SELECT COALESCE(LENGTH(outputs), 0) FROM samples WHERE id = ?"
+        rows = self.read(query, (change.number,))
+        return int(rows[0][0]) if rows else 0
+
+    def _written(
+        self, changes: Sequence[Change], size: int, version: str, told: Mapping[str, object]
+    ) -> list[Placed]:
         database, form = self.database, self._form or self._encoding_name
         if not database.bounds.rows_per_transaction(size):
             # It is refused, so that nothing of it is written.
             size = 0
-        with database.writing(len(offers), size):
+        with database.writing(len(changes), size):
             written: Written = Placing(database, self._policy, form, self._seed, version).place(
-                offers
+                changes
             )
+            if told:
+                database.put(told)
         for reason, count in written.refused.items():
             _LOG.warning("%s samples rejected: %s", count, reason)
         self._form = written.encoding
         self.drawable.changed()
         return list(written.placed)
-
-    def _labelled(self, sample_id: int, y: int) -> bool:
-        # SQLite writes the whole row anew for another label.
-        query = "SELECT LENGTH(x) + COALESCE(LENGTH(outputs), 0) FROM samples WHERE id = ?"
-        size = self.database.connection.execute(query, (sample_id,)).fetchone()
-        if size is None:
-            return False
-        with self.database.writing(1, int(size[0])) as connection:
-            row = connection.execute("SELECT y FROM samples WHERE id = ?", (sample_id,)).fetchone()
-            if row is not None:
-                connection.execute("UPDATE samples SET y = ? WHERE id = ?", (y, sample_id))
-                counts = ClassCounts(connection)
-                counts.add(int(row[0]), -1)
-                counts.add(y, 1)
-                counts.settle()
-        self.drawable.changed()
-        return row is not None
 
     def _tried(self, action: Callable[[], _Found], what: str) -> _Found | None:
         """Do it, on a fresh file where this one is damaged; None where the disk does not take it."""

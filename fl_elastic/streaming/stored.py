@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.streaming.encoding import Encoding
 
-__all__ = ["UNLABELLED", "Offer", "Placed", "Samples", "samples_of"]
+__all__ = [
+    "UNLABELLED",
+    "Change",
+    "Offer",
+    "Placed",
+    "Relabelled",
+    "Samples",
+    "Withdrawn",
+    "samples_of",
+]
 
 UNLABELLED = -1
 """Stands for a label that has not come yet."""
@@ -31,12 +40,34 @@ class Offer:
         When it was observed; None for now.
     outputs : array or None
         What the model says of it now.
+    number : int or None
+        Its id, which no other sample has; None for the one after the last.
     """
 
     x: ArrayLike
     y: Any = None
     t: Any = None
     outputs: ArrayLike | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relabelled:
+    """A label that came late; it costs nothing if the sample is not here."""
+
+    number: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A sample that leaves, because somebody else keeps it from now on."""
+
+    number: int
+
+
+Change: TypeAlias = Offer | Relabelled | Withdrawn
+"""What is done to a store, in the order of the stream."""
 
 
 class Placed(NamedTuple):

@@ -26,6 +26,8 @@ class StreamOptions:
         Newest labelled samples that are kept for the next adaptation, beside the store.
     waiting : int
         Predictions that are kept until their label comes.
+    names : int
+        Names of senders that are remembered, to recognise a sample that is sent again.
     most_classes : int
         Labels beyond so many different ones are refused, so that nonsense does not grow the head for ever.
     head : str
@@ -38,11 +40,12 @@ class StreamOptions:
         Of each adaptation.
     """
 
-    steps: int = 20
+    steps: int = 50
     fading: float = 0.99
     save_every: int = 1000
     new: int = 512
     waiting: int = 10_000
+    names: int = 1000
     most_classes: int = 1000
     head: str = ""
     history: int = 200
@@ -50,7 +53,7 @@ class StreamOptions:
     training: TrainerOptions = field(default_factory=TrainerOptions)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "new", "waiting", "most_classes", "history", "points"):
+        for name in ("steps", "new", "waiting", "names", "most_classes", "history", "points"):
             if getattr(self, name) < 1:
                 raise StreamError(f"{name} {getattr(self, name)} must be at least 1")
         if not 0 < self.fading <= 1 or self.save_every < 0:

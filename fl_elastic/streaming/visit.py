@@ -49,7 +49,7 @@ class Mark:
     observed, labelled, drifts : int
         As `Progress` counts them.
     newest : int
-        Id of the newest sample that the store was offered.
+        Number of the newest sample; it is the sample's id in the store.
     rounds : int
         Rounds until then.
     """
@@ -89,6 +89,8 @@ class Visit:
         What it has taken up of earlier rounds.
     held_out, new : sequence of Row
         Its window, and the samples that it has not trained on yet.
+    number : int
+        Of the newest sample.
     store : SampleStore
         Open for reading.
     """
@@ -99,6 +101,7 @@ class Visit:
     rounds: RoundsTaken
     held_out: Sequence[Row]
     new: Sequence[Row]
+    number: int
     store: SampleStore
 
     @property
@@ -142,16 +145,18 @@ class Visit:
             progress.observed,
             progress.labelled,
             progress.drifts,
-            self.store.seen,
+            self.number,
             before.rounds + 1,
         )
 
     def _since(self, mark: Mark) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return samples that came after the mark: those of the store, and those in the saved state."""
-        stored = self.store.sample(_NEWEST, how="recent", generator=np.random.default_rng(0))
-        late = [place for place in np.argsort(stored.ids) if stored.ids[place] > mark.newest]
-        x = [*stored.x[late], *(row.x for row in self.new)]
-        y = [*stored.y[late].tolist(), *(row.y for row in self.new)]
+        """Return samples that came after the mark, each once: those of the store, and those in the saved state."""
+        stored = self.store.sample(_NEWEST, how="newest")
+        late = np.flatnonzero(stored.ids > mark.newest)
+        there = set(stored.ids[late].tolist())
+        rest = [row for row in self.new if row.number not in there]
+        x = [*stored.x[late], *(row.x for row in rest)]
+        y = [*stored.y[late].tolist(), *(row.y for row in rest)]
         return np.stack(x) if x else np.zeros(0, np.float32), np.array(y, np.int64)
 
 
@@ -230,6 +235,7 @@ def visit(
         rounds=RoundsTaken(**state.facts.get("rounds", {})),
         held_out=recent.held_out.rows,
         new=list(recent.new),
+        number=state.facts.get("number", store.seen),
         store=store,
     )
 

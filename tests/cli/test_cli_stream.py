@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fl_elastic.cli.stream import _gathered, stream
 from fl_elastic.errors import ElasticError
-from fl_elastic.streaming.sources import Reading
+from fl_elastic.streaming.reading import Reading
 
 MODELS = """
 from torch import nn

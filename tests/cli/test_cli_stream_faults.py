@@ -207,3 +207,68 @@ def test_a_port_that_is_taken_is_one_line(
         source = f"socket:127.0.0.1:{taken.getsockname()[1]}"
         told = call_here(monkeypatch, capsys, *arguments(place, source))
     assert told.is_one_line_of_error() and "cannot listen on 127.0.0.1" in told.err
+
+
+def wide_table(place: Path, rows: int) -> Path:
+    """A table of 800 numbers a row, for a model that takes them."""
+    (place / "faulty_models.py").write_text(
+        MODEL + "\n\ndef wide():\n    return nn.Sequential(nn.Linear(800, 2))\n"
+    )
+    x = np.random.default_rng(0).normal(size=(rows, 800)).round(2)
+    path = place / "wide.csv"
+    header = ",".join([*(f"x{i}" for i in range(800)), "label"])
+    path.write_text(
+        "\n".join([header, *(",".join(map(str, [*each, int(each[0] > 0)])) for each in x)]) + "\n"
+    )
+    return path
+
+
+def test_on_a_small_disk_the_store_is_as_large_as_fits_and_everything_is_saved(
+    place: Path,
+) -> None:
+    disk, table = place / "disk", wide_table(place, 4000)
+    with small_disk(disk, "8m"):
+        given = arguments(place, f"csv:{table}", "--state-dir", disk / "state")
+        given += ["--model", "faulty_models:wide", "--input", 800]
+        status, out, err = ended(start(place, *given), 300)
+        assert status == 0, err
+        said = json.loads(out)
+        assert said["observed"] == 4000 and 500 < sum(said["stored"].values()) < 2000
+        assert "could not be" not in err
+        state = load_state(disk / "state" / "learner.npz")
+        assert state is not None and state.facts["progress"]["observed"] == 4000
+        assert state.facts["progress"]["saves_failed"] == 0
+        # It is opened again with the same size.
+        status, out, err = ended(start(place, *given))
+        assert status == 0 and json.loads(out)["observed"] == 4000, err
+        # More than fits is refused before anything is read.
+        told = ended(start(place, *given, "--capacity", 2**23))
+        assert told[0] == 1 and told[2].startswith("error: the disk of") and "--capacity" in told[2]
+        assert len(told[2].splitlines()) == 1
+
+
+def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(place: Path) -> None:
+    disk = place / "disk"
+    with small_disk(disk, "2m"):
+        where = ["--state-dir", disk / "state", "--capacity", 2**19, "--follow"]
+        service = start(place, *arguments(place, f"csv:{place}/table.csv", *where))
+        try:
+            state = disk / "state" / "learner.npz"
+            assert wait_until(state.exists, 60)
+            filler = fill(disk)
+            with open(place / "table.csv", "a") as table:
+                table.writelines(f"1,2,3,4,{i % 2}\n" for i in range(3000))
+            log = disk / "state" / "events.log"
+            assert wait_until(lambda: not log.exists() or log.stat().st_size > 0, 60)
+            service.send_signal(signal.SIGTERM)
+        finally:
+            status, out, err = ended(service)
+        assert status == 1 and out == "" and "Traceback" not in err
+        assert err.splitlines()[-1].startswith("error: the state could not be saved to")
+        filler.unlink()
+        status, out, err = ended(
+            start(place, *arguments(place, f"csv:{place}/table.csv", *where[:-1]))
+        )
+        assert status == 0, err
+        said = json.loads(out)
+        assert said["observed"] == ROWS - 1 + 3000 and sum(said["refused"].values()) == 1

@@ -130,10 +130,10 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
             assert all(line["store_bytes"] > 10_000 for line in lines)
             assert all(0 <= line["joined_share"] <= 1 for line in lines)
         # They look into their inbox also while nothing comes.
-        assert wait_until(all_taken, 30)
+        assert wait_until(all_taken, 120)
         as_file(arriving, "b", data, slice(2 * BEFORE, 2 * BEFORE + LATER))
         as_rows(table, data, slice(2 * BEFORE + LATER, 2 * BEFORE + 2 * LATER))
-        assert wait_until(lambda: all(observed(each) == BEFORE + LATER for each in states), 60)
+        assert wait_until(lambda: all(observed(each) == BEFORE + LATER for each in states), 120)
         for each in services:
             each.terminate()
         summaries = [json.loads(each.communicate(timeout=60)[0]) for each in services]

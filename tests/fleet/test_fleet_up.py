@@ -145,7 +145,7 @@ def test_nothing_stays_after_an_interruption(
         time.sleep(1)
     _, rest = running.communicate(timeout=60)
     assert running.returncode == status and "Traceback" not in rest
-    assert wait_until(lambda: left(mark) == [], 15), left(mark)
+    assert wait_until(lambda: left(mark) == [], 120), left(mark)
     if status == 130:
         assert "nothing is kept" in rest
         assert list((tmp_path / "tmp").iterdir()) == []

@@ -89,15 +89,22 @@ def test_another_seed_does_something_else(tmp_path: Path) -> None:
         closed(learner)
 
 
-def test_what_came_after_the_last_save_is_in_the_store(tmp_path: Path) -> None:
+def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, net(2))
     run(learner, blobs(60, [0, 1]))
     saved = weights(learner)
     ids = [learner.observe(x).sample_id for x, _ in blobs(10, [0, 1], seed=1)]
+    learner.observe(np.zeros(3))
     learner.store.label(ids[0], 4)
+    there = learner.store.seen
     learner.store.close()
     again = as_last_saved(tmp_path, model=net(2))
-    assert again.progress.observed == 50 and again.progress.adaptations == 1
+    known = load_state(tmp_path / STATE)
+    assert known is not None and known.facts["progress"]["observed"] == 50
+    assert again.progress == learner.progress and again.progress.observed == 70
+    assert sum(again.progress.rejected.values()) == 1
+    assert again.store.seen == there == 70 - len(again._memory.held_out)
+    assert [row.t for row in again._memory.held_out] == [row.t for row in learner._memory.held_out]
     # A label that only the store knows has its output all the same.
     assert again.classes == (*learner.classes, 4)
     head = again.model.get_submodule("5")
@@ -207,7 +214,7 @@ def test_a_damaged_store_is_replaced_while_learning(tmp_path: Path) -> None:
     again = learner_in(tmp_path)
     assert list(tmp_path.glob("samples.db.damaged*"))
     seen = run(again, blobs(60, seed=2))
-    assert again.progress.observed == 160 and sum(each.adapted for each in seen) == 1
+    assert again.progress.observed == 180 and sum(each.adapted for each in seen) == 1
     assert np.mean([bool(each.correct) for each in seen]) > 0.8
     closed(again)
 

@@ -41,7 +41,7 @@ def test_a_table(tmp_path: Path) -> None:
     assert [(r.y, r.t) for r in readings[:2]] == [(0, 10), (None, 11)]
     assert np.isnan(readings[2].x[1]) and readings[3].x == "2 fields"
     assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
-    assert [r.t for r in open_source(f"csv:{path}", skip=3)][1:] == [13]
+    assert [r.t for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [13]
     (tmp_path / "empty.csv").write_text("")
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
 

@@ -11,7 +11,7 @@ from toy_streams import blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
-from fl_elastic.streaming import Guard, SampleStore
+from fl_elastic.streaming import EverySamples, Guard, SampleStore
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.visit import Mark, Visit, open_store, visit
@@ -76,6 +76,28 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
     everything = list(seen.loader(replay, 20, (1, 2), Mark()))
     assert not all(row.tobytes() in known for x, _ in everything for row in x.numpy())
+    seen.store.close()
+    closed(learner)
+
+
+def test_what_came_since_the_last_round_is_all_of_it_and_each_once(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, trigger=EverySamples(10**6))
+    run(learner, blobs(300, seed=1))
+    learner.save()
+    with seen_of(tmp_path).store as store:
+        mark = Mark(newest=300)
+        assert len(store) > 200
+    late = blobs(100, seed=2)
+    run(learner, late)
+    learner.save()
+    seen = seen_of(tmp_path)
+    x, _ = seen._since(mark)
+    # Learned later than the mark, or not at all yet; the window alone is nobody's to train on.
+    window = {row.x.tobytes() for row in seen.held_out}
+    rows = [each.tobytes() for each in x]
+    assert len(rows) == len(set(rows))
+    assert {each.tobytes() for each, _ in late} - window <= set(rows)
+    assert not window & set(rows)
     seen.store.close()
     closed(learner)
 

@@ -1,0 +1,75 @@
+"""How large a store may become on this disk, with all that lies beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming.store_bounds import LEAST_CAPACITY
+from fl_elastic.streaming.write_ahead import log_bytes
+
+__all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes"]
+
+DEFAULT_CAPACITY = 64 * 2**20
+# Counters, points and adaptations of a saved state.
+_FACTS = 2**16
+# Samples that a saved state holds at most: the new ones and the window.
+_ROWS = 544
+
+
+def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
+    """Return about what a saved state takes, from the bytes of each tensor of the model and of a sample."""
+    return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
+
+
+def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:
+    """Return the capacity of a store that fits onto the disk, so that no save fails for want of room.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the state; it may not exist yet.
+    wanted : int or None
+        What the user asked for; None for `DEFAULT_CAPACITY`, or less where that does not fit.
+    state : int
+        Bytes of a saved state: a new one is written beside the old one.
+
+    Raises
+    ------
+    StreamError
+        If what is wanted does not fit, or not even the smallest store does.
+    """
+    free = _free(folder)
+    most = _most(free - 2 * state)
+    if wanted is not None and wanted <= most:
+        return wanted
+    if wanted is None and most >= LEAST_CAPACITY:
+        return min(most, DEFAULT_CAPACITY)
+    capacity = LEAST_CAPACITY if wanted is None else wanted
+    advice = f"give --capacity {most} or less, or " if most >= LEAST_CAPACITY else ""
+    raise StreamError(
+        f"the disk of {folder} has {free} bytes for the stream, but a store of {capacity} bytes and the learner's "
+        f"state need {capacity + log_bytes(capacity) + 2 * state}: {advice}make room"
+    )
+
+
+def _most(room: int) -> int:
+    """Return the largest capacity that leaves room for the log beside the store.
+
+    >>> all(size + log_bytes(size) <= room for room in (2**18, 2**20, 2**30) for size in [_most(room)])
+    True
+    """
+    # The log is an eighth of the capacity, but neither less nor more than so much.
+    return max(min(room - log_bytes(0), room * 8 // 9), room - log_bytes(room), 0)
+
+
+def _free(folder: Path) -> int:
+    """Return the bytes that are free, or that a stream there has taken already."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    own = [*folder.glob("samples.db*"), *folder.glob("learner.npz"), *folder.glob("events.log")]
+    own = [each for each in own if "damaged" not in each.name]
+    return shutil.disk_usage(there).free + sum(each.stat().st_size for each in own)

@@ -1,0 +1,94 @@
+"""A folder as a source: arrays of samples in files, each put away once it was read."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming.reading import POLL_SECONDS, Reading, register_source
+
+__all__ = ["folder"]
+
+_DONE = "done"
+
+
+@register_source("dir")
+def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+    """Yield the samples of ``.npz`` files (arrays ``x``, perhaps ``y`` and ``t``) in the order of their names.
+
+    A file that was read to its end is moved to the folder ``done`` inside; write a new one under another name and
+    rename it, so that it is never read half. What cannot be read as such a file is refused, and moved as well.
+    """
+    path = Path(where)
+    if not path.is_dir():
+        raise StreamError(f"there is no folder {path}")
+    return _files(path, after, follow)
+
+
+def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+    begun = path / str(after.get("file", ""))
+    # The one that was being read comes first, whatever came meanwhile.
+    if after and begun.is_file() and _digest(begun) == after.get("digest"):
+        yield from _file(begun, after.get("digest", ""), int(after.get("rows", 0)))
+        _put_away(begun)
+    while True:
+        waiting = sorted(path.glob("*.npz"))
+        for file in waiting:
+            yield from _file(file, _digest(file), 0)
+            _put_away(file)
+        if not waiting:
+            if not follow:
+                return
+            time.sleep(POLL_SECONDS)
+            yield Reading()
+
+
+def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
+    def place(rows: int) -> dict[str, Any]:
+        return {"file": file.name, "digest": digest, "rows": rows}
+
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ("x", "y", "t") if name in stored.files}
+        x = arrays["x"]
+        y, t = (arrays.get(name, [None] * len(x)) for name in ("y", "t"))
+        if not len(x) == len(y) == len(t):
+            raise ValueError(f"{len(x)} samples, {len(y)} labels, {len(t)} times")
+    except Exception as error:
+        # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
+        if not skip:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            yield Reading(x=f"{file.name}: {said}", y=0, ends=True, place=place(1))
+        return
+    for number, each in enumerate(zip(x, y, t, strict=True), start=1):
+        if number > skip:
+            yield Reading(*each, ends=number == len(x), place=place(number))
+
+
+def _digest(file: Path) -> str:
+    """Return what tells a file from another one of the same name; empty where it cannot be read."""
+    try:
+        with open(file, "rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _put_away(file: Path) -> None:
+    done = file.parent / _DONE
+    try:
+        done.mkdir(exist_ok=True)
+        file.rename(done / file.name)
+    except FileNotFoundError:
+        # Somebody else has taken it away.
+        return
+    except OSError as error:
+        raise StreamError(
+            f"{file} was read and cannot be moved to {done}: {error.strerror or error}; it would be read again"
+        ) from None

@@ -1,0 +1,231 @@
+"""A socket as a source: lines of JSON from whoever connects, each answered."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, Reading, register_source
+
+__all__ = ["lines_over_socket"]
+
+_PART = 2**16
+_MOST_CONNECTIONS = 100
+# Answers that a client has not read; it is not listened to while there are more.
+_MOST_UNREAD = 2**18
+# Bytes of lines that have no end yet, of all clients together.
+_MOST_UNFINISHED = 4 * LONGEST_LINE
+# How long a client may leave its answers unread and take none of them before it is sent away.
+_PATIENCE_SECONDS = 60.0
+_LONGEST_NAME = 100
+_MOST_ID = 2**63
+
+
+@register_source("socket")
+def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+    """Listen, and yield the lines of whoever connects, one of each in turn.
+
+    A line is JSON: ``{"x": [...], "y": 3, "t": 12.5}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
+    by a line that says what was predicted and by which ``sample_id`` the label can be told. What was answered with
+    one is not lost, whatever happens to this process; what was not may be sent again, and counts once if it has an
+    ``id`` of its sender's beside its ``x``. Who does not read the answers is not listened to. There is no lock on
+    this door: listen on the loopback, or behind one.
+    """
+    del after, follow
+    host, _, port = where.rpartition(":")
+    if not port.isdecimal():
+        raise StreamError(f"cannot listen on {where!r}: give HOST:PORT")
+    try:
+        listening = socket.create_server((host or "127.0.0.1", int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        raise StreamError(f"cannot listen on {where}: {error}") from None
+    return _Door(listening).readings()
+
+
+@dataclass(eq=False)
+class _Client:
+    """One who is connected: what it has sent and is not handled, what it has been told and has not read."""
+
+    connection: socket.socket
+    lines: deque[bytes] = field(default_factory=deque)
+    part: bytearray = field(default_factory=bytearray)
+    unread: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    stuck_since: float | None = None
+
+    def receive(self) -> None:
+        """Read what there is, once."""
+        try:
+            data = self.connection.recv(_PART)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # A line without its end was cut off on its way.
+            self.ended = True
+            return
+        start = len(self.part)
+        self.part += data
+        if self.part.find(b"\n", start) >= 0:
+            *whole, rest = bytes(self.part).split(b"\n")
+            self.lines.extend(line for line in whole if line.strip())
+            self.part = bytearray(rest)
+        if len(self.part) > LONGEST_LINE:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Take no more of the line that it sends: it is told so, and sent away."""
+        self.lines.append(b"")
+        self.part.clear()
+        self.ended = True
+
+    def answer(self, said: dict[str, Any]) -> None:
+        """Tell it, now or once it reads."""
+        self.unread += json.dumps(said).encode() + b"\n"
+        self.send()
+
+    def send(self) -> None:
+        """Send as much as it takes."""
+        if not self.unread:
+            return
+        try:
+            sent = self.connection.send(self.unread)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # It is gone: what it sent counts all the same.
+            self.unread.clear()
+            self.ended, self.stuck_since = True, None
+            return
+        del self.unread[:sent]
+        if sent or not self.unread:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = time.monotonic()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it reads its answers, so that it may say more."""
+        return len(self.unread) <= _MOST_UNREAD
+
+    @property
+    def wants(self) -> int:
+        """What to wait for of it."""
+        reads = self.is_heard and not self.lines and not self.ended
+        return (selectors.EVENT_READ if reads else 0) | (
+            selectors.EVENT_WRITE if self.unread else 0
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is to be expected of it any more."""
+        stuck = self.stuck_since is not None
+        if stuck and time.monotonic() - (self.stuck_since or 0) > _PATIENCE_SECONDS:
+            return True
+        return self.ended and not self.lines and not self.unread
+
+
+class _Door:
+    """Where clients come in."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._clients: list[_Client] = []
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what clients say, for ever: one line of each in turn."""
+        self._listening.setblocking(False)
+        with self._listening:
+            try:
+                while True:
+                    busy = any(each.lines and each.is_heard for each in self._clients)
+                    if not self._looked(0.0 if busy else POLL_SECONDS) and not busy:
+                        yield Reading()
+                    for client in list(self._clients):
+                        if client.lines and client.is_heard:
+                            yield _message(client.lines.popleft(), client)
+                    self._close(client for client in list(self._clients) if client.is_done)
+            finally:
+                self._close(list(self._clients))
+
+    def _looked(self, seconds: float) -> bool:
+        """Let in, receive and send; return whether there was anything to receive."""
+        with selectors.DefaultSelector() as selector:
+            if len(self._clients) < _MOST_CONNECTIONS:
+                selector.register(self._listening, selectors.EVENT_READ)
+            for client in self._clients:
+                if client.wants:
+                    selector.register(client.connection, client.wants, client)
+            heard = False
+            for key, events in selector.select(seconds):
+                if key.data is None:
+                    self._let_in()
+                    continue
+                if events & selectors.EVENT_WRITE:
+                    key.data.send()
+                if events & selectors.EVENT_READ:
+                    heard = True
+                    key.data.receive()
+        while sum(len(each.part) for each in self._clients) > _MOST_UNFINISHED:
+            max(self._clients, key=lambda each: len(each.part)).refuse()
+        return heard
+
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            # Gone again, or more than there are file descriptors for.
+            time.sleep(0.01)
+            return
+        connection.setblocking(False)
+        # An answer is one small packet: it need not wait for another one.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._clients.append(_Client(connection))
+
+    def _close(self, clients: Any) -> None:
+        for client in clients:
+            client.connection.close()
+            self._clients.remove(client)
+
+
+def _message(line: bytes, client: _Client) -> Reading:
+    if not line:
+        return Reading(x="a line that is too long", y=0, answer=client.answer)
+    try:
+        said = json.loads(line)
+        sample_id, x, y, t = (said.get(name) for name in ("id", "x", "y", "t"))
+        if sample_id is not None:
+            _check_id(sample_id)
+    except (ValueError, AttributeError, RecursionError):
+        return Reading(x="no JSON object", y=0, answer=client.answer)
+    if sample_id is not None and x is None:
+        return Reading(y=-1 if y is None else y, sample_id=sample_id, answer=client.answer)
+    name = None if sample_id is None else str(sample_id)
+    return Reading("no x" if x is None else _array(x), y, t, answer=client.answer, name=name)
+
+
+def _check_id(sample_id: Any) -> None:
+    """Raise ValueError if it is neither a whole number nor a short name."""
+    number = isinstance(sample_id, int) and not isinstance(sample_id, bool)
+    if number and abs(sample_id) < _MOST_ID:
+        return
+    if not isinstance(sample_id, str) or not 0 < len(sample_id) <= _LONGEST_NAME:
+        raise ValueError("the id is no whole number and no short name")
+
+
+def _array(x: Any) -> Any:
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(x, np.float32)
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
+        return "no array"

@@ -1,0 +1,117 @@
+"""Every event of a learner is on the disk before anybody is told of it: in the log, or in the saved state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fl_elastic.streaming.event_log import Event, EventLog
+
+__all__ = ["WriteAhead", "log_bytes"]
+
+_LOG = logging.getLogger("fl_elastic")
+_FILE = "events.log"
+_LEAST, _MOST = 2**16, 2**23
+# Events between two attempts to save where the disk takes no line.
+_PATIENCE = 64
+
+
+def log_bytes(capacity_bytes: int) -> int:
+    """Return the bytes that events may take beside a store of this capacity before the state is saved.
+
+    >>> log_bytes(2**17), log_bytes(64 * 2**20)
+    (65536, 8388608)
+    """
+    return min(max(capacity_bytes // 8, _LEAST), _MOST)
+
+
+class WriteAhead:
+    """The log of what has come since the last save.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the state.
+    most : int
+        Bytes after which it is time to save.
+    save : callable
+        Saves the state, with everything that was noted; returns whether the disk took it.
+
+    Attributes
+    ----------
+    events : int
+        How many there were, in all lives.
+    """
+
+    def __init__(self, folder: Path, most: int, save: Callable[[], bool]) -> None:
+        # One event may be long, and the state may be hard to save.
+        self._log = EventLog(folder / _FILE, 4 * most)
+        self._most, self._save = most, save
+        self.events = 0
+        self._early: list[Event] = []
+        self._gap = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time to save."""
+        return self._log.size > self._most
+
+    def since(self, events: int) -> list[Event]:
+        """Return what came after so many events; nothing of what does not join on to them."""
+        self.events = events
+        found: list[Event] = []
+        for event in self._log.read():
+            if event.number == events + len(found) + 1:
+                found.append(event)
+            elif event.number > events:
+                _LOG.warning("events that do not join on to the saved state were left out")
+                # What comes now would not join on to them either: the next one waits for a saved state.
+                self._gap = events + len(found) + 1
+                break
+        return found
+
+    def note(self, facts: Mapping[str, Any], x: NDArray[Any] | None, *, learned: bool) -> bool:
+        """Write an event; return whether it will be known after a kill.
+
+        Parameters
+        ----------
+        facts, x
+            See `Event`.
+        learned : bool
+            Whether any sample has made sense yet. What was refused before is written once one does: a learner
+            whose settings do not fit the stream leaves nothing behind.
+        """
+        self.events += 1
+        event = Event(self.events, facts, x)
+        if not learned:
+            self._early.append(event)
+            return True
+        early, self._early = self._early, []
+        if not self._gap and all(self._log.add(each) for each in [*early, event]):
+            return True
+        if not self._gap:
+            self._gap = self.events
+            _LOG.warning("what comes cannot be written to the state folder: its disk may be full")
+        # After a gap only a saved state makes everything whole.
+        if self._has_room(event) or (self.events - self._gap) % _PATIENCE == 0:
+            return self._save()
+        return False
+
+    def saved(self) -> None:
+        """Forget all events: the state that was saved knows them."""
+        self._log.clear()
+        self._early, self._gap = [], 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+    def _has_room(self, event: Event) -> bool:
+        taken = self._log.add(event)
+        if taken:
+            self._log.drop_last(event)
+        return taken

@@ -1,0 +1,197 @@
+"""What is written down before anybody is told: half lines, lines of another life, disks full for a while."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_streams import blobs, closed, learner_in, run
+
+from fl_elastic.streaming import EverySamples, Guard, StreamLearner
+from fl_elastic.streaming import event_log as event_log_module
+from fl_elastic.streaming import learner_state as learner_state_module
+from fl_elastic.streaming.event_log import Event, EventLog
+from fl_elastic.streaming.places import Place
+
+NEVER = EverySamples(10**9)
+
+
+def abandoned(learner: StreamLearner) -> None:
+    """Leave it as a kill does, but for what the store has not been given yet."""
+    learner._memory._pending.clear()
+    learner.store.close()
+
+
+def test_half_a_line_is_cut_off_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.log"
+    for cut in range(1, 30):
+        log = EventLog(path, 2**20)
+        log.clear()
+        for number in (1, 2, 3):
+            assert log.add(Event(number, {"y": [1]}, np.full((1, 3), number, np.float32)))
+        log.close()
+        os.truncate(path, path.stat().st_size - cut)
+        again = EventLog(path, 2**20)
+        assert [each.number for each in again.read()] == [1, 2]
+        assert again.add(Event(3, {"refused": ["no array"]}))
+        assert [each.facts for each in again.read()][-1] == {"refused": ["no array"]}
+        again.close()
+
+
+def test_every_sample_is_known_after_a_kill_whatever_was_saved(tmp_path: Path) -> None:
+    for saves in (False, True):
+        folder = tmp_path / str(saves)
+        learner = learner_in(folder, trigger=NEVER, guard=Guard(every=4, size=8))
+        run(learner, blobs(40))
+        if saves:
+            learner.save()
+        run(learner, blobs(23, seed=1))
+        learner.observe("nonsense")
+        before = learner.progress
+        abandoned(learner)
+        again = learner_in(folder, trigger=NEVER, guard=Guard(every=4, size=8))
+        assert again.progress == before and again.progress.observed == 63
+        held = [row.number for row in again._memory.held_out]
+        stored = again.store.sample(1000).ids.tolist()
+        assert sorted([*held, *stored]) == list(range(1, 64)) and len(held) == 8
+        closed(again)
+
+
+def test_late_labels_are_known_after_a_kill(tmp_path: Path) -> None:
+    guard = Guard(every=3, size=4)
+    for settled in (False, True):
+        folder = tmp_path / str(settled)
+        learner = learner_in(folder, trigger=NEVER, guard=guard)
+        stream = blobs(30)
+        ids = [learner.observe(x, t=float(i)).sample_id for i, (x, _) in enumerate(stream)]
+        learner.save()
+        for each, (_, y) in zip(ids[:20], stream, strict=False):
+            learner.label(each, y)
+        if settled:
+            assert len(learner.store) > 0
+        before = learner.progress
+        window = [row.number for row in learner._memory.held_out]
+        abandoned(learner)
+        again = learner_in(folder, trigger=NEVER, guard=guard)
+        assert again.progress == before and again.progress.labelled == 20
+        assert [row.number for row in again._memory.held_out] == window and len(window) == 4
+        found = again.store.sample(1000, labelled=False)
+        labels = dict(zip(found.ids.tolist(), found.y.tolist(), strict=True))
+        assert sorted([*labels, *window]) == list(range(1, 31))
+        for number, (_, y) in enumerate(stream, start=1):
+            assert labels.get(number, y) == (y if number <= 20 else -1) or number in window
+        closed(again)
+
+
+def test_a_learner_that_nothing_made_sense_to_leaves_nothing(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    for _ in range(5):
+        assert learner.observe("nonsense").refused
+    assert not (tmp_path / "events.log").exists()
+    learner.observe(*blobs(1)[0])
+    abandoned(learner)
+    again = learner_in(tmp_path)
+    assert again.progress.observed == 1 and sum(again.progress.rejected.values()) == 5
+    closed(again)
+
+
+def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, trigger=NEVER)
+    for row, (x, y) in enumerate(blobs(30), start=1):
+        learner.observe_batch([x], [y], [float(row)], place=Place("csv:a", {"row": row}))
+        if row == 20:
+            learner.save()
+    abandoned(learner)
+    again = learner_in(tmp_path, trigger=NEVER)
+    assert again.places == {"csv:a": {"row": 30}} and again.progress.observed == 30
+    closed(again)
+
+
+def test_where_state_and_log_are_gone_the_store_knows_what_it_was_given(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, trigger=NEVER)
+    for row, (x, y) in enumerate(blobs(30), start=1):
+        learner.observe_batch([x], [y], [float(row)], place=Place("csv:a", {"row": row}))
+    learner.save()
+    learner.store.close()
+    for name in ("learner.npz", "events.log"):
+        (tmp_path / name).unlink()
+    again = learner_in(tmp_path, trigger=NEVER)
+    assert again.places == {"csv:a": {"row": 30}} and again.progress.observed == 0
+    assert again.observe(*blobs(1)[0]).sample_id == 31
+    closed(again)
+
+
+def test_events_of_another_state_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = learner_in(tmp_path, trigger=NEVER)
+    run(learner, blobs(10))
+    learner.save()
+    old = (tmp_path / "learner.npz").read_bytes()
+    run(learner, blobs(10))
+    learner.save()
+    run(learner, blobs(10))
+    abandoned(learner)
+    (tmp_path / "learner.npz").write_bytes(old)
+    with caplog.at_level(logging.WARNING):
+        again = learner_in(tmp_path, trigger=NEVER)
+    assert "do not join on" in caplog.text and again.progress.observed == 10
+    # Nothing that comes now is lost behind them.
+    run(again, blobs(7))
+    abandoned(again)
+    third = learner_in(tmp_path, trigger=NEVER)
+    assert third.progress.observed == 17
+    closed(third)
+
+
+def test_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = learner_in(tmp_path, trigger=NEVER)
+    run(learner, blobs(10))
+    plain, writes = os.write, list[int]()
+
+    def half(file: int, data: bytes) -> int:
+        writes.append(len(data))
+        return plain(file, data[: len(data) // 2])
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
+        full.setattr(event_log_module.os, "write", half)
+        full.setattr(learner_state_module, "write_atomically", no_room)
+        seen = run(learner, blobs(5, seed=1))
+        assert [each.sample_id for each in seen] == [None] * 5 and writes
+        assert all(each.prediction is not None for each in seen)
+    assert caplog.text.count("disk may be full") == 1
+    # What was told of is known, and nothing else.
+    state = learner_state_after_a_kill(tmp_path)
+    assert state.progress.observed == 10
+    closed_quietly(state)
+    # As soon as there is room, everything is saved, and goes on as ever.
+    assert run(learner, blobs(1, seed=2))[0].sample_id == 16
+    assert run(learner, blobs(1, seed=3))[0].sample_id == 17
+    abandoned(learner)
+    again = learner_in(tmp_path, trigger=NEVER)
+    assert again.progress.observed == 17
+    closed(again)
+
+
+def learner_state_after_a_kill(folder: Path) -> Any:
+    """A learner in a copy of a folder."""
+    copy = folder / "copy"
+    copy.mkdir()
+    for name in ("learner.npz", "events.log"):
+        if (folder / name).exists():
+            (copy / name).write_bytes((folder / name).read_bytes())
+    return learner_in(copy, trigger=NEVER)
+
+
+def closed_quietly(learner: StreamLearner) -> None:
+    learner.store.close()
