@@ -70,9 +70,8 @@ class ModelAverage:
             elif name not in self._mean:
                 self._mean[name] = np.array(value, np.float64)
             else:
-                mean = self._mean[name]
-                mean *= keep
-                mean += (1 - keep) * value
+                # Another array, so that who holds the state before may go back to it.
+                self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the mean, in the models' own types; empty before the first."""

@@ -38,9 +38,12 @@ class ServerOptimizer(ABC):
     ----------
     default_rate : float
         Learning rate where none is given.
+    relative : bool
+        Whether a step is a multiple of the clients' changes, so that a rate above 1 goes further than they went.
     """
 
     default_rate: ClassVar[float] = 1.0
+    relative: ClassVar[bool] = True
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = self.default_rate if rate is None else rate
@@ -176,6 +179,7 @@ class _Adaptive(ServerOptimizer):
     r"""Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), beta 0.9 and 0.99, tau 0.001."""
 
     default_rate = 0.01
+    relative = False
     first, second, tau = 0.9, 0.99, 1e-3
 
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:

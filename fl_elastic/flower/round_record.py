@@ -64,6 +64,12 @@ class RoundRecord:
         Size of all training messages together.
     accepted, rejected : list
         Replies, in the order in which they were merged.
+    stayed : dict of str to int
+        Tensors that too few clients trained for a robust rule, and how many did.
+    shortened : dict of int to int
+        Nodes that changed tensors by many times more than is usual, and how many tensors.
+    stepped_back : str
+        Why the round's updates were dropped and the model before was put back; empty where it was not.
     """
 
     server_round: int
@@ -72,3 +78,6 @@ class RoundRecord:
     downlink_total_bytes: int = 0
     accepted: list[AcceptedReply] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
+    stayed: dict[str, int] = field(default_factory=dict)
+    shortened: dict[int, int] = field(default_factory=dict)
+    stepped_back: str = ""

@@ -18,7 +18,7 @@ from fl_elastic.errors import UpdateError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["FLOATS", "Manifest", "Role", "load_weights", "weights_of"]
+__all__ = ["FLOATS", "Manifest", "Role", "is_variance", "load_weights", "weights_of"]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -147,6 +147,11 @@ def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
         if dtype not in FLOATS + _WHOLE:
             raise UpdateError(f"tensor {name!r} has dtype {dtype}, which cannot be sent")
     return tuple(dtypes.values())
+
+
+def is_variance(name: str) -> bool:
+    """Whether a tensor of this name is a BatchNorm's running variance, which is never negative."""
+    return name.endswith("running_var")
 
 
 def _buffer_role(dtype: str) -> Role:
