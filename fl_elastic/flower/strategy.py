@@ -248,9 +248,9 @@ class PartialUpdates(Strategy):
         reason = self.guard.jumped(intake.losses, intake.diverged) if self._guarded else ""
         if reason:
             return self._step_back(server_round, reason), None
+        undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
         merged = self._finished(mean)
         stepped = self._stepped(mean, merged)
-        undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
         aggregated, metrics = self._handed_on(server_round, intake, stepped)
         self._report()
         if aggregated is None:
