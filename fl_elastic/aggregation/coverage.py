@@ -142,11 +142,23 @@ class CoverageLedger:
         self.clients = {}
         if not arrays:
             return
+        try:
+            self._take(arrays)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            self.clients = {}
+            raise CheckpointError(
+                f"coverage cannot be read ({type(error).__name__}: {error}); delete the checkpoints"
+            ) from None
+
+    def _take(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         width = len(self.names)
         if np.shape(arrays["trained"]) != (len(arrays["clients"]), width):
             raise CheckpointError(
                 f"coverage of {np.shape(arrays['trained'])} does not fit {width} parameters"
             )
+        for column in ("absent", "seen", "hits"):
+            if np.shape(arrays[column]) != np.shape(arrays["trained"]):
+                raise CheckpointError(f"coverage {column!r} has shape {np.shape(arrays[column])}")
         for row, client in enumerate(arrays["clients"]):
             self.clients[str(client)] = ClientCoverage(
                 device=str(arrays["devices"][row]),

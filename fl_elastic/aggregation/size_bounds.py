@@ -115,10 +115,14 @@ class SizeBounds:
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
-        self._usual = {
-            name: [float(size) for size in np.asarray(sizes, np.float64).reshape(-1)[-_ROUNDS:]]
+        usual = {
+            name: np.asarray(sizes, np.float64).reshape(-1)[-_ROUNDS:].tolist()
             for name, sizes in arrays.items()
         }
+        for name, sizes in usual.items():
+            if not all(0 < size < math.inf for size in sizes):
+                raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
+        self._usual = usual
 
 
 def _size(numbers: NDArray[Any]) -> float:

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
 _PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 64
-_MOST_GROUPS = 10_000
+_MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
 
 
@@ -232,7 +232,10 @@ class Fleet:
         nothing = np.zeros(0)
         names = stored.pop("importance-names", nothing)
         values = stored.pop("importance", nothing)
-        self.importance = {str(n): float(v) for n, v in zip(names, values, strict=True)}
+        found = {str(n)[:_LONGEST_NAME]: float(v) for n, v in zip(names, values, strict=True)}
+        if not all(0 <= value < math.inf for value in found.values()):
+            raise ValueError("importance is not all numbers from 0")
+        self.importance = found
         self._change = str(stored.pop("change", ""))
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
         self._stored, self._ledger = stored, None

@@ -103,6 +103,8 @@ class LossGuard:
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
         limit, first, good, *losses = np.asarray(arrays["numbers"], np.float64).tolist()
+        if not limit > 0 or not np.isfinite([first, good, *losses]).all():
+            raise ValueError(f"rate limit {limit} and losses {losses[:3]} are no state of a run")
         self.rate_limit, self._first, self._good = max(limit, _LEAST), first, int(good)
         self._losses = losses[-_REMEMBERED:]
 

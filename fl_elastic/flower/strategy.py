@@ -109,6 +109,9 @@ class PartialUpdates(Strategy):
     >>> strategy = PartialUpdates(FedAdam(eta=0.1), rule="contributors")
     """
 
+    keeps = frozenset({"average", "downlink", "fleet", "guard", "server_optimizer", "sizes"})
+    """Attributes whose state belongs into a checkpoint."""
+
     def __init__(
         self,
         inner: Strategy,

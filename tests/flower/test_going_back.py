@@ -43,7 +43,9 @@ def towards(node: int, share: float = 0.5) -> UpdateOf:
     return update
 
 
-def reporting(app: ClientApp, update_of: UpdateOf, known: Any, lie: float | None = None) -> ClientApp:
+def reporting(
+    app: ClientApp, update_of: UpdateOf, known: Any, lie: float | None = None
+) -> ClientApp:
     """A scripted client that reports the distance as its loss."""
     from fl_elastic.flower.wire import read_instruction
     from fl_elastic.update import decode_weights
