@@ -76,7 +76,9 @@ def encode(
     check_update(update, manifest)
     coarse = make_codec(codec)
     if generator is None:
-        generator = np.random.default_rng(_seed_of(update) if coarse.unbiased else 0)
+        generator = np.random.default_rng(
+            _seed_of(update) if coarse.lossy and coarse.unbiased else 0
+        )
     indices = sorted(manifest.index[name] for name in update.deltas)
     names = [manifest.names[index] for index in indices]
     header: dict[str, Any] = {
