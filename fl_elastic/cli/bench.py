@@ -152,6 +152,17 @@ def poison(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
 
 
 @bench.command()
+def liars(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Train with one or two devices of ten that lie in ways a rule does not look at, by every rule."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.liars import bench_liars
+
+    results = Results(output or _FOLDER / "liars.json", fresh=fresh)
+    bench_liars(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
 def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Time a node's process from a message to its first batch, and weigh an idle node."""
     from fl_elastic.bench import Results, bench_startup
