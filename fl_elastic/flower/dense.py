@@ -45,10 +45,21 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
 
 
 def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
-    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes."""
+    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+
+    Raises
+    ------
+    UpdateError
+        If a parameter has another size.
+    """
     whole = {}
     for name in manifest.names:
         array = parameters[name].numpy() if name in parameters else others[name]
+        if array.size != math.prod(manifest.shape(name)):
+            raise UpdateError(
+                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
+                "what it keeps from round to round, or its checkpoint, is of another model"
+            )
         whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
     return whole
 

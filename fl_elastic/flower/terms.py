@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.errors import PlanError, RegistryError, UpdateError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = [
     "BLEND",
@@ -172,14 +173,19 @@ class Instructions:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instructions:
-        """Read the entries of a message's config."""
-        deadline, seed = config.get(DEADLINE), config.get(SEED)
+        """Read the entries of a message's config.
+
+        Raises
+        ------
+        UpdateError
+            If one of them is not what it should be.
+        """
         return cls(
-            deadline=None if deadline is None else float(deadline),
+            deadline=_number(config, DEADLINE, None),
             overdue=bool(config.get(OVERDUE, False)),
             importance=str(config.get(IMPORTANCE, "")),
-            blend=float(config.get(BLEND, 0.0)),
-            seed=None if seed is None else int(seed),
+            blend=_number(config, BLEND, 0.0) or 0.0,
+            seed=None if (seed := _number(config, SEED, None)) is None else int(seed),
             change=str(config.get(CHANGE, "")),
             keep=bool(config.get(KEEP, False)),
             groups=str(config.get(GROUPS, "")),
@@ -188,6 +194,16 @@ class Instructions:
     def importance_by_group(self) -> dict[str, float]:
         """Return the importance by group name; empty if there is none or it cannot be read."""
         return read_importance(self.importance)
+
+
+def _number(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    value = config.get(key, default)
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_VERSION:
+        raise UpdateError(f"config {key} = {str(value)[:40]!r} is not a number from 0")
+    return float(value) if isinstance(value, float) else value
 
 
 def read_groups(text: str) -> tuple[str, ...]:
