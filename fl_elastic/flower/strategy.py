@@ -9,6 +9,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from fl_elastic.aggregation import (
     SizeBounds,
     make_rule,
 )
-from fl_elastic.errors import UpdateError
+from fl_elastic.errors import CheckpointError, ElasticError, UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.dense import no_longer_than, parameters_of, whole_model
@@ -383,9 +384,18 @@ class PartialUpdates(Strategy):
         if not usable and not intake.failed:
             return None, None
         with counted_replies(len(intake.usable)):
-            aggregated, merged_metrics = self.inner.aggregate_train(
-                server_round=server_round, replies=[*usable, *intake.failed]
-            )
+            try:
+                aggregated, merged_metrics = self.inner.aggregate_train(
+                    server_round=server_round, replies=[*usable, *intake.failed]
+                )
+            except (ValueError, KeyError, AggregationError) as error:
+                if isinstance(error, ElasticError) or sees_each_client(self.inner):
+                    raise
+                # What clients sent was checked: it is what the strategy kept, or got from a checkpoint.
+                raise CheckpointError(
+                    f"{type(self.inner).__name__} cannot go on from what it keeps ({error}): is the checkpoint "
+                    "of another model?"
+                ) from error
         aggregate_metrics = metrics_aggregator(self.inner)
         if aggregate_metrics is not None and metrics and merged_metrics is not None:
             merged_metrics = aggregate_metrics(metrics, weight_key(self.inner))

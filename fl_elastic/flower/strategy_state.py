@@ -107,8 +107,10 @@ def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
         keeps = getattr(owner, "keeps", None)
         if keeps is not None and (name not in keeps or kind != "object"):
             raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
-        if any(array.dtype.kind not in "biufU" for array in entries.values()):
-            raise CheckpointError(f"{where[:80]!r} holds neither numbers nor names")
+        # Names are kept by objects alone.
+        allowed = "biufU" if kind == "object" else "biuf"
+        if any(array.dtype.kind not in allowed for array in entries.values()):
+            raise CheckpointError(f"{where[:80]!r} holds what is no number")
         if not _may_become(kind, name, value):
             raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
         if kind == "object":
