@@ -41,9 +41,9 @@ from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.outbox import Outbox
 from fl_elastic.flower.replies import common_metrics, in_fixed_order, mean_metrics, one_line
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.round_record import RoundRecord, log_record
 from fl_elastic.flower.strategy_state import as_record
-from fl_elastic.flower.streaming_grid import streaming
+from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.flower.wire import read_evaluate_reply
 from fl_elastic.update import Limits, Manifest, Role
@@ -209,9 +209,12 @@ class PartialUpdates(Strategy):
                 grid=grid,
             )
         )
-        due = self.attendance.due(message.metadata.dst_node_id for message in messages)
-        messages = [each for each in messages if each.metadata.dst_node_id in due]
-        self._warn_of_lost_patience(grid)
+        if not sees_each_client(self.inner):
+            # Noise is for as many clients as were drawn.
+            due = self.attendance.due(message.metadata.dst_node_id for message in messages)
+            messages = [each for each in messages if each.metadata.dst_node_id in due]
+        if self.terms.deadline is not None or self.merges_late:
+            self._warned = self._warned or warned_of_a_wrapper(grid)
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
@@ -271,21 +274,9 @@ class PartialUpdates(Strategy):
         """Hand over the record of the round."""
         if self._outbox is not None:
             self._record.downlink_total_bytes = self._outbox.total_bytes
-        record = self._record
-        if record.stayed:
-            some = ", ".join(list(record.stayed)[:3])
-            _LOG.warning(
-                "round %s: %s tensors stay, as too few clients trained them for rule %r: %s",
-                record.server_round, len(record.stayed), self.rule, one_line(some),
-            )  # fmt: skip
-        if record.shortened:
-            nodes = ", ".join(map(str, list(record.shortened)[:5]))
-            _LOG.warning(
-                "round %s: changes by node %s were many times larger than usual and shortened",
-                record.server_round, nodes,
-            )  # fmt: skip
+        log_record(self._record, self.rule)
         if self.on_round is not None:
-            self.on_round(record)
+            self.on_round(self._record)
 
     def _step_back(self, server_round: int, reason: str) -> ArrayRecord:
         """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
@@ -294,11 +285,6 @@ class PartialUpdates(Strategy):
         self._keep(self.guard.step_back(), server_round + 1)
         self.sizes.forget()
         self.fleet.moved(before, self._weights)
-        _LOG.warning(
-            "round %s: %s: the model before the last round is put back, and steps are at most %s times as long "
-            "as the clients' from here on",
-            server_round, reason, self.guard.rate_limit,
-        )  # fmt: skip
         self._report()
         return as_record(self._weights)
 
@@ -430,17 +416,6 @@ class PartialUpdates(Strategy):
     def _own_state(self) -> list[object]:
         """Return what a round changes besides the model."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
-
-    def _warn_of_lost_patience(self, grid: Grid) -> None:
-        """Say once that a wrapper around this strategy hands over a grid that waits for everybody."""
-        waits = self.terms.deadline is not None or self.merges_late
-        if self._warned or not waits or getattr(grid, "streams", False):
-            return
-        self._warned = True
-        _LOG.warning(
-            "another strategy is wrapped around PartialUpdates and waits for all replies: the deadline ends no "
-            "round, and late updates are lost; put PartialUpdates outside, as in PartialUpdates(Wrapper(FedAvg()))"
-        )
 
     def _send_again(self, intake: Intake) -> None:
         """Send the whole model to those that could not use its changes, and take in their replies."""

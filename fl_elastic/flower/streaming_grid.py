@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -13,7 +14,16 @@ from flwr.serverapp import Grid
 
 from fl_elastic.flower.interruption import Interrupted
 
-__all__ = ["FORGET_AFTER", "Listener", "Patient", "StreamingGrid", "streaming"]
+__all__ = [
+    "FORGET_AFTER",
+    "Listener",
+    "Patient",
+    "StreamingGrid",
+    "streaming",
+    "warned_of_a_wrapper",
+]
+
+_LOG = logging.getLogger("fl_elastic")
 
 FORGET_AFTER = 5
 """Rounds after which nobody waits for a late reply any more."""
@@ -255,3 +265,14 @@ def streaming(grid: Grid, strategy: object) -> Grid:
         late=inside.merges_late,
         listener=getattr(inside, "attendance", None),
     )
+
+
+def warned_of_a_wrapper(grid: Grid) -> bool:
+    """Log that a wrapper handed over a grid that waits for all replies, if so; return whether it did."""
+    if getattr(grid, "streams", False):
+        return False
+    _LOG.warning(
+        "another strategy is wrapped around PartialUpdates and waits for all replies: the deadline ends no "
+        "round, and late updates are lost; put PartialUpdates outside, as in PartialUpdates(Wrapper(FedAvg()))"
+    )
+    return True
