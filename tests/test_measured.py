@@ -179,7 +179,9 @@ def test_liars_rows_are_the_committed_ones() -> None:
     for name, lie in LIES.items():
         for liars in (0,) if lie.attack is None else (1, 2):
             found = [rows.get(f"{rule} | {name} | {liars}") for rule in LIARS_RULES]
-            cells = " | ".join("" if row is None else f"{100 * row['accuracy']:.1f}" for row in found)
+            cells = " | ".join(
+                "" if row is None else f"{100 * row['accuracy']:.1f}" for row in found
+            )
             assert f"| {name} | {liars} | {cells} |" in MEASURED
             seen += sum(row is not None for row in found)
     assert seen == len(rows)
@@ -200,7 +202,9 @@ def test_a_robust_rule_that_security_names_stands_each_lie() -> None:
             clean = "first tensor of nobody"
         for liars in () if lie.attack is None else (1, 2):
             robust = [rule for rule in lie.rules if rule != "contributors"]
-            assert any(accuracy(r, name, liars) > accuracy(r, clean, 0) - 0.02 for r in robust), name
+            assert any(accuracy(r, name, liars) > accuracy(r, clean, 0) - 0.02 for r in robust), (
+                name
+            )
 
 
 def test_server_rates_are_the_committed_ones() -> None:

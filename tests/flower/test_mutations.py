@@ -1,6 +1,6 @@
 """Whatever is changed on its way or on disk: an error of this library's own, or nothing, and memory stays flat.
 
-A small sample by default; ``-m slow`` takes forty times as many.
+A small sample by default; ``-m slow`` takes ten times as many.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fl_elastic.update import (
     weights_of,
 )
 
-SIZES = [pytest.param(1, id="sample"), pytest.param(40, id="many", marks=pytest.mark.slow)]
+SIZES = [pytest.param(1, id="sample"), pytest.param(10, id="many", marks=pytest.mark.slow)]
 many = pytest.mark.parametrize("times", SIZES)
 MOST_BYTES = 30_000_000
 
