@@ -13,9 +13,12 @@ from fl_elastic.bench.federation_ablations import ablation_markdown
 from fl_elastic.bench.federation_methods import OURS, REFERENCE
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.liars import LIES
+from fl_elastic.bench.liars import RULES as LIARS_RULES
 from fl_elastic.bench.online import CHOSEN_ON, DEFAULT, METHODS, online_markdown, online_means
 from fl_elastic.bench.online_streams import STREAMS as ONLINE_STREAMS
 from fl_elastic.bench.poison import ATTACKS, RULES
+from fl_elastic.bench.server_rates import SETTINGS
 from fl_elastic.bench.stream_methods import REFERENCE as REPLAY
 from fl_elastic.bench.stream_summary import stream_markdown
 from fl_elastic.bench.stream_tasks import TASKS as STREAMS
@@ -171,6 +174,49 @@ def test_poison_rows_are_the_committed_ones() -> None:
     for rule in RULES:
         cells = " | ".join(f"{100 * rows[f'{rule} | {a}']['accuracy']:.1f}" for a in ATTACKS)
         assert f"| {rule} | {cells} |" in MEASURED
+
+
+def test_liars_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "liars.json").read_text())["rows"]
+    seen = 0
+    for name, lie in LIES.items():
+        for liars in (0,) if lie.attack is None else (1, 2):
+            found = [rows.get(f"{rule} | {name} | {liars}") for rule in LIARS_RULES]
+            cells = " | ".join(
+                "" if row is None else f"{100 * row['accuracy']:.1f}" for row in found
+            )
+            assert f"| {name} | {liars} | {cells} |" in MEASURED
+            seen += sum(row is not None for row in found)
+    assert seen == len(rows)
+
+
+def test_a_robust_rule_that_security_names_stands_each_lie() -> None:
+    """Within two points of the same run without a liar, by the same rule."""
+    rows = json.loads((RESULTS / "liars.json").read_text())["rows"]
+
+    def accuracy(rule: str, lie: str, liars: int) -> float:
+        return float(rows[f"{rule} | {lie} | {liars}"]["accuracy"])
+
+    for name, lie in LIES.items():
+        clean = "none"
+        if lie.normalise_steps:
+            clean = "steps normalised, none"
+        if lie.others is not None:
+            clean = "first tensor of nobody"
+        for liars in () if lie.attack is None else (1, 2):
+            robust = [rule for rule in lie.rules if rule != "contributors"]
+            assert any(accuracy(r, name, liars) > accuracy(r, clean, 0) - 0.02 for r in robust), (
+                name
+            )
+
+
+def test_server_rates_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "server_rates.json").read_text())["rows"]
+    assert len(rows) == 2 * len(SETTINGS)
+    for name, row in rows.items():
+        model, setting = name.split(" | ")
+        figures = f"{100 * row['accuracy']:.1f} | {100 * row['largest_fall']:.1f}"
+        assert f"| {model} | {setting} | {figures} |" in MEASURED
 
 
 def test_rows_of_the_real_fleet_are_the_committed_ones() -> None:

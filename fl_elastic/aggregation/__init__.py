@@ -18,6 +18,7 @@ from fl_elastic.aggregation.server_optimizers import (
     register_server_optimizer,
     server_optimizers,
 )
+from fl_elastic.aggregation.size_bounds import SizeBounds
 
 __all__ = [
     "AggregationRule",
@@ -28,6 +29,7 @@ __all__ = [
     "PartialMean",
     "RobustRule",
     "ServerOptimizer",
+    "SizeBounds",
     "agreement",
     "make_rule",
     "make_server_optimizer",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import CheckpointError, RegistryError
 
 __all__ = ["ModelAverage"]
 
@@ -69,10 +69,14 @@ class ModelAverage:
                 self._mean[name] = np.array(value)
             elif name not in self._mean:
                 self._mean[name] = np.array(value, np.float64)
+            elif self._mean[name].shape != value.shape:
+                raise CheckpointError(
+                    f"the mean of {name!r} has shape {self._mean[name].shape}, the model {value.shape}: "
+                    "delete the checkpoints"
+                )
             else:
-                mean = self._mean[name]
-                mean *= keep
-                mean += (1 - keep) * value
+                # Another array, so that who holds the state before may go back to it.
+                self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the mean, in the models' own types; empty before the first."""

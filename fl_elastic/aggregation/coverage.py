@@ -161,6 +161,15 @@ class CoverageLedger:
         self.clients = {}
         if not arrays:
             return
+        try:
+            self._take(arrays)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            self.clients = {}
+            raise CheckpointError(
+                f"coverage cannot be read ({type(error).__name__}: {error}); delete the checkpoints"
+            ) from None
+
+    def _take(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         width = len(self.names)
         if np.shape(arrays["trained"]) != (len(arrays["clients"]), width):
             raise CheckpointError(
@@ -168,6 +177,10 @@ class CoverageLedger:
             )
         # Earlier checkpoints did not count what was asked for.
         asked = arrays.get("asked", np.zeros(np.shape(arrays["trained"])))
+        columns = {**{name: arrays[name] for name in ("absent", "seen", "hits")}, "asked": asked}
+        for column, values in columns.items():
+            if np.shape(values) != np.shape(arrays["trained"]):
+                raise CheckpointError(f"coverage {column!r} has shape {np.shape(values)}")
         for row, client in enumerate(arrays["clients"]):
             self.clients[str(client)] = ClientCoverage(
                 device=str(arrays["devices"][row]),

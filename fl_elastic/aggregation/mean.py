@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import LinearRule, RobustRule, make_rule
-from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, joined
+from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, check_update, trained_part
+from fl_elastic.update.manifest import is_variance
 from fl_elastic.update.packed import PackedDeltas, reach
 
 __all__ = ["MergeOptions", "PartialMean"]
@@ -35,6 +37,16 @@ class MergeOptions:
     staleness_power : float
         A delta that is s rounds late counts by the factor (1 + s) to the power of minus this (FedAsync, Xie et al.
         2019); 0 counts it in full.
+    bad_share : float
+        Share of a round's clients, at least one of them, that robust rules take for bad; below a half. A tensor
+        moves only if more of those who trained it are good than may be bad: two of ten need five contributors.
+        0 for none.
+    size_bound : float
+        `PartialUpdates` shortens a client's change of a tensor to so many times what clients usually change it
+        (`SizeBounds`); infinite for no bound.
+    extrapolate : bool
+        Whether a server's optimiser may take a model with running statistics further than its clients went.
+        Statistics are not taken along, so that a longer step leaves them behind.
 
     Raises
     ------
@@ -45,8 +57,15 @@ class MergeOptions:
     weighting: Literal["examples", "uniform"] = "examples"
     normalise_steps: bool = False
     staleness_power: float = 0.5
+    bad_share: float = 0.2
+    size_bound: float = 30.0
+    extrapolate: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 <= self.bad_share < 0.5:
+            raise RegistryError(f"bad_share {self.bad_share} must be from 0 to below a half")
+        if not self.size_bound >= 1:
+            raise RegistryError(f"size_bound {self.size_bound} must be at least 1")
         if self.weighting not in ("examples", "uniform"):
             raise RegistryError(f"weighting {self.weighting!r}: known are examples, uniform")
         if not 0 <= self.staleness_power < float("inf"):
@@ -57,6 +76,14 @@ class MergeOptions:
         examples = float(num_examples) if self.weighting == "examples" else 1.0
         return float(examples * (1.0 + staleness) ** -self.staleness_power)
 
+    def bad_of(self, clients: int) -> int:
+        """Return how many of so many clients are taken for bad.
+
+        >>> [MergeOptions().bad_of(clients) for clients in (1, 9, 10, 20)]
+        [1, 1, 2, 4]
+        """
+        return max(int(self.bad_share * clients + 1e-9), 1) if self.bad_share else 0
+
 
 class PartialMean:
     r"""Weighted mean of deltas per tensor, added to the base.
@@ -64,8 +91,9 @@ class PartialMean:
     :math:`w_k \leftarrow w_k + \sum_{i \in S_k} n_i \Delta_{ik} / D_k`, with the clients :math:`S_k` that trained
     tensor k, their example counts, and a divisor by rule. With every tensor from every client, in as many steps,
     all linear rules are FedAvg. Where a client trained some channels of a tensor, it counts in those alone.
-    Running statistics are always averaged over those who updated them, whatever the rule: a zero
-    change is no observation. Integer buffers keep the base's value.
+    Under a linear rule running statistics are averaged over those who updated them: a zero change is no
+    observation. Under a robust one they are merged as parameters are, and a tensor stays unless a quorum of clients
+    trained it. A running variance never becomes negative. Integer buffers keep the base's value.
 
     Parameters
     ----------
@@ -77,6 +105,11 @@ class PartialMean:
         What counts the server believes.
     options : MergeOptions, optional
         Weights, step normalisation, staleness.
+
+    Attributes
+    ----------
+    stayed : dict of str to int
+        After `finish`: tensors that too few clients trained for a robust rule, and how many did.
 
     Examples
     --------
@@ -99,6 +132,7 @@ class PartialMean:
         self.manifest = manifest
         self.options = options or MergeOptions()
         self.clients = 0
+        self.stayed: dict[str, int] = {}
         self._rule = make_rule(rule)
         self._limits = limits
         self._flat = FlatSum(manifest, limits)
@@ -108,8 +142,9 @@ class PartialMean:
 
     @property
     def touched(self) -> frozenset[str]:
-        """Names of the tensors that some client trained or observed."""
-        return frozenset(self._sums) | {name for update, _ in self._kept for name in update.deltas}
+        """Names of the tensors that some client trained or observed; after `finish` of those that could move."""
+        kept = {name for update, _ in self._kept for name in update.deltas}
+        return frozenset(self._sums) | (kept - self.stayed.keys())
 
     def add(
         self,
@@ -140,10 +175,12 @@ class PartialMean:
         if not checked:
             check_update(update, self.manifest, self._limits)
         weight = self.options.client_weight(update.num_examples, staleness)
-        for addend in joined(self._addends(update, weight, probabilities or {})):
-            self._flat.add(addend)
         if isinstance(self._rule, RobustRule):
-            self._kept.append((update, weight))
+            # How many examples it has is what a client says.
+            self._kept.append((update, self.options.client_weight(1, staleness)))
+        else:
+            for addend in joined(self._addends(update, weight, probabilities or {})):
+                self._flat.add(addend)
         self._total += weight
         self.clients += 1
 
@@ -152,12 +189,9 @@ class PartialMean:
     ) -> list[Addend]:
         """Count the update's tensors, and return what is to be added to the sums."""
         packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
-        robust = isinstance(self._rule, RobustRule)
         addends = []
         for name, delta in update.deltas.items():
             parameter = self.manifest.role(name) is Role.PARAMETER
-            if parameter and robust:
-                continue
             probability = probabilities.get(name, 1.0) if parameter else 1.0
             summed = self._sums.get(name)
             if summed is None:
@@ -188,8 +222,7 @@ class PartialMean:
         Raises
         ------
         UpdateError
-            If ``base`` does not fit the manifest, the sum is beyond the tensor's dtype, or a robust rule
-            cannot compare the updates.
+            If ``base`` does not fit the manifest, or the sum is beyond the tensor's dtype.
         """
         self.manifest.check_weights(base)
         combined = self._combined(self._rule) if isinstance(self._rule, RobustRule) else {}
@@ -213,36 +246,39 @@ class PartialMean:
         return summed.mean(self._flat.of(name), rule, self._total)
 
     def _combined(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
-        """Return the deltas of the parameters by a rule that looks at all of them."""
-        chosen = rule.chosen([update for update, _ in self._kept]) if self._kept else []
-        kept = [self._kept[index] for index in chosen]
+        """Return the deltas by a rule that looks at all of them, of the tensors that have a quorum."""
+        bad = self.options.bad_of(len(self._kept))
+        trainers = {
+            name: [index for index, (update, _) in enumerate(self._kept) if name in update.deltas]
+            for name in self.manifest.names
+        }
+        quorum = 2 * bad + 1
+        self.stayed = {n: len(those) for n, those in trainers.items() if 0 < len(those) < quorum}
+        names = [name for name, those in trainers.items() if len(those) >= quorum]
+        chosen = set(rule.chosen([update for update, _ in self._kept], names, bad))
         combined = {}
-        for name, role in zip(self.manifest.names, self.manifest.roles, strict=True):
-            those = [(update, weight) for update, weight in kept if name in update.deltas]
-            if role is not Role.PARAMETER or not those:
+        for name in names:
+            everybody = np.stack([self._marked(index, name).ravel() for index in trainers[name]])
+            enough = np.count_nonzero(~np.isnan(everybody), axis=0) >= quorum
+            those = [row for row, index in enumerate(trainers[name]) if index in chosen]
+            if not those or not enough.any():
+                self.stayed[name] = len(trainers[name])
                 continue
-            stacked = np.stack([self._marked(update, name).ravel() for update, _ in those])
-            trained = ~np.isnan(stacked).all(axis=0)
-            merged = np.zeros(stacked.shape[1])
-            merged[trained] = rule.combine(
-                stacked[:, trained], np.array([weight for _, weight in those])
-            )
+            weights = np.array([self._kept[trainers[name][row]][1] for row in those])
+            merged = np.zeros(everybody.shape[1])
+            merged[enough] = rule.combine(everybody[those][:, enough], weights, bad)
             combined[name] = merged.reshape(self.manifest.shape(name))
         return combined
 
-    def _marked(self, update: PartialUpdate, name: str) -> NDArray[np.float64]:
+    def _marked(self, index: int, name: str) -> NDArray[np.float64]:
         """Return the delta, per step where steps are normalised, with NaN where the client did not train."""
+        update = self._kept[index][0]
         delta = np.asarray(update.deltas[name], dtype=np.float64)
-        if self.options.normalise_steps:
-            delta = delta * (self._mean_steps(name) / update.steps[name])
+        if self.options.normalise_steps and self.manifest.role(name) is Role.PARAMETER:
+            usual = median(each.steps[name] for each, _ in self._kept if name in each.steps)
+            delta = delta * (usual / believed_steps(update.steps[name], usual))
         part = trained_part(update, name)
         return delta if part is None else np.where(part, delta, np.nan)
-
-    def _mean_steps(self, name: str) -> float:
-        pairs = [
-            (weight, update.steps[name]) for update, weight in self._kept if name in update.steps
-        ]
-        return sum(w * s for w, s in pairs) / sum(w for w, _ in pairs)
 
 
 def _moved(
@@ -252,6 +288,9 @@ def _moved(
         return np.array(base, dtype=dtype)
     with np.errstate(over="ignore"):
         new = np.asarray(np.add(base, delta, dtype=np.float64)).astype(dtype)
+    if is_variance(name):
+        # Also what rounding on the wire, or an update that came late, takes below.
+        new = np.maximum(new, 0, dtype=dtype)
     if not math.isfinite(reach(new)):
         raise UpdateError(f"merged tensor {name!r} is beyond the range of {dtype}")
     return new

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import RobustRule, register_rule
-from fl_elastic.errors import UpdateError
-from fl_elastic.update import PartialUpdate
+from fl_elastic.update import PartialUpdate, trained_part
 
 __all__ = ["Krum", "Median", "NormClipping", "TrimmedMean"]
 
 _Array = NDArray[np.float64]
+# Beyond any mean square of numbers that pass the checks; sums of it are finite.
+_FARTHEST = 1e200
 
 
 @register_rule("median")
@@ -24,7 +25,7 @@ class Median(RobustRule):
     Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018).
     """
 
-    def combine(self, deltas: _Array, weights: _Array) -> _Array:
+    def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the median of each column."""
         return np.asarray(np.nanmedian(deltas, axis=0))
 
@@ -33,22 +34,24 @@ class Median(RobustRule):
 class TrimmedMean(RobustRule):
     """Mean of each element without the largest and smallest fifth, each client counting the same.
 
-    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018).
+    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). As many are left out at either end as may be
+    bad, also of a tensor that few clients trained.
 
     Attributes
     ----------
     share : float
-        Left out at either end, rounded down: fewer than five contributors are all counted.
+        Left out at either end at least, rounded down.
     """
 
     share: ClassVar[float] = 0.2
 
-    def combine(self, deltas: _Array, weights: _Array) -> _Array:
+    def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the mean of the middle of each column."""
         # NaN, an element that the client did not train, sorts to the end.
         ordered = np.sort(deltas, axis=0)
         trained = np.count_nonzero(~np.isnan(deltas), axis=0)
-        cut = np.floor(self.share * trained + 1e-9).astype(int)
+        cut = np.maximum(np.floor(self.share * trained + 1e-9).astype(int), bad)
+        cut = np.minimum(cut, (trained - 1) // 2)
         place = np.arange(len(deltas))[:, None]
         inside = (place >= cut) & (place < trained - cut)
         kept = np.where(inside, ordered, 0.0).sum(axis=0)
@@ -61,10 +64,11 @@ class NormClipping(RobustRule):
 
     After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with the bound taken per tensor from
     the contributors themselves, so that it fits updates of different tensors. Direction is believed, size is not.
-    Norms are per trained element, so that training a part of a tensor is not taken for caution.
+    Norms are per trained element, so that training a part of a tensor is not taken for caution. Each client counts
+    the same: who would believe neither size nor direction should not believe a count of examples.
     """
 
-    def combine(self, deltas: _Array, weights: _Array) -> _Array:
+    def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the weighted mean of the shortened deltas."""
         trained = ~np.isnan(deltas)
         filled = np.where(trained, deltas, 0.0)
@@ -79,36 +83,57 @@ class NormClipping(RobustRule):
 class Krum(RobustRule):
     """The one update that is nearest to most others.
 
-    Blanchard et al., "Machine Learning with Adversaries" (NeurIPS 2017). Whole updates are compared, so all
-    clients must have trained the same tensors (plans made once for a cohort do that).
+    Blanchard et al., "Machine Learning with Adversaries" (NeurIPS 2017). Updates are compared over the tensors that
+    have a quorum, two of them over those that both hold, at their mean squared difference; two that share less than
+    half of the numbers are as far from each other as can be. What the chosen update does not hold stays.
 
     Attributes
     ----------
     share : float
-        Assumed share of bad clients.
+        Assumed share of bad clients at least.
     """
 
     share: ClassVar[float] = 0.2
 
-    def combine(self, deltas: _Array, weights: _Array) -> _Array:
+    def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the only delta."""
         return np.asarray(np.nan_to_num(deltas[0]))
 
-    def chosen(self, updates: Sequence[PartialUpdate]) -> list[int]:
+    def chosen(
+        self, updates: Sequence[PartialUpdate], names: Sequence[str], bad: int = 0
+    ) -> list[int]:
         """Return the index of the update with the least summed distance to its nearest neighbours."""
-        tensors = {frozenset(update.deltas) for update in updates}
-        if len(tensors) > 1 or any(update.parts for update in updates):
-            raise UpdateError(
-                f"rule 'krum' compares whole updates, and {len(tensors)} sets of tensors were trained: "
-                "let the server plan for the cohort, or use 'median' or 'trimmed_mean'"
-            )
+        if not names:
+            return []
+        sizes = {name: _size_of(updates, name) for name in names}
         flat = [
-            np.concatenate([np.ravel(delta) for _, delta in sorted(update.deltas.items())])
-            if update.deltas
-            else np.zeros(0)
+            np.concatenate([_marked(update, name, sizes[name]) for name in names])
             for update in updates
         ]
-        distances = np.array([[float(((a - b) ** 2).sum()) for b in flat] for a in flat])
-        nearest = max(len(updates) - int(self.share * len(updates)) - 2, 1)
+        distances = np.array([[_distance(a, b) for b in flat] for a in flat])
+        np.fill_diagonal(distances, -1.0)
+        nearest = max(len(updates) - max(int(self.share * len(updates)), bad) - 2, 1)
         scores = np.sort(distances, axis=1)[:, 1 : nearest + 1].sum(axis=1)
         return [int(scores.argmin())]
+
+
+def _size_of(updates: Sequence[PartialUpdate], name: str) -> int:
+    return next(int(np.size(update.deltas[name])) for update in updates if name in update.deltas)
+
+
+def _marked(update: PartialUpdate, name: str, size: int) -> _Array:
+    """Return the delta as a vector, NaN where the client did not train."""
+    if name not in update.deltas:
+        return np.full(size, np.nan)
+    delta, part = np.asarray(update.deltas[name], np.float64), trained_part(update, name)
+    return np.asarray(delta if part is None else np.where(part, delta, np.nan)).ravel()
+
+
+def _distance(one: _Array, other: _Array) -> float:
+    """Return the mean squared difference where both are numbers."""
+    squares = (one - other) ** 2
+    shared = ~np.isnan(squares)
+    together = int(shared.sum())
+    if 2 * together < len(squares) or not together:
+        return _FARTHEST
+    return min(float(squares[shared].mean()), _FARTHEST)

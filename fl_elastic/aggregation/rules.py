@@ -27,9 +27,10 @@ Amount = float | NDArray[np.float64]
 
 
 class AggregationRule:
-    """Merges deltas of parameters; running statistics are always averaged over those who updated them.
+    """Merges the deltas of each tensor.
 
-    Derive from `LinearRule` or `RobustRule`.
+    Derive from `LinearRule` or `RobustRule`. A linear rule merges parameters; running statistics are then averaged
+    over those who updated them. A robust rule merges both.
     """
 
     def weight(self, examples: float, probability: float) -> float:
@@ -65,12 +66,14 @@ class LinearRule(AggregationRule, ABC):
 class RobustRule(AggregationRule, ABC):
     """Looks at all deltas of a tensor together, so that a few bad ones cannot decide.
 
-    Every update of the round is kept until its end: memory grows with the number of clients.
+    Every update of the round is kept until its end: memory grows with the number of clients. It is asked about
+    elements that have a quorum only: more honest contributors than bad ones, if no more clients are bad than
+    `MergeOptions` assumes.
     """
 
     @abstractmethod
     def combine(
-        self, deltas: NDArray[np.float64], weights: NDArray[np.float64]
+        self, deltas: NDArray[np.float64], weights: NDArray[np.float64], bad: int = 0
     ) -> NDArray[np.float64]:
         """Return the merged delta of one tensor.
 
@@ -80,16 +83,24 @@ class RobustRule(AggregationRule, ABC):
             Of the clients that trained the tensor; NaN in elements that a client did not train, never in a whole
             column.
         weights : array, shape (clients,)
-            Positive.
+            Positive, and not what clients say of themselves.
+        bad : int
+            How many of the clients may be bad.
         """
 
-    def chosen(self, updates: Sequence[PartialUpdate]) -> list[int]:
+    def chosen(
+        self, updates: Sequence[PartialUpdate], names: Sequence[str], bad: int = 0
+    ) -> list[int]:
         """Return the indices of the updates that are merged at all: every one, unless overridden.
 
-        Raises
-        ------
-        UpdateError
-            If the updates cannot be compared.
+        Parameters
+        ----------
+        updates : sequence of PartialUpdate
+            Of the round.
+        names : sequence of str
+            Tensors that have a quorum.
+        bad : int
+            How many of the clients may be bad.
         """
         return list(range(len(updates)))
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
+from fl_elastic.errors import CheckpointError, UpdateError
 from fl_elastic.registry import Registry
 
 __all__ = [
@@ -38,9 +38,12 @@ class ServerOptimizer(ABC):
     ----------
     default_rate : float
         Learning rate where none is given.
+    relative : bool
+        Whether a step is a multiple of the clients' changes, so that a rate above 1 goes further than they went.
     """
 
     default_rate: ClassVar[float] = 1.0
+    relative: ClassVar[bool] = True
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = self.default_rate if rate is None else rate
@@ -65,6 +68,8 @@ class ServerOptimizer(ABC):
         ------
         UpdateError
             If a weight would leave the range of its type.
+        CheckpointError
+            If what a checkpoint put back is of another model.
         """
         moments, counts = dict(self._moments), dict(self._counts)
         try:
@@ -72,6 +77,10 @@ class ServerOptimizer(ABC):
         except UpdateError:
             self._moments, self._counts = moments, counts
             raise
+        except ValueError as error:
+            raise CheckpointError(
+                f"what the server's optimiser kept does not fit the model ({error}): delete the checkpoints"
+            ) from None
 
     def moved(
         self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
@@ -85,6 +94,8 @@ class ServerOptimizer(ABC):
             count = self._counts[name] = self._counts.get(name, 0) + 1
             change = np.asarray(merged[name], np.float64) - np.asarray(old, np.float64)
             moved = np.asarray(old, np.float64) + self.rate * self.direction(name, change, count)
+            if moved.shape != old.shape:
+                raise ValueError(f"a moment of {name!r} has shape {moved.shape}, not {old.shape}")
             with np.errstate(over="ignore"):
                 new[name] = np.asarray(np.asarray(moved).astype(old.dtype))
             if not np.isfinite(new[name]).all():
@@ -176,6 +187,7 @@ class _Adaptive(ServerOptimizer):
     r"""Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), beta 0.9 and 0.99, tau 0.001."""
 
     default_rate = 0.01
+    relative = False
     first, second, tau = 0.9, 0.99, 1e-3
 
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:

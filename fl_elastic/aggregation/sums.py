@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Limits, Manifest, Role
 
-__all__ = ["Addend", "FlatSum", "TensorSum", "joined"]
+__all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 
 # Numbers whose products stay in the processor's cache until they are added.
 _PIECE = 1 << 16
 _SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 # Well below the largest float32.
 _LARGEST_PRODUCT = 1e38
+# So many times the median of a round's steps is still believed.
+_FURTHEST = 10
 
 
 class Addend(NamedTuple):
@@ -127,14 +129,17 @@ class TensorSum:
     normalise_steps : bool
         Whether deltas are divided by the client's local steps and multiplied by their weighted mean:
         FedNova (Wang et al., NeurIPS 2020) per tensor, :math:`\bar\tau \sum_i n_i \Delta_i / \tau_i / \sum_i n_i`.
+        In that mean no client counts with more than ten times the median of the steps, or less than a tenth.
     """
 
-    __slots__ = ("_contributed", "_normalise", "_steps")
+    __slots__ = ("_clients", "_contributed", "_normalise", "_steps")
 
     def __init__(self, *, normalise_steps: bool = False) -> None:
         self._normalise = normalise_steps
         self._contributed: Amount = 0.0
-        self._steps: Amount = 0.0
+        # Weight and number of the clients by how many steps they took.
+        self._steps: dict[int, Amount] = {}
+        self._clients: dict[int, int] = {}
 
     def add(self, weight: float, steps: int, part: NDArray[np.bool_] | None) -> float:
         """Count one client's delta, and return the factor to add it with.
@@ -152,7 +157,8 @@ class TensorSum:
         self._contributed = self._contributed + share
         if not self._normalise:
             return weight
-        self._steps = self._steps + share * steps
+        self._steps[steps] = self._steps.get(steps, 0.0) + share
+        self._clients[steps] = self._clients.get(steps, 0) + 1
         return weight / steps
 
     def mean(
@@ -173,9 +179,36 @@ class TensorSum:
         divisor = contributed if rule is None else rule.divisor(contributed, total)
         merged = summed / _one_for_zero(divisor)
         if self._normalise:
-            merged = merged * (self._steps / _one_for_zero(contributed))
+            merged = merged * (self._believed() / _one_for_zero(contributed))
         # numpy turns a sum of tensors without dimensions into a bare number.
         return np.asarray(merged)
+
+    def _believed(self) -> Amount:
+        """Return the sum of steps times weights, of the steps that are believed."""
+        usual = _median(self._clients)
+        total: Amount = 0.0
+        for steps, share in self._steps.items():
+            total = total + share * believed_steps(steps, usual)
+        return total
+
+
+def believed_steps(steps: int, usual: float) -> float:
+    """Return how many steps a client is believed where the median of its round is ``usual``.
+
+    >>> believed_steps(1_000_000, 8), believed_steps(5, 8)
+    (80, 5)
+    """
+    return min(max(steps, usual / _FURTHEST), usual * _FURTHEST)
+
+
+def _median(counts: dict[int, int]) -> float:
+    """Return the lower median of numbers, given how often each occurs."""
+    half, seen = sum(counts.values()) / 2, 0
+    for number in sorted(counts):
+        seen += counts[number]
+        if seen >= half:
+            return number
+    return 1
 
 
 def _one_for_zero(amount: Amount) -> Amount:

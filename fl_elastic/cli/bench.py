@@ -152,6 +152,28 @@ def poison(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
 
 
 @bench.command()
+def liars(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Train with one or two devices of ten that lie in ways a rule does not look at, by every rule."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.liars import bench_liars
+
+    results = Results(output or _FOLDER / "liars.json", fresh=fresh)
+    bench_liars(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command("server-rates")
+def server_rates(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Take longer server steps with and without running statistics: what they gain and risk."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.server_rates import bench_server_rates
+
+    results = Results(output or _FOLDER / "server_rates.json", fresh=fresh)
+    bench_server_rates(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
 def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Time a node's process from a message to its first batch, and weigh an idle node."""
     from fl_elastic.bench import Results, bench_startup

@@ -129,6 +129,8 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
         return tomllib.loads(read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f"{path} is damaged ({error}); {remedy}") from error
+    except RecursionError:
+        raise FleetError(f"{path} is damaged (nested too deeply); {remedy}") from None
 
 
 def toml_bytes(comment: str, table: Mapping[str, Any]) -> bytes:

@@ -231,6 +231,8 @@ def _read(text: str) -> dict[str, Any] | None:
         except ValueError:
             start = text.find("{", start + 1)
             continue
+        except RecursionError:
+            return None
         return found if isinstance(found, dict) else None
     return None
 

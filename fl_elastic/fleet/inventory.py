@@ -250,6 +250,8 @@ def _checked(path: Path, read: Callable[[], Inventory]) -> Inventory:
         raise FleetError(f"{path}: {error.args[0]} is missing; {_REMEDY}") from error
     except FleetError as error:
         raise FleetError(f"{path}: {error}") from error
+    except RecursionError:
+        raise FleetError(f"{path}: a value is nested too deeply; {_REMEDY}") from None
 
 
 def _id(value: object, name: str) -> str:

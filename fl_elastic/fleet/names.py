@@ -128,7 +128,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
         raise FleetError(f"setting {text!r}: expected key=value, as in deadline=60")
     try:
         read = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         read = {}
     # A line break in the text could have smuggled in other keys.
     found = read["value"] if read.keys() == {"value"} else value

@@ -110,7 +110,7 @@ def _numbers(said: object) -> dict[str, float | None]:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

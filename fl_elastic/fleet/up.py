@@ -95,7 +95,9 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
     """Return accuracy, rounds, bytes and seconds of a run out of its folder and what Flower counted."""
     try:
         summary = json.loads((results / "summary.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        summary = {}
+    if not isinstance(summary, dict):
         summary = {}
     rounds = [entry for entry in read_rounds(results / "rounds.jsonl") if entry.get("round")]
     seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["QUERY", "Capabilities"]
@@ -21,6 +22,8 @@ Flower's ``query`` messages do not reach a ``NumPyClient``; evaluations reach ev
 """
 
 _LONGEST_NAME = 80
+# What a device can say of itself and be believed: steps and examples as of an update, a step of eleven days.
+_MOST_STEPS, _MOST_EXAMPLES, _MOST_SECONDS, _MOST_BYTES = 10**6, 10**8, 1e6, 1e15
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ class Capabilities:
             groups=GroupCosts.of(profile),
         )
 
+    def bounded(self, groups: GroupNames | None) -> Capabilities:
+        """Return them with no more bytes than the model has, and no groups that it cannot have."""
+        if groups is None:
+            return self
+        costs = self.groups if self.groups is not None and groups.fit(self.groups.names) else None
+        return replace(self, groups=costs, model_bytes=min(self.model_bytes, groups.model_bytes))
+
     @property
     def full_round_seconds(self) -> float:
         """Seconds to train everything in every step, and to send it."""
@@ -97,24 +107,24 @@ class Capabilities:
     def from_metrics(cls, metrics: Mapping[str, Any]) -> Capabilities:
         """Read what `to_metrics` wrote; raises UpdateError for anything else."""
         return cls(
-            device=str(metrics.get("device", ""))[:_LONGEST_NAME],
-            num_examples=int(_number(metrics, "num-examples", lowest=1)),
-            steps=int(_number(metrics, "steps", lowest=1)),
-            full_step_seconds=_number(metrics, "full-step-seconds", lowest=1e-9),
-            model_bytes=_number(metrics, "model-bytes", lowest=0),
-            bandwidth=_number(metrics, "bandwidth", lowest=0),
-            allowed_step_seconds=_number(metrics, "allowed-step-seconds", lowest=0),
+            device=" ".join(str(metrics.get("device", ""))[:_LONGEST_NAME].split()),
+            num_examples=int(_number(metrics, "num-examples", 1, _MOST_EXAMPLES)),
+            steps=int(_number(metrics, "steps", 1, _MOST_STEPS)),
+            full_step_seconds=_number(metrics, "full-step-seconds", 1e-9, _MOST_SECONDS),
+            model_bytes=_number(metrics, "model-bytes", 0, _MOST_BYTES),
+            bandwidth=_number(metrics, "bandwidth", 0, _MOST_BYTES),
+            allowed_step_seconds=_number(metrics, "allowed-step-seconds", 0, _MOST_SECONDS),
             groups=None
             if "group-costs" not in metrics
             else GroupCosts.from_json(metrics["group-costs"]),
         )
 
 
-def _number(metrics: Mapping[str, Any], name: str, *, lowest: float) -> float:
+def _number(metrics: Mapping[str, Any], name: str, lowest: float, highest: float) -> float:
     value = metrics.get(name)
     usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not usable or not math.isfinite(value) or not lowest <= value <= 1e15:  # type: ignore[operator, arg-type]
+    if not usable or not lowest <= value <= highest:  # type: ignore[operator]
         raise UpdateError(
-            f"capability {name!r} is {str(value)[:40]!r}, expected a number from {lowest}"
+            f"capability {name!r} is {str(value)[:40]!r}, expected a number from {lowest:g} to {highest:g}"
         )
     return float(value)  # type: ignore[arg-type]

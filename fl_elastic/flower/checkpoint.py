@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
 _LOG = logging.getLogger("fl_elastic")
 _VERSION = 1
+_MOST_ROUNDS = 999_999
+# Models in double precision, with room; bytes of what grows with the fleet.
+_MODELS, _BESIDES = 32, 1 << 30
 _NAME = re.compile(r"round-(\d{6})\.npz")
 
 
@@ -100,6 +104,13 @@ class Checkpointed(Strategy):
                 )
             initial_arrays = as_record(found.arrays)
             restore(self.strategy, found.state)
+            if found.server_round >= num_rounds:
+                _LOG.warning(
+                    "nothing is left to do: the newest checkpoint in %s is of round %s, and %s rounds were asked "
+                    "for. Its model is the result; ask for more rounds, or use another directory (or resume=False) "
+                    "to start afresh",
+                    self.directory, found.server_round, num_rounds,
+                )  # fmt: skip
         evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
         result = super().start(
@@ -188,12 +199,11 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
     damaged = []
     for path in _files(Path(directory)):
         try:
-            found = _read(path)
-        except (OSError, ValueError, KeyError) as error:
+            found = _read(path, _most_bytes(expected))
+        except (OSError, ValueError) as error:
             damaged.append(f"{path.name}: {error}")
             continue
-        shapes = {name: tuple(array.shape) for name, array in found.arrays.items()}
-        if shapes != {name: tuple(array.numpy().shape) for name, array in expected.items()}:
+        if _kinds(found.arrays) != _kinds({n: each.numpy() for n, each in expected.items()}):
             raise CheckpointError(
                 f"checkpoint {path} holds another model; use another directory or delete it"
             )
@@ -209,22 +219,49 @@ def _files(directory: Path) -> list[Path]:
     return sorted(found, reverse=True)
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, most: int) -> Checkpoint:
+    """Read a checkpoint; raises OSError or ValueError for whatever else is in the file."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > most:
+            raise ValueError(f"holds {size} bytes, at most {most} for a model of this size")
         with np.load(path, allow_pickle=False) as stored:
             entries = dict(stored)
     # A truncated zip archive raises its own family of errors.
     except Exception as error:
         raise ValueError(f"not a readable archive ({error})") from None
+    try:
+        return _checkpoint(entries)
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a checkpoint ({type(error).__name__} {error})") from None
+
+
+def _checkpoint(entries: dict[str, Any]) -> Checkpoint:
+    if any(array.dtype.hasobject for array in entries.values()):
+        raise ValueError("holds objects")
     about = json.loads(entries["about"].tobytes())
     if about["version"] != _VERSION:
         raise ValueError(f"format version {about['version']}, expected {_VERSION}")
+    server_round = about["round"]
+    if type(server_round) is not int or not 0 <= server_round <= _MOST_ROUNDS:
+        raise ValueError(f"round {str(server_round)[:40]!r}, expected a number from 0")
     return Checkpoint(
-        server_round=int(about["round"]),
-        arrays={name: entries[f"array/{name}"] for name in about["names"]},
+        server_round=server_round,
+        arrays={str(name): entries[f"array/{name}"] for name in about["names"]},
         state={k.removeprefix("state/"): v for k, v in entries.items() if k.startswith("state/")},
-        strategies=tuple(about["strategies"]),
+        strategies=tuple(str(name) for name in about["strategies"]),
     )
+
+
+def _most_bytes(expected: ArrayRecord) -> int:
+    """Return the size of all that a run of this model can have kept: moments, means, the ledger of its clients."""
+    return _MODELS * sum(array.numpy().nbytes for array in expected.values()) + _BESIDES
+
+
+def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+    # Some of Flower's strategies turn float32 into float64.
+    return {name: (tuple(array.shape), array.dtype.kind) for name, array in arrays.items()}
 
 
 def _renumbered(result: Result, first: int) -> Result:

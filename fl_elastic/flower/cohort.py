@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,11 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 class CohortPlanner:
-    """Chooses the groups of most importance that the slowest client of a round can afford.
+    """Chooses the groups of most importance that a slow client of a round can afford.
+
+    Costs are what clients say. They count if most of those that named costs, or as many as any others, name the
+    same groups; and of those the slowest fifth, at least one of three or more, does not decide: it takes fewer
+    steps.
 
     Groups that were left out gain worth from round to round, as they do on a client that chooses for itself. Once
     one was left out for too long, all are trained, in fewer steps where need be: no step of a slow client may be
@@ -63,7 +68,7 @@ class CohortPlanner:
         if not known:
             _LOG.warning("no client of the round said what groups cost: each chooses for itself")
             return ()
-        slowest, costs = min(known, key=lambda pair: _share(pair[0], deadline))
+        slowest, costs = _slow(known, deadline)
         self._state.fit_to(costs.names)
         self._state.scores = [importance.get(name, 0.0) for name in costs.names]
         worth = self._state.worth(self._options, np.array(costs.sent_bytes) + 1.0)
@@ -84,6 +89,21 @@ class CohortPlanner:
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
         self._state = SelectionState.from_json(str(arrays.get("cohort", "")))
+
+
+def _slow(
+    known: Sequence[tuple[Capabilities, GroupCosts]], deadline: float | None
+) -> tuple[Capabilities, GroupCosts]:
+    """Return the client whose time decides, and its costs."""
+    # Of equally many the names that come first in order, whoever answered first.
+    (names, _), *_ = sorted(Counter(costs.names for _, costs in known).items(), key=_most_first)
+    alike = [pair for pair in known if pair[1].names == names]
+    alike.sort(key=lambda pair: _share(pair[0], deadline))
+    return alike[min(-(-len(alike) // 5), (len(alike) - 1) // 2)]
+
+
+def _most_first(counted: tuple[tuple[str, ...], int]) -> tuple[int, tuple[str, ...]]:
+    return -counted[1], counted[0]
 
 
 def _allowed(client: Capabilities, deadline: float | None) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_elastic.errors import BudgetError
+from fl_elastic.flower.attendance import inner_times
 from fl_elastic.flower.capabilities import Capabilities
 
 __all__ = ["Deadline"]
@@ -22,8 +23,9 @@ class Deadline:
     seconds : float, optional
         Fixed.
     quantile : float, optional
-        Of the times that the fleet's devices need to train everything: 0 is the time of the fastest, 1 that of the
-        slowest, so that nobody has to leave anything out.
+        Of the times that the fleet's devices need to train everything, from the fastest, 0, to the slowest, 1.
+        They are what devices say, and no less than they took by the server's clock. The fifth at either end, at
+        least one of three or more, does not count: no few devices that lie set the deadline.
 
     Raises
     ------
@@ -32,9 +34,9 @@ class Deadline:
 
     Examples
     --------
-    >>> fleet = [Capabilities("pi", 10, steps, 1.0, 0.0) for steps in (10, 20, 30)]
-    >>> Deadline(quantile=0.5).of(fleet)
-    20.0
+    >>> fleet = [Capabilities("pi", 10, steps, 1.0, 0.0) for steps in (10, 20, 30, 40)]
+    >>> Deadline(quantile=0.5).of(fleet), Deadline(quantile=0.0).of(fleet)
+    (25.0, 20.0)
     >>> Deadline(seconds=60).of([])
     60
     """
@@ -52,7 +54,11 @@ class Deadline:
 
     def of(self, fleet: Iterable[Capabilities]) -> float | None:
         """Return the seconds for this fleet; None where they depend on devices and none is known."""
+        return self.among(each.full_round_seconds for each in fleet)
+
+    def among(self, times: Iterable[float]) -> float | None:
+        """Return the seconds where devices need these times; None where that decides and none is known."""
         if self.seconds is not None:
             return self.seconds
-        times = [each.full_round_seconds for each in fleet]
-        return float(np.quantile(times, self.quantile or 0.0)) if times else None
+        inner = inner_times(times)
+        return float(np.quantile(inner, self.quantile or 0.0)) if inner else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, Role
 
-__all__ = ["completed", "parameters_of", "whole_model"]
+__all__ = ["completed", "no_longer_than", "parameters_of", "whole_model"]
 
 Weights = dict[str, NDArray[Any]]
 _Weights = Mapping[str, NDArray[Any]]
@@ -44,12 +45,58 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
 
 
 def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
-    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes."""
+    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+
+    Raises
+    ------
+    UpdateError
+        If a parameter has another size.
+    """
     whole = {}
     for name in manifest.names:
         array = parameters[name].numpy() if name in parameters else others[name]
+        if array.size != math.prod(manifest.shape(name)):
+            raise UpdateError(
+                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
+                "what it keeps from round to round, or its checkpoint, is of another model"
+            )
         whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
     return whole
+
+
+def no_longer_than(
+    limit: float, base: _Weights, asked: _Weights, moved: _Weights, manifest: Manifest
+) -> Weights:
+    """Return the moved model, its step shortened to ``limit`` times the one that the clients asked for.
+
+    Parameters
+    ----------
+    limit : float
+        Of the norms of the parameters' changes.
+    base, asked, moved : mapping of str to ndarray
+        The model before the round, as the clients' updates have it, and as a server's optimiser has it.
+    manifest : Manifest
+        Of the model.
+    """
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    wanted, taken = (
+        math.sqrt(sum(_square(each[name], base[name]) for name in names)) for each in (asked, moved)
+    )
+    if taken <= limit * wanted * (1 + 1e-6):
+        return dict(moved)
+    share = limit * wanted / taken
+    shorter = {
+        name: np.asarray(
+            base[name] + share * (np.asarray(moved[name], np.float64) - base[name]),
+            manifest.array_dtype(name),
+        )
+        for name in names
+    }
+    return {**moved, **shorter}
+
+
+def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
+    return float(np.square(np.asarray(one, np.float64) - other).sum())
 
 
 def _as_vector(array: NDArray[Any]) -> Array:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.errors import UpdateError
+from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.cohort import CohortPlanner
+from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.replies import one_line
 from fl_elastic.flower.terms import Instructions, RoundTerms
 from fl_elastic.update import Manifest, PartialUpdate
@@ -26,6 +28,8 @@ __all__ = ["Fleet"]
 _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
 _PATIENCE_SECONDS = 120.0
+_LONGEST_PAUSE = 64
+_MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
 
 
@@ -42,9 +46,13 @@ class Fleet:
         self.terms = terms
         self.capabilities: dict[int, Capabilities] = {}
         self.importance: dict[str, float] = {}
+        self.attendance = Attendance()
+        self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
         self._stored: Mapping[str, NDArray[Any]] = {}
-        self._asked: set[int] = set()
+        # In which rounds from now a node is asked again what it can do, and how long it was left alone before.
+        self._pauses: dict[int, tuple[int, int]] = {}
+        self._measuring = False
         self._change = ""
         self._cohort = CohortPlanner(terms.quota)
         self._groups = ""
@@ -60,6 +68,11 @@ class Fleet:
             self._ledger = CoverageLedger(manifest)
             self._ledger.from_arrays(self._stored)
             self._stored = {}
+            self.groups = GroupNames(manifest)
+            self.importance = _possible(self.importance, self.groups)
+            self.capabilities = {
+                node: known.bounded(self.groups) for node, known in self.capabilities.items()
+            }
 
     def moved(self, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> None:
         """Note how far the model moved, if clients are to be told."""
@@ -72,7 +85,7 @@ class Fleet:
             self._change = json.dumps(change)
 
     def meet(self, grid: Grid, config: ConfigRecord) -> None:
-        """Ask the nodes that were never asked what they can do; a node that does not say is left at that.
+        """Ask the nodes that have not said what they can do, again and ever more rarely those that do not say.
 
         Parameters
         ----------
@@ -83,8 +96,11 @@ class Fleet:
         """
         if not self.terms.needs_capabilities:
             return
-        new = [node for node in grid.get_node_ids() if node not in self._asked]
-        self._asked.update(new)
+        asked = [
+            node
+            for node in grid.get_node_ids()
+            if node not in self.capabilities and self.asks(node)
+        ]
         scalars = {key: value for key, value in config.items() if not isinstance(value, list)}
         content = RecordDict(
             {
@@ -92,9 +108,18 @@ class Fleet:
                 "evaluateins.config": ConfigRecord({**scalars, QUERY: True}),
             }
         )
-        questions = [Message(content, node, "evaluate") for node in new]
-        for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if new else ():
+        questions = [Message(content, node, "evaluate") for node in asked]
+        for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if asked else ():
             self._learn(reply)
+
+    def asks(self, node: int) -> bool:
+        """Whether a node is asked in this round: at first, and again after one, two, four and so on rounds."""
+        left, pause = self._pauses.get(node, (0, 0))
+        if left > 0:
+            self._pauses[node] = left - 1, pause
+            return False
+        self._pauses[node] = pause, min(max(2 * pause, 1), _LONGEST_PAUSE)
+        return True
 
     def gather(self, nodes: Iterable[int]) -> None:
         """Choose what the clients of this round train, if that is the server's choice."""
@@ -102,6 +127,15 @@ class Fleet:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
             names = self._cohort.choose(cohort, self.importance, self.deadline_seconds())
             self._groups = json.dumps(names) if names else ""
+
+    def closed(self, asked: int, in_time: int) -> None:
+        """Note how many of a round's clients answered in time.
+
+        Where a deadline follows from what devices say of themselves, and nobody kept it, the next round goes
+        without one: it then follows from what they need.
+        """
+        by_claims = self.terms.deadline is not None and self.terms.deadline.seconds is None
+        self._measuring = by_claims and asked > 0 and in_time == 0 and not self._measuring
 
     def _learn(self, reply: Message) -> None:
         node, failure = reply.metadata.src_node_id, ""
@@ -117,7 +151,7 @@ class Fleet:
         try:
             if failure:
                 raise UpdateError(failure)
-            self.capabilities[node] = Capabilities.from_metrics(dict(metrics))
+            self.capabilities[node] = Capabilities.from_metrics(dict(metrics)).bounded(self.groups)
         except UpdateError as error:
             _LOG.warning("node %s did not say what it can do: %s", node, one_line(str(error)))
 
@@ -143,11 +177,13 @@ class Fleet:
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""
-        return (
-            None
-            if self.terms.deadline is None
-            else self.terms.deadline.of(self.capabilities.values())
+        if self.terms.deadline is None or self._measuring:
+            return None
+        times = (
+            max(known.full_round_seconds, self.attendance.least_seconds(node))
+            for node, known in self.capabilities.items()
         )
+        return self.terms.deadline.among(times)
 
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
         """Enter what a node trained; return how often it lately trains each tensor."""
@@ -160,6 +196,8 @@ class Fleet:
 
     def weigh(self, reported: Iterable[Mapping[str, float]]) -> None:
         """Take the clients' importance of a round into the fleet's moving average."""
+        if not self.terms.wants_importance:
+            return
         distributions = [each for each in reported if each]
         if not distributions:
             return
@@ -169,14 +207,13 @@ class Fleet:
             name: math.fsum(each.get(name, 0.0) for each in distributions) / len(distributions)
             for name in names
         }
-        if not self.importance:
-            self.importance = mean
-            return
-        keep = _KEEP_IMPORTANCE
-        self.importance = {
-            name: keep * self.importance.get(name, 0.0) + (1 - keep) * mean.get(name, 0.0)
-            for name in sorted({*self.importance, *mean})
-        }
+        if self.importance:
+            keep = _KEEP_IMPORTANCE
+            mean = {
+                name: keep * self.importance.get(name, 0.0) + (1 - keep) * mean.get(name, 0.0)
+                for name in sorted({*self.importance, *mean})
+            }
+        self.importance = _possible(mean, self.groups)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
@@ -195,7 +232,20 @@ class Fleet:
         nothing = np.zeros(0)
         names = stored.pop("importance-names", nothing)
         values = stored.pop("importance", nothing)
-        self.importance = {str(n): float(v) for n, v in zip(names, values, strict=True)}
+        found = {str(n)[:_LONGEST_NAME]: float(v) for n, v in zip(names, values, strict=True)}
+        if not all(0 <= value < math.inf for value in found.values()):
+            raise ValueError("importance is not all numbers from 0")
+        self.importance = found
         self._change = str(stored.pop("change", ""))
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
         self._stored, self._ledger = stored, None
+
+
+def _possible(importance: Mapping[str, float], groups: GroupNames | None) -> dict[str, float]:
+    """Return the importance of groups that the model can have, and of no more than it can have."""
+    most = _MOST_GROUPS if groups is None else groups.most
+    known = {name: each for name, each in importance.items() if groups is None or name in groups}
+    if len(known) <= most:
+        return known
+    largest = sorted(known, key=lambda name: (-known[name], name))[:most]
+    return {name: known[name] for name in sorted(largest)}

@@ -20,7 +20,7 @@ from fl_elastic.flower.checkpoint import Checkpointed
 from fl_elastic.flower.methods import check_methods, method_strategy
 from fl_elastic.flower.round_record import RoundRecord
 from fl_elastic.losses import classification_loss
-from fl_elastic.operations import Journal, log_to_file, read_journal
+from fl_elastic.operations import Journal, log_to_file
 from fl_elastic.planning import make_policy
 from fl_elastic.simulation.scenario import MethodSection, Scenario
 from fl_elastic.simulation.summary import FINAL_ROUNDS
@@ -149,7 +149,7 @@ class FleetRun:
             ),
             evaluate_fn=tested,
         )
-        summary = self._summary(read_journal(self.results / JOURNAL))
+        summary = self._summary(Journal(self.results / JOURNAL).entries())
         write_atomically(self.results / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
         return summary
 
@@ -163,7 +163,8 @@ class FleetRun:
             "seed": self.seed,
             "rounds": last.get("round", 0),
             "final_accuracy": statistics.fmean(tested[-FINAL_ROUNDS:]) if tested else None,
-            "seconds": sum(float(entry.get("round_seconds", 0.0)) for entry in rounds),
+            # Summed up in every entry: the first of a long run are not kept.
+            "seconds": float(last.get("seconds_total", 0.0)),
             **{f"{name}_total": last.get(f"{name}_total", 0) for name in _TOTALS},
         }
 
@@ -229,12 +230,16 @@ class _Minutes:
     _record: RoundRecord | None = None
     _since: float = field(default_factory=time.monotonic)
     _totals: dict[str, int] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _last_round: int = -1
 
     def __post_init__(self) -> None:
-        before = self.journal.last() if self.resume else None
-        self._totals = {name: int((before or {}).get(f"{name}_total", 0)) for name in _TOTALS}
+        before = (self.journal.last() or {}) if self.resume else {}
+        self._totals = {name: int(before.get(f"{name}_total", 0)) for name in _TOTALS}
+        self._seconds = float(before.get("seconds_total", 0.0))
+        self._last_round = int(before.get("round", -1))
         if not self.resume:
-            self.journal.path.unlink(missing_ok=True)
+            self.journal.remove()
 
     def trained(self, record: RoundRecord) -> None:
         """Keep what happened in the round until its model is tested."""
@@ -244,8 +249,11 @@ class _Minutes:
         """Write the line of a round; that of round 0, the first weights, holds their quality alone."""
         record, self._record = self._record, None
         if record is None:
-            if not self.resume:
-                self.journal.append({"round": server_round, "time": time.time(), **quality})
+            # A run that goes on tests its model again, whose line may have been written before it ended or not.
+            if server_round > self._last_round:
+                self.journal.append(
+                    {"round": server_round, "time": time.time(), **quality, **self._so_far()}
+                )
             self._since = time.monotonic()
             return
         now, names = time.monotonic(), self.names_of()
@@ -257,6 +265,7 @@ class _Minutes:
         }
         for name, count in counts.items():
             self._totals[name] += count
+        self._seconds += now - self._since
         self.journal.append(
             {
                 "round": server_round,
@@ -265,7 +274,10 @@ class _Minutes:
                 "deadline_seconds": record.deadline,
                 **quality,
                 **counts,
-                **{f"{name}_total": total for name, total in self._totals.items()},
+                **self._so_far(),
+                "stayed": record.stayed,
+                "shortened": len(record.shortened),
+                "stepped_back": record.stepped_back,
                 "nodes": {
                     names.get(reply.node_id, str(reply.node_id)): self._about(reply)
                     for reply in record.accepted
@@ -277,6 +289,11 @@ class _Minutes:
             }
         )
         self._since = now
+
+    def _so_far(self) -> dict[str, float]:
+        """Return the totals of the run."""
+        totals = {f"{name}_total": total for name, total in self._totals.items()}
+        return {**totals, "seconds_total": self._seconds}
 
     def _about(self, reply: Any) -> dict[str, Any]:
         numbers = {

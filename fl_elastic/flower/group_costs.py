@@ -15,6 +15,7 @@ __all__ = ["GroupCosts"]
 
 _MOST_GROUPS = 100_000
 _LONGEST_NAME = 500
+_LONGEST_TEXT = 1 << 22
 _MOST = 1e15
 
 
@@ -74,6 +75,8 @@ class GroupCosts:
         try:
             if not isinstance(text, str):
                 raise TypeError("not text")
+            if len(text) > _LONGEST_TEXT:
+                raise ValueError(f"{len(text)} characters, at most {_LONGEST_TEXT} are read")
             fields = json.loads(text)
             found = cls(
                 names=tuple(str(name) for name in fields["names"]),

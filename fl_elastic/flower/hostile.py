@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.wire import read_train_reply, train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode
+from fl_elastic.update.frame import Kind, unpack
 
 __all__ = ["Attack", "hostile"]
 
@@ -19,7 +20,11 @@ Attack: TypeAlias = Callable[[PartialUpdate, Manifest], bytes]
 
 
 def hostile(
-    app: ClientApp, attack: Attack | None, manifest: Manifest, bad: Collection[int]
+    app: ClientApp,
+    attack: Attack | None,
+    manifest: Manifest,
+    bad: Collection[int],
+    others: Attack | None = None,
 ) -> ClientApp:
     """Return an app whose bad nodes send what the attack makes of their updates.
 
@@ -33,20 +38,23 @@ def hostile(
         Of the model.
     bad : collection of int
         Partition numbers of the bad nodes.
+    others : callable, optional
+        What becomes of the other nodes' updates.
     """
-    if attack is None:
+    if attack is None and others is None:
         return app
     wrapped = ClientApp()
 
     @wrapped.train()
     def train(message: Message, context: Context) -> Message:
         reply = app(message, context)
-        if context.node_config["partition-id"] not in bad or reply.has_error():
+        changed = attack if context.node_config["partition-id"] in bad else others
+        if changed is None or reply.has_error():
             return reply
         honest = read_train_reply(reply.content)
-        packed = attack(decode(honest.packed, manifest), manifest)
+        packed = changed(decode(honest.packed, manifest), manifest)
         buffer = np.frombuffer(packed, np.uint8)
-        content = train_reply([buffer], honest.num_examples, honest.metrics)
+        content = train_reply([buffer], _examples(packed, manifest), honest.metrics)
         return Message(content, reply_to=message)
 
     @wrapped.evaluate()
@@ -54,3 +62,9 @@ def hostile(
         return app(message, context)
 
     return wrapped
+
+
+def _examples(packed: bytes, manifest: Manifest) -> int:
+    """Return the examples that a packed update claims, which its reply has to say as well."""
+    _, header, _ = unpack(packed, manifest, Kind.UPDATE)
+    return int(header["num_examples"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
@@ -12,6 +14,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
+    FedAvgM,
     FedMedian,
     FedTrimmedAvg,
     FedXgbBagging,
@@ -25,13 +28,18 @@ from flwr.serverapp.strategy import (
 from fl_elastic.errors import RegistryError
 
 __all__ = [
+    "chain",
     "check_inner",
+    "counted_replies",
+    "goes_by_the_change",
     "metrics_aggregator",
     "sees_each_client",
     "takes_the_mean_as_it_is",
     "weight_key",
 ]
 
+# The words of Flower's strategies.
+_RECEIVED = "%s: Received %s results and %s failures"
 _SERVER_DP = (
     DifferentialPrivacyServerSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -54,8 +62,8 @@ def check_inner(inner: Strategy, rule: str | None) -> str:
     RegistryError
         If partial updates cannot be merged under this strategy, or not by this rule.
     """
-    names = [type(strategy).__name__ for strategy in _chain(inner)]
-    for strategy in _chain(inner):
+    names = [type(strategy).__name__ for strategy in chain(inner)]
+    for strategy in chain(inner):
         if isinstance(strategy, _NOT_LINEAR):
             raise RegistryError(
                 f"{' around '.join(names)} is not a linear mean, so partial updates cannot be merged under it; "
@@ -76,7 +84,7 @@ def check_inner(inner: Strategy, rule: str | None) -> str:
     return rule or "contributors"
 
 
-def _chain(inner: Strategy) -> list[Strategy]:
+def chain(inner: Strategy) -> list[Strategy]:
     """Return the strategy and those it wraps, outermost first."""
     chain = [inner]
     while isinstance(wrapped := getattr(chain[-1], "strategy", None), Strategy):
@@ -89,7 +97,7 @@ def sees_each_client(inner: Strategy) -> bool:
 
     Any other linear strategy gets the finished mean as one reply with the summed weight.
     """
-    return any(isinstance(strategy, _SERVER_DP) for strategy in _chain(inner))
+    return any(isinstance(strategy, _SERVER_DP) for strategy in chain(inner))
 
 
 def takes_the_mean_as_it_is(inner: Strategy) -> bool:
@@ -97,12 +105,35 @@ def takes_the_mean_as_it_is(inner: Strategy) -> bool:
     return getattr(inner.aggregate_train, "__func__", None) is FedAvg.aggregate_train
 
 
+def goes_by_the_change(inner: Strategy) -> bool:
+    """Whether its steps are the merged change times a rate, and the momentum of earlier ones."""
+    return any(isinstance(strategy, FedAvgM) for strategy in chain(inner))
+
+
+@contextmanager
+def counted_replies(merged: int) -> Iterator[None]:
+    """Let Flower's log say how many replies were merged, where its strategy is given one in place of all."""
+
+    def counted(record: logging.LogRecord) -> bool:
+        if record.msg == _RECEIVED and isinstance(record.args, tuple) and len(record.args) == 3:
+            what, _, failures = record.args
+            record.args = (what, merged, failures)
+        return True
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(counted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(counted)
+
+
 def weight_key(inner: Strategy) -> str:
     """Return the metric by which the innermost strategy weighs replies."""
-    return str(getattr(_chain(inner)[-1], "weighted_by_key", "num-examples"))
+    return str(getattr(chain(inner)[-1], "weighted_by_key", "num-examples"))
 
 
 def metrics_aggregator(inner: Strategy) -> Callable[[list[RecordDict], str], MetricRecord] | None:
     """Return the function that merges training metrics, if the innermost strategy has one."""
-    innermost = _chain(inner)[-1]
+    innermost = chain(inner)[-1]
     return innermost.train_metrics_aggr_fn if isinstance(innermost, FedAvg) else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import PartialMean
+from fl_elastic.aggregation import PartialMean, SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.dense import completed
 from fl_elastic.flower.downlink import Downlink
@@ -17,12 +18,16 @@ from fl_elastic.flower.fleet import Fleet
 from fl_elastic.flower.replies import one_line
 from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
 from fl_elastic.flower.streaming_grid import FORGET_AFTER
+from fl_elastic.flower.terms import read_importance
 from fl_elastic.flower.wire import TrainReply, read_train_reply
-from fl_elastic.update import Limits, Manifest, PartialUpdate, decode
+from fl_elastic.update import Limits, Manifest, PartialUpdate, check_variances, decode
 
 __all__ = ["Intake"]
 
 _LOG = logging.getLogger("fl_elastic")
+_LOSS = "train-loss"
+# In the words of the errors by which clients refuse to go on.
+_NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
 
 class Intake:
@@ -48,6 +53,8 @@ class Intake:
         Metric by which the inner strategy weighs replies.
     complete : bool
         Whether each reply is to hold a whole model for the inner strategy.
+    sizes : SizeBounds, optional
+        Shortens changes that are too large.
 
     Attributes
     ----------
@@ -56,7 +63,11 @@ class Intake:
     metrics : list of RecordDict
         Metrics of each usable reply.
     importance : list of dict
-        What clients said about importance.
+        What clients said about importance, where anybody asked.
+    losses : list of float
+        Of training from the newest model.
+    diverged : int
+        Clients that could not train from it, as their loss was not finite.
     stale : dict of int to str
         Nodes that need the whole model, and why.
     """
@@ -73,12 +84,16 @@ class Intake:
         limits: Limits,
         weight_key: str,
         complete: bool,
+        sizes: SizeBounds | None = None,
     ) -> None:
         self.usable: list[Message] = []
         self.failed: list[Message] = []
         self.metrics: list[RecordDict] = []
         self.importance: list[dict[str, float]] = []
+        self.losses: list[float] = []
+        self.diverged = 0
         self.stale: dict[int, str] = {}
+        self._sizes = sizes
         self._mean, self._weights, self._fleet, self._record = mean, weights, fleet, record
         self._downlink, self._sent_bytes, self._limits = downlink, sent_bytes, limits
         self._weight_key, self._complete = weight_key, complete
@@ -105,6 +120,12 @@ class Intake:
         try:
             reply = read_train_reply(message.content)
             update, staleness = self._decoded(reply)
+            if not staleness:
+                check_variances(update, self._weights)
+            if self._sizes is not None:
+                update, shortened = self._sizes.bounded(update, self._manifest, self._weights)
+                if shortened:
+                    self._record.shortened[node] = len(shortened)
             whole = self._whole_model(update)
             probabilities = self._fleet.trained(node, update)
             self._mean.add(update, probabilities=probabilities, staleness=staleness, checked=True)
@@ -113,6 +134,7 @@ class Intake:
             self._downlink.forget(node)
             return
         except UpdateError as error:
+            self.diverged += _NOT_FINITE.search(str(error)) is not None
             self.reject(node, str(error))
             return
         self._record.accepted.append(
@@ -127,7 +149,11 @@ class Intake:
             )
         )
         self._downlink.holds(node, reply.have)
-        self.importance.append(reply.importance)
+        if self._fleet.terms.wants_importance:
+            self.importance.append(read_importance(reply.importance, self._fleet.groups))
+        loss = reply.metrics.get(_LOSS)
+        if loss is not None and not staleness:
+            self.losses.append(float(loss))
         metrics = MetricRecord({**reply.metrics, self._weight_key: update.num_examples})
         self.metrics.append(RecordDict({"metrics": metrics}))
         # The reply's own arrays are not needed any more: memory stays that of one update.

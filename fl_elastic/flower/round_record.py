@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AcceptedReply", "Rejection", "RoundRecord"]
+__all__ = ["AcceptedReply", "Rejection", "RoundRecord", "log_record"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class RoundRecord:
         Size of all training messages together.
     accepted, rejected : list
         Replies, in the order in which they were merged.
+    stayed : dict of str to int
+        Tensors that too few clients trained for a robust rule, and how many did.
+    shortened : dict of int to int
+        Nodes that changed tensors by many times more than is usual, and how many tensors.
+    stepped_back : str
+        Why the round's updates were dropped and the model before was put back; empty where it was not.
     """
 
     server_round: int
@@ -72,3 +81,30 @@ class RoundRecord:
     downlink_total_bytes: int = 0
     accepted: list[AcceptedReply] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
+    stayed: dict[str, int] = field(default_factory=dict)
+    shortened: dict[int, int] = field(default_factory=dict)
+    stepped_back: str = ""
+
+
+def log_record(record: RoundRecord, rule: str) -> None:
+    """Log what a round did not believe."""
+    number = record.server_round
+    if record.stayed:
+        some = " ".join(", ".join(list(record.stayed)[:3]).split())
+        _LOG.warning(
+            "round %s: %s tensors stay, as too few clients trained them for rule %r: %s",
+            number, len(record.stayed), rule, some,
+        )  # fmt: skip
+    if record.shortened:
+        nodes = ", ".join(map(str, list(record.shortened)[:5]))
+        _LOG.warning(
+            "round %s: changes by node %s were many times larger than usual and shortened",
+            number,
+            nodes,
+        )
+    if record.stepped_back:
+        _LOG.warning(
+            "round %s: %s: the model before the last round is put back, and steps are no longer than the clients' "
+            "from here on",
+            number, record.stepped_back,
+        )  # fmt: skip

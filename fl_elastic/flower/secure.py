@@ -70,7 +70,6 @@ class SecurePartialUpdates(LegacyStrategy):
                 "under secure aggregation all clients train the same: use plan_source 'server', "
                 "without delta_downlink"
             )
-        self._asked: set[int] = set()
         self._arrays: list[NDArray[Any]] = []
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
@@ -156,10 +155,9 @@ class SecurePartialUpdates(LegacyStrategy):
         return self.inner.evaluate(server_round, parameters)
 
     def _ask(self, proxy: ClientProxy, server_round: int) -> None:
-        """Ask a client once what it can do."""
-        if proxy.node_id in self._asked:
+        """Ask a client what it can do, again and ever more rarely if it does not say."""
+        if proxy.node_id in self.fleet.capabilities or not self.fleet.asks(proxy.node_id):
             return
-        self._asked.add(proxy.node_id)
         question = EvaluateIns(ndarrays_to_parameters([]), {QUERY: True})
         try:
             answer = proxy.evaluate(question, timeout=_PATIENCE_SECONDS, group_id=server_round)

@@ -118,7 +118,7 @@ class PeerClient:
     def _memory(self) -> dict[str, Any]:
         try:
             found = json.loads(self._memory_file.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -126,6 +126,6 @@ class PeerClient:
 def _change(text: str) -> dict[str, float]:
     try:
         return {str(name): float(value) for name, value in json.loads(text or "{}").items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         _LOG.warning("the server's note on how far the model moved cannot be read")
         return {}

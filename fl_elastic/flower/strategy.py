@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
@@ -16,25 +18,32 @@ from fl_elastic.aggregation import (
     ModelAverage,
     PartialMean,
     ServerOptimizer,
+    SizeBounds,
     make_rule,
 )
-from fl_elastic.errors import UpdateError
+from fl_elastic.errors import CheckpointError, ElasticError, UpdateError
+from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
-from fl_elastic.flower.dense import parameters_of, whole_model
+from fl_elastic.flower.dense import no_longer_than, parameters_of, whole_model
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
 from fl_elastic.flower.inner import (
+    chain,
     check_inner,
+    counted_replies,
+    goes_by_the_change,
     metrics_aggregator,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
 )
 from fl_elastic.flower.intake import Intake
+from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.outbox import Outbox
 from fl_elastic.flower.replies import common_metrics, in_fixed_order, mean_metrics, one_line
-from fl_elastic.flower.round_record import RoundRecord
-from fl_elastic.flower.streaming_grid import streaming
+from fl_elastic.flower.round_record import RoundRecord, log_record
+from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.flower.wire import read_evaluate_reply
 from fl_elastic.update import Limits, Manifest, Role
@@ -57,6 +66,13 @@ class PartialUpdates(Strategy):
     The inner strategy sees parameters only. Running statistics (BatchNorm) are averaged over the clients that
     updated them, untouched by a server optimiser, and not at all under differential privacy, whose noise they would
     escape. Integer buffers keep the server's value.
+
+    Nothing that a client says is believed beyond what the model, the fleet and earlier rounds make possible:
+    changes many times larger than usual are shortened (`fl_elastic.aggregation.SizeBounds`), a node that is
+    silent is not waited for in every round (`fl_elastic.flower.attendance`), and where the losses that clients
+    report jump, the model before is put back (`fl_elastic.flower.loss_guard`). A server's optimiser takes a
+    model with running statistics no further than its clients went. Under differential privacy sizes and losses
+    are not looked at, as noise does not cover what the server does about them.
 
     Replies are merged one by one as they come, and dropped: memory does not grow with the number of clients, unless
     a robust rule or differential privacy has to see them all, or the grid hands them over together.
@@ -94,6 +110,9 @@ class PartialUpdates(Strategy):
     >>> strategy = PartialUpdates(FedAdam(eta=0.1), rule="contributors")
     """
 
+    keeps = frozenset({"average", "downlink", "fleet", "guard", "server_optimizer", "sizes"})
+    """Attributes whose state belongs into a checkpoint."""
+
     def __init__(
         self,
         inner: Strategy,
@@ -118,15 +137,23 @@ class PartialUpdates(Strategy):
         self.average = average
         self.limits = limits or Limits()
         self.on_round = on_round
+        self.guard = LossGuard()
+        self.sizes = SizeBounds(self.merge.size_bound)
         self._manifest: Manifest | None = None
         self._weights: _Weights = {}
         self._record = RoundRecord(0)
         self._outbox: Outbox | None = None
+        self._warned = False
 
     @property
     def merges_late(self) -> bool:
         """Whether updates that start from an earlier round's model are merged."""
         return self.terms.late == "merge"
+
+    @property
+    def attendance(self) -> Attendance:
+        """Who answers, and how long that takes."""
+        return self.fleet.attendance
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -182,6 +209,12 @@ class PartialUpdates(Strategy):
                 grid=grid,
             )
         )
+        if not sees_each_client(self.inner):
+            # Noise is for as many clients as were drawn.
+            due = self.attendance.due(message.metadata.dst_node_id for message in messages)
+            messages = [each for each in messages if each.metadata.dst_node_id in due]
+        if self.terms.deadline is not None or self.merges_late:
+            self._warned = self._warned or warned_of_a_wrapper(grid)
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
@@ -217,17 +250,48 @@ class PartialUpdates(Strategy):
         )
         intake = self._taken_in(mean, replies)
         self.fleet.weigh(intake.importance)
+        asked = 0 if self._outbox is None else len(self._outbox.sent_bytes)
+        self.fleet.closed(asked, len(intake.usable))
+        reason = self.guard.jumped(intake.losses, intake.diverged) if self._guarded else ""
+        if reason:
+            return self._step_back(server_round, reason), None
+        undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
         merged = self._finished(mean)
-        aggregated, metrics = self._handed_on(server_round, intake, merged)
+        stepped = self._stepped(mean, merged)
+        aggregated, metrics = self._handed_on(server_round, intake, stepped)
+        self._report()
+        if aggregated is None:
+            self.sizes.forget()
+            return None, metrics
+        before = self._weights
+        self._go_on(aggregated, merged, stepped, server_round)
+        self.sizes.close()
+        if undo is not None:
+            self.guard.keep(before, undo)
+        return as_record(self._weights), metrics
+
+    def _report(self) -> None:
+        """Hand over the record of the round."""
         if self._outbox is not None:
             self._record.downlink_total_bytes = self._outbox.total_bytes
+        log_record(self._record, self.rule)
         if self.on_round is not None:
             self.on_round(self._record)
-        if aggregated is None:
-            return None, metrics
-        self._go_on(aggregated, merged, server_round)
-        whole = ArrayRecord({name: Array(array) for name, array in self._weights.items()})
-        return whole, metrics
+
+    def _step_back(self, server_round: int, reason: str) -> ArrayRecord:
+        """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
+        before = self._weights
+        self._record.stepped_back = reason
+        self._keep(self.guard.step_back(), server_round + 1)
+        self.sizes.forget()
+        self.fleet.moved(before, self._weights)
+        self._report()
+        return as_record(self._weights)
+
+    @property
+    def _guarded(self) -> bool:
+        """Whether sizes and losses may be looked at: not where noise has to cover all that clients change."""
+        return self.terms.step_back and not sees_each_client(self.inner)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -282,6 +346,7 @@ class PartialUpdates(Strategy):
             mean, self._weights, self.fleet, self._record, downlink=self.downlink,
             sent_bytes={} if outbox is None else outbox.sent_bytes, limits=self.limits,
             weight_key=weight_key(self.inner), complete=each,
+            sizes=None if each else self.sizes,
         )  # fmt: skip
         together = each or isinstance(replies, Sequence)
         for message in in_fixed_order(replies) if together else replies:
@@ -304,23 +369,53 @@ class PartialUpdates(Strategy):
         # Not every strategy of Flower stands a round without any reply.
         if not usable and not intake.failed:
             return None, None
-        aggregated, merged_metrics = self.inner.aggregate_train(
-            server_round=server_round, replies=[*usable, *intake.failed]
-        )
+        with counted_replies(len(intake.usable)):
+            try:
+                aggregated, merged_metrics = self.inner.aggregate_train(
+                    server_round=server_round, replies=[*usable, *intake.failed]
+                )
+            except (ValueError, KeyError, AggregationError) as error:
+                if isinstance(error, ElasticError) or sees_each_client(self.inner):
+                    raise
+                # What clients sent was checked: it is what the strategy kept, or got from a checkpoint.
+                raise CheckpointError(
+                    f"{type(self.inner).__name__} cannot go on from what it keeps ({error}): is the checkpoint "
+                    "of another model?"
+                ) from error
         aggregate_metrics = metrics_aggregator(self.inner)
         if aggregate_metrics is not None and metrics and merged_metrics is not None:
             merged_metrics = aggregate_metrics(metrics, weight_key(self.inner))
         return aggregated, merged_metrics
 
-    def _go_on(self, aggregated: ArrayRecord, merged: _Weights, server_round: int) -> None:
+    def _go_on(
+        self, aggregated: ArrayRecord, merged: _Weights, stepped: _Weights, server_round: int
+    ) -> None:
         """Take the inner strategy's parameters, and the rest of the merged model, for the next round."""
         manifest, before = self._known_manifest(), self._weights
-        others = before if sees_each_client(self.inner) else merged
+        others = before if sees_each_client(self.inner) else stepped
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
-        self._keep(whole_model(parameters, others, manifest), server_round + 1)
+        new = whole_model(parameters, others, manifest)
+        if (limit := self._longest_step(manifest)) is not None:
+            new = no_longer_than(limit, before, merged, new, manifest)
+        self._keep(new, server_round + 1)
         self.fleet.moved(before, self._weights)
         if self.average is not None:
             self.average.add(self._weights)
+
+    def _longest_step(self, manifest: Manifest) -> float | None:
+        """Return how many times as long as its clients' a round's step may be; None for any length."""
+        if sees_each_client(self.inner):
+            return None
+        limit = self.guard.rate_limit
+        optimizer = self.server_optimizer
+        relative = goes_by_the_change(self.inner) or (optimizer is not None and optimizer.relative)
+        if relative and not self.merge.extrapolate and Role.STATISTIC in manifest.roles:
+            limit = min(limit, 1.0)
+        return None if math.isinf(limit) else limit
+
+    def _own_state(self) -> list[object]:
+        """Return what a round changes besides the model."""
+        return [each for each in (self.server_optimizer, self.average) if each is not None]
 
     def _send_again(self, intake: Intake) -> None:
         """Send the whole model to those that could not use its changes, and take in their replies."""
@@ -338,10 +433,21 @@ class PartialUpdates(Strategy):
         """Return the merged model; the model as it was if the updates cannot be merged."""
         try:
             merged = mean.finish(self._weights)
-            if self.server_optimizer is None:
-                return merged
-            manifest = self._known_manifest()
-            touched = {name for name in mean.touched if manifest.role(name) is Role.PARAMETER}
+            self._record.stayed = dict(mean.stayed)
+            return merged
+        except UpdateError as error:
+            _LOG.warning(
+                "round %s changes nothing: %s", self._record.server_round, one_line(str(error))
+            )
+            return dict(self._weights)
+
+    def _stepped(self, mean: PartialMean, merged: _Weights) -> _Weights:
+        """Return the merged model after the server optimiser's step, if there is one."""
+        if self.server_optimizer is None:
+            return merged
+        manifest = self._known_manifest()
+        touched = {name for name in mean.touched if manifest.role(name) is Role.PARAMETER}
+        try:
             return self.server_optimizer.step(self._weights, merged, touched)
         except UpdateError as error:
             _LOG.warning(

@@ -11,8 +11,12 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
+from fl_elastic.errors import CheckpointError
 
 __all__ = ["Remembering", "as_record", "collect", "names_of", "restore"]
+
+# Adaptive clipping learns it.
+_NUMBER = "clipping_norm"
 
 
 @runtime_checkable
@@ -58,8 +62,7 @@ def collect(strategy: Strategy, path: str = "") -> dict[str, NDArray[Any]]:
             state |= {f"{where}!dict!{key}": array for key, array in value.items()}
         elif isinstance(value, list) and value and _all_arrays(value):
             state |= {f"{where}!list!{index:06d}": array for index, array in enumerate(value)}
-        elif name == "clipping_norm":
-            # Adaptive clipping learns it.
+        elif name == _NUMBER:
             state[f"{where}!number!"] = np.array(value)
     return state
 
@@ -70,7 +73,25 @@ def _all_arrays(values: Iterable[object]) -> bool:
 
 
 def restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
-    """Put what `collect` found back into the strategies."""
+    """Put what `collect` found back into the strategies.
+
+    Raises
+    ------
+    CheckpointError
+        If it names anything that `collect` does not take, or does not fit what is there.
+    """
+    try:
+        _restore(strategy, state)
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise CheckpointError(
+            f"the checkpoint's state does not fit this strategy ({type(error).__name__}: {error}); "
+            "use another directory or delete it"
+        ) from None
+
+
+def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
     grouped: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     for entry, array in state.items():
         where, kind, key = entry.split("!", 2)
@@ -79,11 +100,48 @@ def restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
         *parents, name = where.split(".")
         owner: Any = strategy
         for parent in parents:
-            owner = getattr(owner, parent)
+            owner = _own(owner, parent)
+            if not isinstance(owner, Strategy):
+                raise CheckpointError(f"{where[:80]!r} is no state of a strategy")
+        value = _own(owner, name)
+        keeps = getattr(owner, "keeps", None)
+        if keeps is not None and (name not in keeps or kind != "object"):
+            raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
+        # Names are kept by objects alone.
+        allowed = "biufU" if kind == "object" else "biuf"
+        if any(array.dtype.kind not in allowed for array in entries.values()):
+            raise CheckpointError(f"{where[:80]!r} holds what is no number")
+        if not _may_become(kind, name, value):
+            raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
         if kind == "object":
-            getattr(owner, name).from_arrays(entries)
+            value.from_arrays(entries)
         else:
             setattr(owner, name, _restored(kind, entries))
+
+
+def _own(owner: object, name: str) -> Any:
+    """Return a public attribute of the object itself, not of its class; None if it has not made it yet."""
+    if not name.isidentifier() or name.startswith("_") or hasattr(type(owner), name):
+        raise CheckpointError(f"{name[:80]!r} is nothing that {type(owner).__name__} keeps")
+    return vars(owner).get(name)
+
+
+def _may_become(kind: str, name: str, value: object) -> bool:
+    """Whether an attribute with this value may hold what was collected as this kind.
+
+    Strategies begin with None where arrays come later.
+    """
+    if kind == "object":
+        return isinstance(value, Remembering) and not isinstance(value, Strategy)
+    if kind == "number":
+        return name == _NUMBER and isinstance(value, (int, float))
+    if kind == "record":
+        return value is None or isinstance(value, ArrayRecord)
+    if kind == "dict":
+        return value is None or (isinstance(value, dict) and _all_arrays(value.values()))
+    if kind == "list":
+        return value is None or (isinstance(value, list) and _all_arrays(value))
+    return False
 
 
 def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Message, RecordDict
@@ -12,11 +14,22 @@ from flwr.serverapp import Grid
 
 from fl_elastic.flower.interruption import Interrupted
 
-__all__ = ["FORGET_AFTER", "Patient", "StreamingGrid", "streaming"]
+__all__ = [
+    "FORGET_AFTER",
+    "Listener",
+    "Patient",
+    "StreamingGrid",
+    "streaming",
+    "warned_of_a_wrapper",
+]
+
+_LOG = logging.getLogger("fl_elastic")
 
 FORGET_AFTER = 5
 """Rounds after which nobody waits for a late reply any more."""
 
+# Under which Flower's server answers in place of nodes.
+_SUPERLINK = 1
 _SHORTEST_WAIT = 0.02
 _LONGEST_WAIT = 0.5
 _BACK_OFF = 1.5
@@ -32,6 +45,32 @@ class Patient(Protocol):
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
+
+
+class Listener(Protocol):
+    """Learns who answers, and decides for whom a round waits (`fl_elastic.flower.attendance.Attendance`)."""
+
+    def heard(self, node: int, seconds: float | None = None) -> None:
+        """Note an answer, and after how many seconds one about training came."""
+
+    def missed(self, node: int) -> None:
+        """Note that a round ended without a node's answer."""
+
+    def awaits(self, node: int) -> bool:
+        """Whether a round waits for this node's answer."""
+
+    def patience(self, nodes: Collection[int]) -> float | None:
+        """Return the seconds to wait for these nodes; None for as long as may be."""
+
+
+@dataclass
+class _Sent:
+    """A message that is under way: to whom, since when, and how many more rounds its answer is looked for."""
+
+    node: int
+    since: float
+    training: bool = True
+    rounds: int = 0
 
 
 class StreamingGrid(Grid):
@@ -52,6 +91,8 @@ class StreamingGrid(Grid):
         Called with the replies received and expected.
     stop : threading.Event, optional
         Once it is set, waiting for replies ends with `Interrupted`.
+    listener : Listener, optional
+        Is told who answered after how many seconds, and says for whom a round waits. Without one it waits for all.
     """
 
     streams = True
@@ -65,16 +106,18 @@ class StreamingGrid(Grid):
         forget_after: int = FORGET_AFTER,
         on_reply: Callable[[int, int], None] = lambda received, expected: None,
         stop: threading.Event | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self._grid = grid
+        self._listener = listener
         self._patience = patience
         self._late = late
         self._forget_after = forget_after
         self._on_reply = on_reply
         self._stop = stop or threading.Event()
         self._end: float | None = None
-        # How often each message without a reply may still be asked for.
-        self._outstanding: dict[str, int] = {}
+        # Messages of earlier rounds without a reply.
+        self._outstanding: dict[str, _Sent] = {}
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -82,11 +125,19 @@ class StreamingGrid(Grid):
         """Push the messages; return an iterator over replies, which ends when all are there or time is up."""
         sent = list(messages)
         training = any(message.metadata.message_type == "train" for message in sent)
+        pushed = list(self._grid.push_messages(sent))
+        now = time.monotonic()
         # Flower has None for a message that could not be stored.
-        waiting = dict.fromkeys(each for each in self._grid.push_messages(sent) if each)
+        waiting = {
+            identity: _Sent(message.metadata.dst_node_id, now, training)
+            for identity, message in zip(pushed, sent, strict=False)
+            if identity
+        }
         limits = [timeout, self._patience() if training else None]
+        if self._listener is not None:
+            limits.append(self._listener.patience([each.node for each in waiting.values()]))
         seconds = min((each for each in limits if each is not None), default=None)
-        end = None if seconds is None else time.monotonic() + seconds
+        end = None if seconds is None else now + seconds
         if training:
             self._end = end
         return self._arriving(waiting, end, training)
@@ -96,26 +147,32 @@ class StreamingGrid(Grid):
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def _arriving(
-        self, waiting: dict[str, None], end: float | None, training: bool
+        self, waiting: dict[str, _Sent], end: float | None, training: bool
     ) -> Iterator[Message]:
         expected, received, wait = len(waiting), 0, _SHORTEST_WAIT
+        awaited = self._awaited(waiting)
         over = False
         try:
             # One last look when time is up: what came while others were merged was in time.
-            while waiting and not over:
+            while awaited and not over:
                 if self._stop.is_set():
                     raise Interrupted
                 over = end is not None and time.monotonic() >= end
                 # In the order in which they were sent, those of earlier rounds last.
                 late = list(self._outstanding) if training else []
-                arrived = list(self._grid.pull_messages([*waiting, *late]))
-                for message in arrived:
+                arrived = []
+                for message in self._grid.pull_messages([*waiting, *late]):
                     answered = message.metadata.reply_to_message_id
-                    self._outstanding.pop(answered, None)
-                    if answered in waiting:
-                        del waiting[answered]
+                    old = self._outstanding.pop(answered, None)
+                    sent = waiting.pop(answered, old)
+                    if sent is not None:
+                        self._hear(message, sent)
+                    awaited.discard(answered)
+                    if old is None:
                         received += 1
                         self._on_reply(received, expected)
+                    if old is None or self._late:
+                        arrived.append(message)
                 wait = _SHORTEST_WAIT if arrived else min(wait * _BACK_OFF, _LONGEST_WAIT)
                 idle = not arrived
                 while arrived:
@@ -124,13 +181,37 @@ class StreamingGrid(Grid):
                     left = wait if end is None else min(wait, end - time.monotonic())
                     self._stop.wait(max(left, 0.0))
         finally:
-            if training and self._late:
+            if self._listener is not None:
+                for sent in waiting.values():
+                    self._listener.missed(sent.node)
+            if training and (self._late or self._listener is not None):
                 self._remember(waiting)
 
-    def _remember(self, missing: Iterable[str]) -> None:
+    def _awaited(self, waiting: Mapping[str, _Sent]) -> set[str]:
+        """Return the messages without whose replies a round does not end; all of them if none were left."""
+        listener = self._listener
+        if listener is None:
+            return set(waiting)
+        found = {each for each, sent in waiting.items() if listener.awaits(sent.node)}
+        return found or set(waiting)
+
+    def _hear(self, message: Message, sent: _Sent) -> None:
+        """Say who answered; what the SuperLink says for a node is booked under that node, and is no sign of it."""
+        if message.has_error() and message.metadata.src_node_id == _SUPERLINK:
+            message.metadata.__dict__["_src_node_id"] = sent.node
+        elif self._listener is not None:
+            took = time.monotonic() - sent.since
+            self._listener.heard(sent.node, took if sent.training else None)
+
+    def _remember(self, missing: Mapping[str, _Sent]) -> None:
         """Keep what is to be asked for later: the missing replies, and those of earlier rounds once less."""
-        aged = {each: left - 1 for each, left in self._outstanding.items() if left > 1}
-        self._outstanding = aged | dict.fromkeys(missing, self._forget_after)
+        for identity, sent in list(self._outstanding.items()):
+            sent.rounds -= 1
+            if sent.rounds < 1:
+                del self._outstanding[identity]
+        for identity, sent in missing.items():
+            sent.rounds = self._forget_after
+            self._outstanding[identity] = sent
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Delegate."""
@@ -169,8 +250,29 @@ def streaming(grid: Grid, strategy: object) -> Grid:
     """Return a grid that streams replies to ``strategy`` for as long as it waits.
 
     A grid that streams or reports already stays as it is, as does any grid under a strategy that may want all
-    replies at once.
+    replies at once. A wrapper of Flower's gets the patience of the strategy inside of it.
     """
-    if getattr(grid, "streams", False) or not isinstance(strategy, Patient):
+    if getattr(grid, "streams", False):
         return grid
-    return StreamingGrid(grid, patience=strategy.patience, late=strategy.merges_late)
+    inside: object = strategy
+    while not isinstance(inside, Patient):
+        inside = getattr(inside, "strategy", None)
+        if inside is None:
+            return grid
+    return StreamingGrid(
+        grid,
+        patience=inside.patience,
+        late=inside.merges_late,
+        listener=getattr(inside, "attendance", None),
+    )
+
+
+def warned_of_a_wrapper(grid: Grid) -> bool:
+    """Log that a wrapper handed over a grid that waits for all replies, if so; return whether it did."""
+    if getattr(grid, "streams", False):
+        return False
+    _LOG.warning(
+        "another strategy is wrapped around PartialUpdates and waits for all replies: the deadline ends no "
+        "round, and late updates are lost; put PartialUpdates outside, as in PartialUpdates(Wrapper(FedAvg()))"
+    )
+    return True

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.errors import PlanError, RegistryError, UpdateError
 from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = [
     "BLEND",
@@ -34,7 +36,8 @@ SEED = "fl_elastic.seed"
 KEEP = "fl_elastic.keep"
 GROUPS = "fl_elastic.groups"
 
-_MOST_GROUPS = 100_000
+_MOST_GROUPS = 10_000
+_LONGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class RoundTerms:
     grace : float
         The server waits so many times the deadline, at least 1: the device's clock starts later, when it has the
         model.
+    step_back : bool
+        Where the losses that clients report jump, go back to the model before, and take no steps longer than theirs
+        from then on (`LossGuard`).
 
     Raises
     ------
@@ -78,6 +84,7 @@ class RoundTerms:
     share_change: bool = False
     delta_downlink: bool = False
     grace: float = 1.5
+    step_back: bool = True
 
     def __post_init__(self) -> None:
         if self.quota < 0:
@@ -92,6 +99,11 @@ class RoundTerms:
             raise RegistryError(f"late {self.late!r}: known are drop, merge")
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
+
+    @property
+    def wants_importance(self) -> bool:
+        """Whether the server makes anything of what clients say about importance."""
+        return self.blend > 0 or self.plan_source == "server"
 
     @property
     def needs_capabilities(self) -> bool:
@@ -161,14 +173,19 @@ class Instructions:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instructions:
-        """Read the entries of a message's config."""
-        deadline, seed = config.get(DEADLINE), config.get(SEED)
+        """Read the entries of a message's config.
+
+        Raises
+        ------
+        UpdateError
+            If one of them is not what it should be.
+        """
         return cls(
-            deadline=None if deadline is None else float(deadline),
+            deadline=_number(config, DEADLINE, None),
             overdue=bool(config.get(OVERDUE, False)),
             importance=str(config.get(IMPORTANCE, "")),
-            blend=float(config.get(BLEND, 0.0)),
-            seed=None if seed is None else int(seed),
+            blend=_number(config, BLEND, 0.0) or 0.0,
+            seed=None if (seed := _number(config, SEED, None)) is None else int(seed),
             change=str(config.get(CHANGE, "")),
             keep=bool(config.get(KEEP, False)),
             groups=str(config.get(GROUPS, "")),
@@ -177,6 +194,16 @@ class Instructions:
     def importance_by_group(self) -> dict[str, float]:
         """Return the importance by group name; empty if there is none or it cannot be read."""
         return read_importance(self.importance)
+
+
+def _number(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    value = config.get(key, default)
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_VERSION:
+        raise UpdateError(f"config {key} = {str(value)[:40]!r} is not a number from 0")
+    return float(value) if isinstance(value, float) else value
 
 
 def read_groups(text: str) -> tuple[str, ...]:
@@ -194,11 +221,21 @@ def read_groups(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_importance(text: object) -> dict[str, float]:
+def read_importance(text: object, groups: GroupNames | None = None) -> dict[str, float]:
     """Return shares of importance by group name; empty for anything that is not a fair distribution.
 
-    It comes from outside: an entry that is negative or not a number spoils the whole.
+    It comes from outside: an entry that is negative, not a number, or of a group that the model cannot have spoils
+    the whole, and a text that is too long for the model is not read.
 
+    Parameters
+    ----------
+    text : object
+        A JSON object, if it is what it should be.
+    groups : GroupNames, optional
+        Which names are possible, where the model is known.
+
+    Examples
+    --------
     >>> read_importance('{"head": 3.0, "conv": 1.0}')
     {'head': 0.75, 'conv': 0.25}
     >>> read_importance('{"head": NaN}')
@@ -206,13 +243,20 @@ def read_importance(text: object) -> dict[str, float]:
     """
     if not isinstance(text, str) or not text:
         return {}
+    longest, most = (_LONGEST_TEXT, _MOST_GROUPS)
+    if groups is not None:
+        longest, most = groups.longest_text, groups.most
+    if len(text) > longest:
+        return {}
     try:
         found = json.loads(text)
         pairs = {str(name): float(value) for name, value in found.items()}
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
-    fair = all(0 <= value < float("inf") for value in pairs.values())
+    fair = all(0 <= value < float("inf") for value in pairs.values()) and len(pairs) <= most
     total = sum(pairs.values())
-    if not fair or not 0 < total < float("inf") or len(pairs) > _MOST_GROUPS:
+    if not fair or not 0 < total < float("inf"):
+        return {}
+    if groups is not None and not groups.fit(pairs):
         return {}
     return {name: value / total for name, value in pairs.items()}

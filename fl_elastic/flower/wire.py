@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.terms import IMPORTANCE, read_importance
+from fl_elastic.flower.metric_names import believed_metrics
+from fl_elastic.flower.terms import IMPORTANCE
 
 __all__ = [
     "ERROR",
@@ -59,12 +60,12 @@ _Metrics = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What a client answered to a training instruction, not yet decoded."""
+    """What a client answered to a training instruction; update and importance are not yet read."""
 
     packed: bytes | memoryview
     num_examples: int
     metrics: dict[str, Any]
-    importance: dict[str, float] = field(default_factory=dict)
+    importance: object = None
     have: int | None = None
 
 
@@ -164,7 +165,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         packed=_read_buffer(arrays["0"]),
         num_examples=num_examples,
         metrics=_numbers(metrics),
-        importance=read_importance(metrics.get(IMPORTANCE)),
+        importance=metrics.get(IMPORTANCE),
         have=_version(metrics),
     )
 
@@ -252,12 +253,5 @@ def _plain_bytes(data: bytes) -> memoryview | None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what can be averaged: finite numbers."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if key != HAVE
-        and isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    }
+    """Keep what can be averaged: finite numbers, under names that can be shown."""
+    return believed_metrics({key: value for key, value in metrics.items() if key != HAVE})

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ __all__ = ["Metric", "journal_metrics", "serve_metrics"]
 _PREFIX = "fl_elastic"
 _TOTAL = "_total"
 _LABELS = {"nodes": "node", "groups": "group"}
+# Of one table: what a node says of itself may be anything.
+_MOST, _LONGEST, _BEYOND = 128, 100, 1e308
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -62,19 +65,30 @@ def journal_metrics(entry: Mapping[str, Any] | None, now: float) -> list[Metric]
             for name, values in members.items():
                 if isinstance(values, dict):
                     metrics += _numbers(values, f"{_PREFIX}_{label}", {label: str(name)})
-    return metrics
+    return _apart(metrics)
+
+
+def _apart(metrics: list[Metric]) -> list[Metric]:
+    """Leave out a second number of one name and its labels, and of one name with other labels."""
+    found: dict[tuple[str, ...], Metric] = {}
+    labels: dict[str, tuple[str, ...]] = {}
+    for metric in metrics:
+        if labels.setdefault(metric.name, tuple(metric.labels)) == tuple(metric.labels):
+            found.setdefault((metric.name, *metric.labels.values()), metric)
+    return list(found.values())
 
 
 def _numbers(entry: Mapping[str, Any], prefix: str, labels: dict[str, str]) -> list[Metric]:
+    numbers = ((str(key), value) for key, value in entry.items() if _is_number(value))
     return [
-        Metric(f"{prefix}_{_ODD.sub('_', str(key))}", float(value), labels)
-        for key, value in entry.items()
-        if _is_number(value)
+        Metric(f"{prefix}_{_ODD.sub('_', key)}", float(value), labels)
+        for key, value in islice(numbers, _MOST)
+        if len(key) <= _LONGEST
     ]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+    return isinstance(value, (int, float)) and -_BEYOND <= value <= _BEYOND
 
 
 class _Collector:

@@ -62,6 +62,15 @@ class Journal:
                 return entries[-1]
         return None
 
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries that can be read, also of the file before, oldest first."""
+        return [*read_journal(_previous(self.path)), *read_journal(self.path)]
+
+    def remove(self) -> None:
+        """Delete the file and the one before."""
+        for path in (self.path, _previous(self.path)):
+            path.unlink(missing_ok=True)
+
     def _rotate(self, more: int) -> None:
         if self.path.exists() and self.path.stat().st_size + more > self.max_bytes:
             self.path.replace(_previous(self.path))

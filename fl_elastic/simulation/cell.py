@@ -181,5 +181,5 @@ class Cell:
             fields: dict[str, Any] = json.loads(text)
             fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
             return cls(**fields)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

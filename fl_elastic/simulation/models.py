@@ -129,9 +129,9 @@ def _named(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(named))
 
 
-def _conv(inputs: int, outputs: int) -> list[nn.Module]:
+def _conv(inputs: int, outputs: int, norm: Norm = group_norm) -> list[nn.Module]:
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
-    return [convolution, group_norm(outputs), nn.ReLU()]
+    return [convolution, norm(outputs), nn.ReLU()]
 
 
 @MODELS.register("digits_cnn")
@@ -148,6 +148,22 @@ def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         *_conv(40, 48),
         *_conv(48, 48),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 48, classes),
+    )
+
+
+@MODELS.register("digits_cnn_bn")
+def _digits_cnn_bn(shape: Shape, classes: int) -> nn.Module:
+    """Like ``digits_cnn``, with batch normalisation, whose running statistics travel as well."""
+    _need_image("digits_cnn_bn", shape, pixels=4)
+    return _named(
+        *_conv(shape[0], 24, batch_norm),
+        *_conv(24, 40, batch_norm),
+        nn.MaxPool2d(2),
+        *_conv(40, 48, batch_norm),
+        *_conv(48, 48, batch_norm),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
         nn.Linear(4 * 48, classes),

@@ -135,6 +135,8 @@ class Scenario:
             raise ScenarioError(f"{path} is not a TOML file: it is not UTF-8 text") from None
         except tomllib.TOMLDecodeError as error:
             raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+        except RecursionError:
+            raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
         problems: list[str] = []
         changed = apply_overrides(table, overrides, problems)
         return cls._checked(changed, path.name, problems)
@@ -157,6 +159,8 @@ class Scenario:
             table = json.loads(text)
         except ValueError as error:
             raise ScenarioError(f"the scenario is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ScenarioError("the scenario is nested too deeply: no scenario is") from None
         if not isinstance(table, dict):
             raise ScenarioError(f"the scenario is not a JSON object but {type(table).__name__}")
         return cls._checked(table, "scenario", [])

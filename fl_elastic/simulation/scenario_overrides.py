@@ -28,7 +28,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         read = {}
     if read.keys() == {"value"}:  # a line break in the text could have smuggled in other keys
         return read["value"]

@@ -104,7 +104,8 @@ class DeadlineSection:
     seconds : float, optional
         Simulated seconds.
     quantile : float, optional
-        Of the times in which the clients could train and send everything: 0 is the fastest client's.
+        Of the times in which the clients could train and send everything, without the fifth at either end: 0 is the
+        fastest of the others.
     """
 
     seconds: float | None

@@ -166,7 +166,7 @@ def _merged(subject: Subject, deltas: _Floats, weights: _Floats) -> _Floats:
 
 def _chosen(rule: RobustRule, deltas: _Floats) -> list[int]:
     updates = [PartialUpdate({"w": delta}, {"w": 1}, num_examples=1) for delta in deltas]
-    return rule.chosen(updates)
+    return rule.chosen(updates, ["w"])
 
 
 def _rounds() -> Sequence[tuple[_Floats, _Floats]]:

@@ -7,7 +7,13 @@ from fl_elastic.update.feedback import ErrorFeedback
 from fl_elastic.update.manifest import Manifest, Role, load_weights, weights_of
 from fl_elastic.update.model_store import ModelStore
 from fl_elastic.update.model_wire import decode_weights, encode_weights
-from fl_elastic.update.partial import Limits, PartialUpdate, check_update, trained_part
+from fl_elastic.update.partial import (
+    Limits,
+    PartialUpdate,
+    check_update,
+    check_variances,
+    trained_part,
+)
 from fl_elastic.update.parts import Masks
 from fl_elastic.update.wire import decode, encode
 
@@ -24,6 +30,7 @@ __all__ = [
     "StaleModelError",
     "UpdateError",
     "check_update",
+    "check_variances",
     "codecs",
     "decode",
     "decode_weights",

@@ -37,6 +37,9 @@ _START = struct.Struct("<4sHBBI")
 _BEFORE_TEXT = _START.size + CHECKSUM_BYTES
 # Of a long payload, so that its numbers can be read in place and by whole words; short ones stay short.
 _ALIGNMENT, _LONG = 64, 4096
+# Bytes of a header: of what it holds in any case, with room for what JSON is free to write otherwise, and of each
+# tensor and axis.
+_FIXED, _PER_TENSOR, _PER_AXIS = 4096, 128, 32
 
 
 class Kind(IntEnum):
@@ -83,6 +86,9 @@ def unpack(
         raise UpdateError(f"buffer is of kind {kind}, expected {expected}")
     if zero != 0:
         raise UpdateError(f"reserved byte is {zero}, expected 0: the buffer is damaged")
+    most = _longest_header(manifest)
+    if length > most:
+        raise UpdateError(f"header of {length} bytes, at most {most} for a model of this size")
     body = view[_BEFORE_TEXT:]
     text, numbers = bytes(body[:length]), body[length:]
     if length > len(body) or checksum(start + text, numbers) != view[_START.size : _BEFORE_TEXT]:
@@ -95,6 +101,15 @@ def unpack(
             "the other side runs another model version"
         )
     return Kind(kind), header, numbers
+
+
+def _longest_header(manifest: Manifest) -> int:
+    """Return how many bytes a header about this model takes at most, before anything of it is read.
+
+    Of each tensor it may hold two numbers, twice an index, and a mask along every axis in hexadecimal.
+    """
+    masks = sum(_PER_AXIS + size // 4 for shape in manifest.shapes for size in shape)
+    return _FIXED + _PER_TENSOR * len(manifest) + masks
 
 
 def _json_object(text: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fl_elastic.errors import UpdateError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["FLOATS", "Manifest", "Role", "load_weights", "weights_of"]
+__all__ = ["FLOATS", "Manifest", "Role", "is_variance", "load_weights", "weights_of"]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -100,8 +100,13 @@ class Manifest:
 
     @cached_property
     def hash(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the manifest's content."""
-        content = [self.names, self.shapes, self.dtypes]
+        """First 16 hexadecimal digits of the SHA-256 of the manifest's content.
+
+        A bfloat16 tensor is taken for the float32 that holds it outside torch: a server that knows its model as
+        arrays does not see the difference.
+        """
+        dtypes = ["float32" if dtype == "bfloat16" else dtype for dtype in self.dtypes]
+        content = [self.names, self.shapes, dtypes]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @cached_property
@@ -147,6 +152,11 @@ def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
         if dtype not in FLOATS + _WHOLE:
             raise UpdateError(f"tensor {name!r} has dtype {dtype}, which cannot be sent")
     return tuple(dtypes.values())
+
+
+def is_variance(name: str) -> bool:
+    """Whether a tensor of this name is a BatchNorm's running variance, which is never negative."""
+    return name.endswith("running_var")
 
 
 def _buffer_role(dtype: str) -> Role:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.manifest import FLOATS, Manifest, Role
+from fl_elastic.update.manifest import FLOATS, Manifest, Role, is_variance
 from fl_elastic.update.packed import PackedDeltas, reach
 from fl_elastic.update.parts import Masks, outer_mask, take_part
 
@@ -21,10 +22,13 @@ __all__ = [
     "PartialUpdate",
     "check_count",
     "check_update",
+    "check_variances",
     "trained_part",
 ]
 
 MAX_VERSION = 2**62
+# More than bf16 loses of a number.
+_ROUNDED = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +113,26 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
 
     for name, masks in update.parts.items():
         _check_part(update, name, masks)
+
+
+def check_variances(update: PartialUpdate, base: Mapping[str, NDArray[Any]]) -> None:
+    """Raise UpdateError if a running variance would be negative, by more than codecs round.
+
+    Parameters
+    ----------
+    update : PartialUpdate
+        One that passes `check_update`.
+    base : mapping of str to ndarray
+        The model that it starts from.
+    """
+    for name, delta in update.deltas.items():
+        if not is_variance(name):
+            continue
+        old = np.asarray(base[name], np.float64)
+        rounding = _ROUNDED * (np.abs(old) + np.abs(delta))
+        if (old + delta < -rounding).any():
+            least = float((old + delta).min())
+            raise UpdateError(f"running variance {name!r} would be {least:.3g}, which none can be")
 
 
 def _check_numbers(name: str, delta: NDArray[Any], largest: float) -> None:

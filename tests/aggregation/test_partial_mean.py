@@ -145,11 +145,11 @@ def test_all_counts_the_absent_as_unchanged(updates: list[PartialUpdate]) -> Non
 
 
 @given(updates=rounds())
-def test_statistics_are_averaged_over_their_observers_whatever_the_rule(
+def test_statistics_are_averaged_over_their_observers_under_every_linear_rule(
     updates: list[PartialUpdate],
 ) -> None:
     base = base_of()
-    first, *others = (merged(updates, rule, base)["mean"] for rule in NAMES + ROBUST[1:])
+    first, *others = (merged(updates, rule, base)["mean"] for rule in NAMES)
     assert all(np.array_equal(first, other) for other in others)
 
 

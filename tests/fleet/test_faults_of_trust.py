@@ -33,11 +33,16 @@ def train(fleet: LocalFleet, nodes: int, rounds: int = 2, **settings: bool) -> N
     assert state.completed, state
 
 
-def newcomer(fleet: LocalFleet, *, registered: bool) -> str:
+def newcomer(fleet: LocalFleet, *, registered: bool, partition: int = 1) -> str:
     """A node more in the fleet's folder."""
     name = "odd"
     state = fleet.folder.root / "state" / name
-    config = {"state-dir": str(state), "partition-id": 1, "threads": 1, "runtime-port": _port()}
+    config = {
+        "state-dir": str(state),
+        "partition-id": partition,
+        "threads": 1,
+        "runtime-port": _port(),
+    }
     add_node(fleet.folder, name, config)
     if registered:
         register(fleet.folder, fleet.flower)

@@ -83,7 +83,7 @@ BUFFERS: dict[str, tuple[Damage, str]] = {
     "another wire version": (header(version=WIRE_VERSION + 1), "wire format version"),
     "a whole model": (whole_model, "of kind 2, expected 1"),
     "header not JSON": (header(text=b"{"), "not valid JSON"),
-    "header nested deeply": (header(text=b"[" * 5000), "not valid JSON"),
+    "header nested deeply": (header(text=b"[" * 4000), "not valid JSON"),
     "header a list": (header(text=b"[]"), "not a JSON object"),
     "no manifest": (header(manifest=None), "manifest 'None'"),
     "wrong manifest": (header(manifest="0" * 16), "manifest '0000000000000000'"),

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,25 @@ def test_every_round_is_written_down_with_how_each_node_is_doing(tmp_path: Path)
     assert own[-1]["steps"] == last["2"]["steps"]
 
 
+def test_seconds_of_a_run_are_all_of_them_however_often_its_journal_began_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fl_elastic.flower.fleet_server as server
+
+    # A line of a round has more than a kilobyte.
+    monkeypatch.setattr(server, "Journal", partial(server.Journal, max_bytes=1000))
+    found = run_of(tmp_path, scenario_of(5), method="full").run(grid_of(tmp_path))
+    kept = server.Journal(tmp_path / "results" / "rounds.jsonl").entries()
+    assert len(kept) < 5
+    assert found["rounds"] == 5
+    assert found["seconds"] == kept[-1]["seconds_total"]
+    assert found["seconds"] > sum(line.get("round_seconds", 0.0) for line in kept)
+    # What an earlier run left is not counted with the next one's.
+    again = run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
+    assert again["rounds"] == 1 and again["accepted_total"] == NODES
+    assert again["seconds"] < found["seconds"]
+
+
 class Stopped(Exception):
     """Stands for a crash of the server."""
 
@@ -139,8 +159,10 @@ def test_a_server_that_died_goes_on_where_it_was(
         assert journal(tmp_path)[-1][name] == whole[-1][name]
     # What crossed the wire before counts too, but for the line that was not written.
     assert journal(tmp_path)[-1]["accepted_total"] == 3 * NODES
-    # Round 2 was merged and checkpointed; only its line was not written.
-    assert [line["round"] for line in journal(tmp_path)] == [0, 1, 3, 4]
+    # Round 2 was merged and checkpointed; its line was not written, and is made up for by what is known of it.
+    assert [line["round"] for line in journal(tmp_path)] == [0, 1, 2, 3, 4]
+    assert journal(tmp_path)[2]["accuracy"] == whole[2]["accuracy"]
+    assert "nodes" not in journal(tmp_path)[2]
     # Started afresh, nothing of it is left.
     run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
     assert [line["round"] for line in journal(tmp_path)] == [0, 1]
@@ -163,7 +185,8 @@ def test_a_run_that_died_before_its_first_round_does_not_go_on_with_an_earlier_o
         with pytest.raises(Stopped):
             run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path))
     run_of(tmp_path, scenario_of(1), method="full", resume=True).run(grid_of(tmp_path))
-    assert [line["round"] for line in journal(tmp_path)] == [1]
+    # With the quality of the first weights, which nobody had written down.
+    assert [line["round"] for line in journal(tmp_path)] == [0, 1]
     # The earlier model is not lost.
     folders = {path.parent.name for path in tmp_path.rglob("round-000001.npz")}
     assert folders == {"checkpoints", "checkpoints.before"}

@@ -126,7 +126,10 @@ def test_a_deadline_limits_the_plan_as_well(profile: CostProfile) -> None:
     for record in records:
         (names,) = {frozenset(reply.steps) for reply in record.accepted}
         assert len(names) < len(MANIFEST.names) - 3
-        assert {reply.metrics["steps"] for reply in record.accepted if reply.node_id == 4} == {4}
+        steps = {reply.node_id: reply.metrics["steps"] for reply in record.accepted}
+        # One of four may lie about its costs: the second slowest decides, the slowest takes fewer of its
+        # four steps.
+        assert steps[2] == 3 and 1 <= steps[4] < 4
 
 
 def capabilities(seed: int, groups: int, **changes: Any) -> Capabilities:

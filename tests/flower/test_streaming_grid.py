@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 from in_process_grid import InProcessGrid
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
@@ -27,6 +27,7 @@ from fl_elastic.flower import (
     RoundTerms,
     StreamingGrid,
 )
+from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic.flower.interruption import Interrupted
 from fl_elastic.flower.reporting_grid import ReportingGrid
@@ -342,3 +343,96 @@ def test_memory_is_that_of_one_update_however_many_clients() -> None:
     arrays, _ = strategy.aggregate_train(1, replies())
     assert arrays is not None
     assert len(alive) == 4
+
+
+def test_a_silent_node_is_not_waited_for_in_every_round() -> None:
+    """One long wait, whatever the limit of a round is; afterwards rounds end with those who answer."""
+    attendance = Attendance(least=0.05)
+    long = 0.6
+    looks: list[int] = []
+    for number in range(6):
+        grid = Scripted({f"train-{node}": 1 for node in (1, 2)})
+        streamed = StreamingGrid(grid, listener=attendance)
+        asked = sorted(attendance.due([1, 2, 3]))
+        replies = streamed.send_and_receive([message(n) for n in asked], timeout=long)
+        assert answers(replies) == ["train-1", "train-2"], number
+        looks.append(grid.looks)
+    # The first round waits for its limit, the second for what rounds were seen to take, the others for nobody.
+    assert looks[0] > looks[2] == looks[3] == looks[4] == looks[5] == 1
+    assert not attendance.awaits(3)
+
+
+def test_an_answer_that_comes_late_brings_a_node_back_though_it_is_not_merged() -> None:
+    attendance = Attendance(least=0.05)
+    for _ in range(3):
+        attendance.missed(3)
+    grid = Scripted({"train-1": 1, "train-3": 2, "train-4": 3})
+    streamed = StreamingGrid(grid, listener=attendance)
+    assert answers(streamed.send_and_receive([message(1), message(3)])) == ["train-1"]
+    assert not attendance.awaits(3)
+    assert answers(streamed.send_and_receive([message(4)])) == ["train-4"]
+    assert attendance.awaits(3)
+
+
+def test_what_the_superlink_answers_is_booked_under_the_node_that_was_asked() -> None:
+    class Failing(Scripted):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = []
+            for each in message_ids:
+                sent = self._sent.pop(each, None)
+                if sent is not None:
+                    reply = Message(Error(code=3, reason="node is gone"), reply_to=sent)
+                    reply.metadata.__dict__["_src_node_id"] = 1
+                    found.append(reply)
+            return found
+
+    attendance = Attendance()
+    streamed = StreamingGrid(Failing({}), listener=attendance)
+    replies = list(streamed.send_and_receive([message(7), message(9)]))
+    assert [reply.metadata.src_node_id for reply in replies] == [7, 9]
+    # Nor is it a sign of the node.
+    assert attendance.patience([7, 9]) is None
+
+
+class Wrapper(Strategy):
+    """Passes everything on, as Flower's wrappers do."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+
+    def configure_train(self, *arguments: Any, **options: Any) -> Any:
+        return self.strategy.configure_train(*arguments, **options)
+
+    def aggregate_train(self, *arguments: Any, **options: Any) -> Any:
+        return self.strategy.aggregate_train(*arguments, **options)
+
+    def configure_evaluate(self, *arguments: Any, **options: Any) -> Any:
+        return self.strategy.configure_evaluate(*arguments, **options)
+
+    def aggregate_evaluate(self, *arguments: Any, **options: Any) -> Any:
+        return self.strategy.aggregate_evaluate(*arguments, **options)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+
+def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
+    terms = RoundTerms(deadline=Deadline(seconds=7.0), late="merge", grace=2.0)
+    inner = PartialUpdates(quiet(), terms=terms)
+    grid = streaming(Scripted({}), Wrapper(Wrapper(inner)))
+    assert isinstance(grid, StreamingGrid)
+    assert grid._late and grid._patience == inner.patience and grid._listener is inner.attendance
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_wrapper_that_waits_for_all_is_said(
+    around: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    terms = RoundTerms(deadline=Deadline(seconds=60.0))
+    inner = PartialUpdates(quiet(), terms=terms)
+    apps = {node: scripted_app(manifest(), scripts()[node]) for node in EXAMPLES}
+    grid = InProcessGrid(len(apps), apps.__getitem__)
+    strategy = Wrapper(inner) if around else inner
+    strategy.start(grid, first_arrays(), num_rounds=2)
+    said = [each for each in caplog.records if "wrapped around" in each.getMessage()]
+    assert len(said) == around

@@ -84,3 +84,15 @@ def test_whatever_a_journal_holds_names_are_those_prometheus_allows(entry: dict[
     for metric in journal_metrics(entry, 0.0):
         assert metric.name.replace("_", "a").isalnum() and metric.name.isascii()
         assert isinstance(metric.value, float)
+
+
+def test_what_a_node_says_of_itself_stays_small_and_apart(served: tuple[Journal, str]) -> None:
+    journal, address = served
+    said: dict[str, Any] = {f"key{n}": n for n in range(5000)}
+    odd: dict[str, Any] = {"a.b": 1.0, "a_b": 2.0, "y" * 5000: 1.0, "huge": 10**400}
+    journal.append({"round": 1, "node_steps": 9, "nodes": {"pi0": said, "pi1": odd | {"steps": 4}}})
+    found = read(address)
+    assert len(found) < 200
+    assert found[("fl_elastic_node_a_b", (("node", "pi1"),))] == 1.0
+    assert found[("fl_elastic_node_steps", ())] == 9
+    assert not any(len(name) > 200 or "huge" in name for name, _ in found)

@@ -64,3 +64,14 @@ def test_a_full_disk_costs_the_line_and_is_said(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, logger="fl_elastic"):
         assert not journal.append({"round": 1})
     assert "No space left" in caplog.text
+
+
+def test_entries_are_those_of_both_files(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rounds.jsonl", max_bytes=100)
+    for number in range(15):
+        journal.append({"round": number})
+    rounds = [entry["round"] for entry in journal.entries()]
+    assert rounds == list(range(rounds[0], 15))
+    assert len(rounds) > len(read_journal(journal.path))
+    journal.remove()
+    assert journal.entries() == [] and list(tmp_path.iterdir()) == []

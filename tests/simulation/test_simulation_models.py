@@ -13,6 +13,7 @@ from fl_elastic.simulation.models import MODELS, check_model_name
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "digits_cnn": [(1, 8, 8)],
+    "digits_cnn_bn": [(1, 8, 8)],
     "small_cnn": [(1, 28, 28), (3, 32, 32)],
     "small_resnet": [(3, 32, 32), (1, 28, 28)],
     "small_resnet_bn": [(3, 32, 32)],

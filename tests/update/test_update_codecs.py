@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.testing import codec_checks
-from fl_elastic.update import Codec, codecs, make_codec
+from fl_elastic.update import (
+    Codec,
+    Manifest,
+    PartialUpdate,
+    Role,
+    codecs,
+    decode,
+    encode,
+    make_codec,
+)
 from fl_elastic.update.codecs import Bf16, Fp16, Fp32, Int8, KernelMean, TopK
 
 Floats = NDArray[np.float32]
@@ -304,3 +313,33 @@ def test_any_bytes_of_the_right_length_are_a_tensor_or_refused(
         assert "\n" not in str(error)
     else:
         assert back.shape == shape and back.dtype == np.float32
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+def test_the_errors_of_many_clients_cancel(clients: int) -> None:
+    """Clients of equally many examples, as in any fleet of equal shares, are rounded independently."""
+    size = 4000
+    manifest = Manifest(("w",), ((size,),), ("float32",), (Role.PARAMETER,))
+    rng = np.random.default_rng(0)
+    true = rng.normal(size=size)
+    sent = []
+    for _ in range(clients):
+        # What clients learnt differs by little, as it does where they learn the same.
+        own = (true + 1e-4 * rng.normal(size=size)).astype(np.float32)
+        update = PartialUpdate({"w": own}, {"w": 5}, num_examples=100, base_version=3)
+        sent.append(decode(encode(update, manifest, "int8"), manifest).deltas["w"] - own)
+    one = float(np.sqrt(np.mean(sent[0] ** 2)))
+    mean = float(np.sqrt(np.mean(np.mean(sent, axis=0) ** 2)))
+    assert mean < 1.3 * one / np.sqrt(clients)
+
+
+def test_the_same_update_gives_the_same_bytes_and_another_round_others() -> None:
+    manifest = Manifest(("w",), ((500,),), ("float32",), (Role.PARAMETER,))
+    delta = np.random.default_rng(1).normal(size=500).astype(np.float32)
+
+    def packed(version: int) -> bytes:
+        update = PartialUpdate({"w": delta}, {"w": 5}, num_examples=100, base_version=version)
+        return decode(encode(update, manifest, "int8"), manifest).deltas["w"].tobytes()
+
+    assert packed(3) == packed(3)
+    assert packed(3) != packed(4)

@@ -319,6 +319,44 @@ def test_nested_values_are_refused_at_every_depth(field: str, depth: int) -> Non
     assert refused(pack(text.encode(), PAYLOAD))
 
 
+def test_a_header_is_not_read_where_it_is_longer_than_any_of_this_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fl_elastic.update import frame
+
+    read: list[int] = []
+    monkeypatch.setattr(frame, "_json_object", lambda text: read.append(len(text)) or {})
+    huge = b"[" + b"{}," * 10_000_000 + b"{}]"
+    assert "header of" in refused(pack(huge, b""))
+    with pytest.raises(UpdateError, match="header of"):
+        decode_weights(pack(huge, b"", kind=2), MANIFEST)
+    assert read == []
+
+
+@pytest.mark.parametrize("axes", [(1,), (9, 9), (64, 3, 3, 3), (5000, 40)])
+@pytest.mark.parametrize("count", [1, 200])
+def test_every_honest_header_is_read(axes: tuple[int, ...], count: int) -> None:
+    """The longest there is: a mask along every axis, the largest counts, every tensor exact."""
+    names = tuple(f"block.{i}.weight" for i in range(count if axes != (5000, 40) else 3))
+    manifest = Manifest(
+        names, (axes,) * len(names), ("float32",) * len(names), (Role.PARAMETER,) * len(names)
+    )
+    rng = np.random.default_rng(0)
+    masks = tuple(rng.random(size) < 0.5 for size in axes)
+    if all(mask.all() for mask in masks) or not all(mask.any() for mask in masks):
+        masks = tuple(np.arange(size) < max(size // 2, 1) for size in axes)
+    delta = np.ones(axes, np.float32)
+    for axis, mask in enumerate(masks):
+        delta = delta * mask.reshape([-1 if a == axis else 1 for a in range(len(axes))])
+    whole = axes == (1,)
+    update = PartialUpdate(
+        dict.fromkeys(names, delta), dict.fromkeys(names, 1_000_000), 100_000_000, 2**62,
+        {} if whole else dict.fromkeys(names, masks),
+    )  # fmt: skip
+    for codec in codecs():
+        assert decode(encode(update, manifest, codec), manifest).steps == update.steps
+
+
 def test_numbers_of_many_digits_are_refused() -> None:
     text = json.dumps(HEADER | {"num_examples": "@"}).replace('"@"', "9" * 100_000)
     assert refused(pack(text.encode(), PAYLOAD))

@@ -11,7 +11,17 @@ from small_models import TiedEmbedding, TiedLinears, chain, conv_net
 from torch import nn
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import Manifest, Role, load_weights, weights_of
+from fl_elastic.update import (
+    Manifest,
+    PartialUpdate,
+    Role,
+    decode,
+    decode_weights,
+    encode,
+    encode_weights,
+    load_weights,
+    weights_of,
+)
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[], nn.Module]:
@@ -176,3 +186,21 @@ def test_nothing_is_loaded_when_one_tensor_does_not_fit() -> None:
         load_weights(model, manifest, wrong)
     after = weights_of(model, manifest)
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_bfloat16_model_has_one_hash_on_both_sides() -> None:
+    """A server knows it as arrays, in which there is no bfloat16."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(torch.bfloat16)
+    client = Manifest.of(model)
+    server = Manifest.of_arrays(weights_of(model, client))
+    assert "bfloat16" in client.dtypes and "bfloat16" not in server.dtypes
+    assert client.hash == server.hash
+    packed = encode_weights(weights_of(model, client), server, version=3)
+    weights, version = decode_weights(packed, client)
+    load_weights(model, client, weights)
+    assert version == 3
+    deltas = {"0.weight": np.full((2, 3), 0.25, np.float32)}
+    update = PartialUpdate(deltas, {"0.weight": 2}, 5)
+    assert decode(encode(update, client), server).deltas["0.weight"].tolist() == [[0.25] * 3] * 2
+    # A model of halves is another one.
+    assert Manifest.of(model.to(torch.float16)).hash != client.hash

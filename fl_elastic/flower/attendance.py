@@ -1,0 +1,121 @@
+"""Who answers, and how long that takes by the server's own clock: how long a round waits for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["Attendance", "inner_times"]
+
+_REMEMBERED = 5
+_FLEETS, _OWN = 10.0, 3.0
+_UNAWAITED = 2
+_LONGEST_PAUSE = 32
+
+
+@dataclass
+class _Node:
+    """What is known of one node."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    missed: int = 0
+    pause: int = 0
+
+
+class Attendance:
+    """Learns from rounds how long answers take, and passes over nodes that give none.
+
+    A node that has never been heard is waited for as long as the caller allows, once. One that has been is
+    given ten times what rounds of this fleet take, or three times what it usually takes itself, and a minute at
+    least. A node that was silent twice is still asked, in fewer and fewer rounds, but nobody waits for it until
+    it answers, however late.
+
+    Parameters
+    ----------
+    least : float
+        Seconds that every node is given.
+
+    Examples
+    --------
+    >>> attendance = Attendance()
+    >>> attendance.patience([1, 2]) is None
+    True
+    >>> attendance.heard(1, 20.0)
+    >>> attendance.missed(2)
+    >>> attendance.patience([1, 2])
+    200.0
+    """
+
+    def __init__(self, least: float = 60.0) -> None:
+        self.least = least
+        self._nodes: dict[int, _Node] = {}
+
+    def heard(self, node: int, seconds: float | None = None) -> None:
+        """Note an answer, and after how many seconds one about training came."""
+        known = self._nodes.setdefault(node, _Node())
+        if seconds is not None:
+            known.seconds.append(max(seconds, 0.0))
+        known.missed = known.pause = 0
+
+    def missed(self, node: int) -> None:
+        """Note that a round ended without a node's answer."""
+        known = self._nodes.setdefault(node, _Node())
+        known.missed += 1
+        silence = known.missed - _UNAWAITED
+        known.pause = 0 if silence < 0 else min(2**silence, _LONGEST_PAUSE)
+
+    def awaits(self, node: int) -> bool:
+        """Whether a round waits for this node's answer."""
+        known = self._nodes.get(node)
+        return known is None or known.missed < _UNAWAITED
+
+    def due(self, nodes: Iterable[int]) -> set[int]:
+        """Return which of the nodes are asked in this round; all of them if none would be."""
+        every = set(nodes)
+        found = set()
+        for node in every:
+            known = self._nodes.get(node)
+            if known is None or known.pause == 0:
+                found.add(node)
+            else:
+                known.pause -= 1
+        return found or every
+
+    def least_seconds(self, node: int) -> float:
+        """Return the shortest of a node's last answers; 0 if it was never heard."""
+        known = self._nodes.get(node)
+        return min(known.seconds, default=0.0) if known else 0.0
+
+    def patience(self, nodes: Collection[int]) -> float | None:
+        """Return the seconds to wait for these nodes; None for as long as may be."""
+        awaited = [node for node in nodes if self.awaits(node)] or list(nodes)
+        last = [known.seconds[-1] for known in self._nodes.values() if known.seconds]
+        if not last:
+            return None
+        usual = max(self.least, _FLEETS * inner_times(last)[-1])
+        limits = []
+        for node in awaited:
+            known = self._nodes.get(node)
+            if known is None or not (known.seconds or known.missed):
+                return None
+            own = float(np.median(known.seconds)) if known.seconds else 0.0
+            limits.append(max(usual, _OWN * own))
+        return max(limits, default=usual)
+
+
+def inner_times(times: Iterable[float]) -> list[float]:
+    """Return the times in order, the fifth at either end, at least one, replaced by the next one inside.
+
+    So no few that lie, in either direction, set the least or the largest. Of one or two all are left.
+
+    >>> inner_times([10.0, 1e-9, 30.0, 20.0, 1e15])
+    [10.0, 10.0, 20.0, 30.0, 30.0]
+    """
+    ordered = sorted(times)
+    cut = min(-(-len(ordered) // 5), (len(ordered) - 1) // 2) if ordered else 0
+    if cut:
+        ordered = [ordered[cut]] * cut + ordered[cut:-cut] + [ordered[-cut - 1]] * cut
+    return ordered

@@ -1,0 +1,79 @@
+"""Which names the tensor groups of a model can have, as far as a server knows that has its tensors alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from functools import cached_property
+
+from fl_elastic.update import Manifest, Role
+
+__all__ = ["GroupNames"]
+
+# Digits of a score, quotes and commas around it and its name.
+_PER_ENTRY = 64
+
+
+class GroupNames:
+    """Tells names that tensor groups of a model can have from foreign ones.
+
+    A group is called by the module that holds its parameters, or by its one parameter, with ``#2`` and so on
+    where several would have the same name. So there are no more groups than parameters, and each name is the
+    beginning of a parameter's.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Of the model.
+
+    Examples
+    --------
+    >>> names = "conv.weight", "head.0.bias"
+    >>> known = GroupNames(Manifest(names, ((1,),) * 2, ("float32",) * 2, (Role.PARAMETER,) * 2))
+    >>> [name for name in ("conv", "conv#2", "head.0", "head.0.bias", "evil", "conv#99", "con") if name in known]
+    ['conv', 'conv#2', 'head.0', 'head.0.bias']
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    @cached_property
+    def _parameters(self) -> list[str]:
+        pairs = zip(self._manifest.names, self._manifest.roles, strict=True)
+        return [name for name, role in pairs if role is Role.PARAMETER]
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in self._parameters:
+            parts = name.split(".")
+            found.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return frozenset(found)
+
+    @property
+    def most(self) -> int:
+        """How many groups there can be."""
+        return len(self._parameters)
+
+    @cached_property
+    def longest_text(self) -> int:
+        """How many characters a JSON object of a number for each group takes at most."""
+        # Every character may be written as six.
+        longest = max((len(name) for name in self._parameters), default=0)
+        return self.most * (6 * longest + _PER_ENTRY) + 2
+
+    @cached_property
+    def model_bytes(self) -> float:
+        """Size of the parameters as fp32."""
+        return 4.0 * sum(math.prod(self._manifest.shape(name)) for name in self._parameters)
+
+    def __contains__(self, name: str) -> bool:
+        whole, _, number = name.rpartition("#")
+        if not whole:
+            return name in self._beginnings
+        short = number.isdecimal() and len(number) <= len(str(self.most))
+        return whole in self._beginnings and short and 2 <= int(number) <= max(self.most, 2)
+
+    def fit(self, names: Collection[str]) -> bool:
+        """Whether these can be the groups of the model."""
+        return len(names) <= self.most and all(name in self for name in names)

@@ -1,0 +1,134 @@
+"""A server that goes back: where the fleet's own losses jump, the last round's step was no good."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+__all__ = ["LossGuard", "undo_of"]
+
+_REMEMBERED = 5
+_MARGIN = 0.1
+_SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
+_Weights = dict[str, NDArray[Any]]
+
+
+class LossGuard:
+    """Compares what clients report of the model that they were sent with the rounds before.
+
+    Clients report the mean loss of their training, which begins at the model they got. If the lower median over
+    a round's clients is more than twice the largest of the last five rounds, and a tenth of the first round's
+    more, the step before was bad: a server rate that was too long, or a poisoned merge. `kept` is then the
+    model before it, to go on from. After one step back no round that has nothing to go back to is judged, so
+    that liars who claim large losses delay a run and never stop it.
+
+    Attributes
+    ----------
+    rate_limit : float
+        A round's step may be so many times as long as its clients': infinite at first, 1 after a step back, half
+        as much after each further one, at least a quarter; doubled, up to 1, after each ten good rounds.
+
+    Examples
+    --------
+    >>> guard = LossGuard()
+    >>> for loss in (2.0, 1.5):
+    ...     _ = guard.jumped([loss])
+    ...     guard.keep({}, lambda: None)
+    >>> guard.jumped([9.0, 1.4, 1.3]), guard.jumped([9.0, 8.0, 1.3])
+    ('', 'clients report a loss of 8, 2 in the rounds before')
+    """
+
+    def __init__(self) -> None:
+        self.rate_limit = math.inf
+        self._losses: list[float] = []
+        self._first = 0.0
+        self._good = 0
+        self._kept: tuple[_Weights, Callable[[], None]] | None = None
+
+    def jumped(self, losses: Iterable[float], diverged: int = 0) -> str:
+        """Return why the model that these losses are of is not to be kept; empty if it is.
+
+        Parameters
+        ----------
+        losses : iterable of float
+            What clients that started from the newest model report.
+        diverged : int
+            Clients that could not train from it, because their loss was not finite.
+        """
+        found = sorted(each for each in losses if math.isfinite(each))
+        # Who reports a number is no less believed than who reports none.
+        found += [math.inf] * diverged
+        if not found:
+            return ""
+        loss = found[(len(found) - 1) // 2]
+        before = max(self._losses, default=math.inf)
+        most = before + abs(before) + _MARGIN * abs(self._first)
+        if self._kept is not None and loss > most:
+            return f"clients report a loss of {loss:.4g}, {before:.4g} in the rounds before"
+        if not math.isfinite(loss):
+            return ""
+        if not self._losses:
+            self._first = loss
+        self._losses = [*self._losses, loss][-_REMEMBERED:]
+        self._good += 1
+        if self._good % _RECOVERY == 0 and self.rate_limit < 1:
+            self.rate_limit = min(self.rate_limit / _SHRINK, 1.0)
+        return ""
+
+    def keep(self, weights: _Weights, undo: Callable[[], None]) -> None:
+        """Keep the model before a step, and what puts back what the step changed besides."""
+        self._kept = weights, undo
+
+    def step_back(self) -> _Weights:
+        """Return the model before the last step, and put back what that changed besides."""
+        if self._kept is None:
+            raise AssertionError("there is nothing to go back to")
+        weights, undo = self._kept
+        undo()
+        self._kept, self._good = None, 0
+        self.rate_limit = max(_SHRINK * self.rate_limit, _LEAST) if self.rate_limit <= 1 else 1.0
+        return weights
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what must outlast a restart; the model before the last step does not."""
+        numbers = [self.rate_limit, self._first, float(self._good), *self._losses]
+        return {"numbers": np.array(numbers)} if self._losses else {}
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `to_arrays` gave."""
+        limit, first, good, *losses = np.asarray(arrays["numbers"], np.float64).tolist()
+        if not limit > 0 or not np.isfinite([first, good, *losses]).all():
+            raise ValueError(f"rate limit {limit} and losses {losses[:3]} are no state of a run")
+        self.rate_limit, self._first, self._good = max(limit, _LEAST), first, int(good)
+        self._losses = losses[-_REMEMBERED:]
+
+
+def undo_of(owners: Iterable[object]) -> Callable[[], None]:
+    """Return a function that puts the objects' plain attributes back as they are now.
+
+    Arrays are not copied: Flower's strategies and the optimisers here replace what they keep.
+    """
+    kept = [
+        (owner, {name: _held(value) for name, value in vars(owner).items() if _is_state(value)})
+        for owner in owners
+    ]
+
+    def undo() -> None:
+        for owner, values in kept:
+            vars(owner).update(values)
+
+    return undo
+
+
+def _is_state(value: object) -> bool:
+    return value is None or isinstance(value, (dict, list, float, int, np.ndarray, ArrayRecord))
+
+
+def _held(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, (dict, list)) else value

@@ -1,0 +1,182 @@
+"""A checkpoint that somebody wrote by hand is one clear error, and sets nothing that a strategy does not keep."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAdam
+from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
+from small_federation import assert_identical, quiet, run, scripted_app
+
+from fl_elastic.aggregation import ModelAverage, make_server_optimizer
+from fl_elastic.errors import CheckpointError, ElasticError
+from fl_elastic.flower import Checkpointed, PartialUpdates, RoundTerms, load_checkpoint
+
+
+def strategy() -> PartialUpdates:
+    return PartialUpdates(
+        quiet(FedAdam, eta=0.05),
+        terms=RoundTerms(quota=3, blend=0.5, delta_downlink=True),
+        server_optimizer=make_server_optimizer("momentum", 0.5),
+        average=ModelAverage(0.5),
+    )
+
+
+def trained(folder: Path, rounds: int = 2) -> Any:
+    apps = {node: scripted_app(manifest(), update) for node, update in scripts().items()}
+    return run(Checkpointed(strategy(), folder), apps, first_arrays(), rounds)[0]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    trained(tmp_path)
+    path = tmp_path / "round-000002.npz"
+    (tmp_path / "round-000001.npz").unlink()
+    with np.load(path) as stored:
+        return path, dict(stored)
+
+
+def about(entries: dict[str, Any], **changes: Any) -> np.ndarray:
+    fields = json.loads(entries["about"].tobytes()) | changes
+    return np.frombuffer(json.dumps(fields).encode(), np.uint8)
+
+
+def put(path: Path, entries: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **entries)
+    path.write_bytes(buffer.getvalue())
+
+
+ONE = np.ones(1)
+STATE: dict[str, np.ndarray] = {
+    "state/on_round!number!": ONE,
+    "state/terms!dict!x": ONE,
+    "state/merge!number!": ONE,
+    "state/rule!list!0": ONE,
+    "state/server_optimizer!dict!x": ONE,
+    "state/server_optimizer!object!count/x": np.array("many"),
+    "state/server_optimizer!object!count/y": np.ones(3),
+    "state/average!dict!x": ONE,
+    "state/average!object!mean/float32": ONE,
+    "state/average!object!mean/complex999/w": ONE,
+    "state/inner.m_t!object!x": ONE,
+    "state/inner.aggregate_train!number!": ONE,
+    "state/inner.eta!number!": ONE,
+    "state/inner.eta!dict!x": ONE,
+    "state/inner.weighted_by_key!list!0": ONE,
+    "state/inner.__class__!number!": ONE,
+    "state/inner.__dict__!dict!x": ONE,
+    "state/__class__!number!": ONE,
+    "state/_weights!dict!x": ONE,
+    "state/_manifest!dict!x": ONE,
+    "state/inner!object!x": ONE,
+    "state/nobody!dict!x": ONE,
+    "state/fleet.terms!dict!x": ONE,
+    "state/fleet.capabilities!dict!x": ONE,
+    "state/inner.inner.inner!dict!x": ONE,
+    "state/": ONE,
+    "state/x": ONE,
+    "state/x!y": ONE,
+    "state/fleet!pickle!x": ONE,
+    "state/fleet!object!importance": np.array([np.nan]),
+    "state/fleet!object!importance-names": np.array(["a", "b", "c"]),
+    "state/fleet!object!trained": np.zeros((2, 2)),
+    "state/fleet!object!seen": np.zeros(3),
+    "state/fleet!object!rounds": np.array(["x"]),
+    "state/downlink!object!versions": np.zeros(99),
+    "state/downlink!object!model": np.zeros(5),
+    "state/guard!object!numbers": np.full(4, np.nan),
+    "state/sizes!object!stem.weight": np.array([-1.0]),
+    "state/sizes!object!stem.bias": np.array(["x"]),
+    "state/server_optimizer!object!moment/velocity/scale": np.zeros((7, 7)),
+}
+
+
+@pytest.mark.parametrize("entry", STATE)
+def test_state_that_no_strategy_keeps_is_one_error(
+    entry: str, written: tuple[Path, dict[str, Any]]
+) -> None:
+    path, entries = written
+    put(path, entries | {entry: STATE[entry]})
+    with pytest.raises(ElasticError) as caught:
+        trained(path.parent, 4)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+ABOUT: dict[str, Any] = {
+    "round is a word": {"round": "two"}, "round is huge": {"round": 10**30},
+    "round is negative": {"round": -1}, "round is true": {"round": True},
+    "round is a list": {"round": []}, "names are a number": {"names": 3},
+    "names are null": {"names": None}, "names are lists": {"names": [[1]]},
+    "names are foreign": {"names": ["evil"]}, "names are fewer": {"names": []},
+    "strategies are a number": {"strategies": 3}, "strategies are others": {"strategies": ["X"]},
+    "version is another": {"version": 99}, "version is a list": {"version": [1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", ABOUT)
+def test_a_lying_head_is_one_error(lie: str, written: tuple[Path, dict[str, Any]]) -> None:
+    path, entries = written
+    put(path, entries | {"about": about(entries, **ABOUT[lie])})
+    with pytest.raises(CheckpointError):
+        trained(path.parent, 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"null", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"version": 1}'],
+    ids=["nothing", "null", "list", "number", "empty", "no text", "deep", "version alone"],
+)
+def test_a_head_that_is_none_is_one_error(
+    text: bytes, written: tuple[Path, dict[str, Any]]
+) -> None:
+    path, entries = written
+    put(path, entries | {"about": np.frombuffer(text, np.uint8)})
+    with pytest.raises(CheckpointError):
+        load_checkpoint(path.parent, first_arrays())
+
+
+def test_arrays_of_another_kind_are_one_error(written: tuple[Path, dict[str, Any]]) -> None:
+    path, entries = written
+    for other in (np.array(["x"] * 3), np.array([1j] * 3), np.zeros(4)):
+        put(path, entries | {"array/untouched": other})
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path.parent, first_arrays())
+
+
+def test_a_file_that_unpacks_to_more_than_a_run_keeps_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("state/x.npy", "w", force_zip64=True) as stream:
+            for _ in range(3000):
+                stream.write(bytes(1 << 20))
+    with pytest.raises(CheckpointError, match="at most"):
+        load_checkpoint(tmp_path, first_arrays())
+
+
+def test_what_a_run_wrote_goes_on(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, entries = written
+    put(path, entries)
+    assert_identical(trained(path.parent, 4).arrays, trained(tmp_path / "other", 4).arrays)
+
+
+def test_a_run_with_nothing_left_to_do_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = trained(tmp_path, 2)
+    with caplog.at_level(logging.WARNING):
+        again = trained(tmp_path, 2)
+    assert "nothing is left to do" in caplog.text and "round 2" in caplog.text
+    assert_identical(again.arrays, first.arrays)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        trained(tmp_path, 3)
+    assert "nothing is left to do" not in caplog.text
+    assert len(EXAMPLES) == 4

@@ -1,0 +1,280 @@
+"""What a device says of itself is a claim: one that lies sets no deadline, no plan, and fills no memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message
+from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest
+from small_federation import quiet, run
+from test_deadlines import SECONDS, answering_app, capabilities, deadlines, quantile, questions
+from test_round_terms import watched
+
+from fl_elastic.flower import Capabilities, Deadline, PartialUpdates, RoundRecord, RoundTerms
+from fl_elastic.flower.attendance import Attendance, inner_times
+from fl_elastic.flower.cohort import CohortPlanner
+from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.flower.metric_names import believed_metrics
+from fl_elastic.flower.terms import IMPORTANCE, read_importance
+
+
+def said(node: int, **changes: Any) -> Any:
+    return capabilities(node).to_metrics() | {k.replace("_", "-"): v for k, v in changes.items()}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("seconds", [1e-9, 1e6])
+@pytest.mark.parametrize("liar", EXAMPLES)
+def test_one_that_lies_about_its_speed_sets_no_deadline(
+    share: float, seconds: float, liar: int
+) -> None:
+    odd = {liar: said(liar, full_step_seconds=seconds, steps=1000)}
+    apps = {node: answering_app(node, odd.get(node)) for node in EXAMPLES}
+    honest = [SECONDS[node] for node in EXAMPLES if node != liar]
+    for found in deadlines(quantile(share), apps):
+        assert found is not None and min(honest) <= found <= max(honest)
+
+
+def test_the_models_size_is_the_servers_to_know() -> None:
+    odd = said(1, model_bytes=1e15, bandwidth=1.0)
+    apps = {node: answering_app(node, odd if node == 1 else None) for node in EXAMPLES}
+    strategy = PartialUpdates(quiet(), terms=quantile(0.5))
+    run(strategy, apps, first_arrays(), 1)
+    known = GroupNames(manifest())
+    assert strategy.fleet.capabilities[1].model_bytes == known.model_bytes
+    assert known.model_bytes == 4 * sum(array.size for array in first_weights().values())
+
+
+@pytest.mark.parametrize("alone", [1, 2])
+def test_where_nobody_keeps_a_deadline_of_claims_the_next_round_has_none(alone: int) -> None:
+    """One or two devices have no majority: what they cannot keep is no deadline."""
+    late: list[float | None] = []
+
+    def lost(reply: Message) -> Message:
+        if "fitres.parameters" not in reply.content or late[-1] is None:
+            return reply
+        answered = Message(Error(code=2, reason="too late"), reply_to=reply)
+        answered.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+        return answered
+
+    class Noted(PartialUpdates):
+        def configure_train(self, *arguments: Any, **options: Any) -> Any:
+            found = super().configure_train(*arguments, **options)
+            late.append(self._record.deadline)
+            return found
+
+    odd = {node: said(node, full_step_seconds=1e-9) for node in range(1, alone + 1)}
+    apps = {node: answering_app(node, odd[node]) for node in odd}
+    records: list[RoundRecord] = []
+    strategy = Noted(
+        quiet(nodes=alone, min_train_nodes=1), terms=quantile(0.1), on_round=records.append
+    )
+    # Each message's configuration comes before any answer.
+    late.append(1.0)
+    run(strategy, apps, first_arrays(), 3, alter=lost)
+    assert late[1] is not None and late[2] is None
+    accepted = {record.server_round: len(record.accepted) for record in records}
+    assert accepted.get(2) == alone
+
+
+def test_a_device_that_did_not_answer_is_asked_again_ever_more_rarely() -> None:
+    silent = {"left": 6}
+
+    def failed(reply: Message) -> Message:
+        from_one = reply.metadata.src_node_id == 1 and "evaluateres.metrics" in reply.content
+        if not from_one or silent["left"] <= 0:
+            return reply
+        silent["left"] -= 1
+        answered = Message(Error(code=2, reason="still profiling"), reply_to=reply)
+        answered.metadata.__dict__["_src_node_id"] = 1
+        return answered
+
+    apps = {node: answering_app(node) for node in EXAMPLES}
+    strategy = PartialUpdates(quiet(), terms=quantile(0.5))
+    _, grid = run(strategy, apps, first_arrays(), 12, alter=failed)
+    # Rounds 1, 2, 4, 7 (one, two, four left alone in between) and 12.
+    assert questions(grid).count(1) == 5
+    assert all(questions(grid).count(node) == 1 for node in (2, 3, 4))
+    silent["left"] = 0
+    run(strategy, apps, first_arrays(), 9, alter=failed)
+    assert 1 in strategy.fleet.capabilities
+
+
+def test_the_servers_clock_bounds_claims_from_below() -> None:
+    terms = RoundTerms(deadline=Deadline(quantile=0.5))
+    strategy = PartialUpdates(quiet(), terms=terms)
+    strategy.fleet.capabilities = {node: capabilities(node) for node in EXAMPLES}
+    assert strategy.fleet.deadline_seconds() == 30.0
+    for node in EXAMPLES:
+        strategy.fleet.attendance.heard(node, 50.0)
+    assert strategy.fleet.deadline_seconds() == 50.0
+
+
+def test_inner_times_leave_out_a_fifth_at_either_end() -> None:
+    assert inner_times([]) == [] and inner_times([3.0]) == [3.0]
+    assert inner_times([5.0, 1.0]) == [1.0, 5.0]
+    assert inner_times([5.0, 1e30, 1e-9]) == [5.0] * 3
+    eleven = inner_times([1e-9] * 3 + [float(n) for n in range(1, 9)])
+    assert eleven == [1.0] * 4 + [2.0, 3.0, 4.0] + [5.0] * 4
+
+
+# Group names, importance.
+
+
+def known() -> GroupNames:
+    return GroupNames(manifest())
+
+
+def test_only_importance_of_possible_groups_is_read() -> None:
+    assert read_importance('{"head": 3, "stem": 1}', known()) == {"head": 0.75, "stem": 0.25}
+    assert read_importance('{"head": 3, "evil": 1}', known()) == {}
+    many = json.dumps({f"head#{n}": 1.0 for n in range(2, 400_000)})
+    assert read_importance(many, known()) == {}
+    assert read_importance(json.dumps({"head": 1.0, "x" * 2_000_000: 1.0}), known()) == {}
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+def test_foreign_names_stay_nowhere(blend: float) -> None:
+    seen: dict[int, list[dict[str, Any]]] = {}
+    names = {n: json.dumps({f"head#{n * i}": 1.0 for i in range(2, 6)}) for n in EXAMPLES}
+    reported = {
+        1: json.dumps({f"evil-{i}": 1.0 for i in range(8_000)} | {"y" * 2_000_000: 1.0}),
+        2: json.dumps({"head": 1.0}),
+        3: json.dumps({f"foreign-{i}": 1.0 for i in range(100)}),
+    }
+    strategy = PartialUpdates(quiet(), terms=RoundTerms(blend=blend))
+    run(strategy, watched(seen, reported), first_arrays(), 3)
+    assert strategy.fleet.importance == ({"head": 1.0} if blend else {})
+    size = sum(array.nbytes for array in strategy.fleet.to_arrays().values())
+    assert size < 20_000
+    # Nor do possible ones pile up.
+    for _ in range(3):
+        run(strategy, watched({}, names), first_arrays(), 1)
+    assert len(strategy.fleet.importance) <= known().most
+
+
+def test_importance_is_not_even_read_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    from fl_elastic.flower import intake
+
+    monkeypatch.setattr(intake, "read_importance", lambda *a: read.append(a) or {})
+    reported = {node: json.dumps({"head": 1.0}) for node in EXAMPLES}
+    run(PartialUpdates(quiet()), watched({}, reported), first_arrays(), 1)
+    assert read == []
+
+
+def test_a_checkpoint_of_foreign_names_is_cleaned() -> None:
+    import numpy as np
+
+    strategy = PartialUpdates(quiet(), terms=RoundTerms(blend=0.5))
+    strategy.fleet.from_arrays(
+        {
+            "importance-names": np.array(["head", *(f"evil{i}" for i in range(1000))]),
+            "importance": np.ones(1001),
+        }
+    )
+    seen: dict[int, list[dict[str, Any]]] = {}
+    run(strategy, watched(seen), first_arrays(), 1)
+    assert strategy.fleet.importance == {"head": 1.0}
+    assert json.loads(seen[1][0][IMPORTANCE]) == {"head": 1.0}
+
+
+# Plans of the server.
+
+
+def costs(names: tuple[str, ...] = ("head", "stem", "scale"), scale: float = 1.0) -> GroupCosts:
+    each = (scale,) * len(names)
+    return GroupCosts(names, each, each, (4.0,) * len(names), scale, 0)
+
+
+def device(groups: GroupCosts, allowed: float = 5.0, step: float = 7.0) -> Capabilities:
+    return Capabilities("pi", 10, 4, step, 100.0, 0.0, allowed, groups)
+
+
+HONEST = [device(costs(), 5.5 + 0.5 * n) for n in range(4)]
+LIARS = {
+    "foreign names": device(costs(("evil",))),
+    "a thousand seconds a group": device(costs(scale=1e9), step=3e9),
+    "other names": device(costs(("head", "stem"))),
+    "nothing allowed": device(costs(), 1e-9),
+    "no time at all": device(costs(scale=0.0), 1e9),
+}
+
+
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_one_that_lies_about_costs_does_not_plan_for_all(liar: str, place: int) -> None:
+    cohort = [*HONEST[:place], LIARS[liar], *HONEST[place:]]
+    worth = {"head": 0.3, "stem": 0.3, "scale": 0.4}
+    honest = {CohortPlanner(9).choose([each], worth) for each in HONEST}
+    found = CohortPlanner(9).choose(cohort, worth)
+    assert found in honest
+    assert set(found) <= {"head", "stem", "scale"} and len(found) > 1
+
+
+def test_costs_of_groups_that_the_model_cannot_have_are_dropped() -> None:
+    assert device(costs(("evil",))).bounded(known()).groups is None
+    assert device(costs()).bounded(known()).groups == costs()
+    assert device(costs()).bounded(None).groups == costs()
+
+
+# Metrics.
+
+
+def test_metrics_are_few_short_and_apart() -> None:
+    metrics: dict[str, Any] = {f"m{i}": float(i) for i in range(5000)}
+    assert len(believed_metrics(metrics)) == 64
+    assert believed_metrics({"a.b": 1.0, "a_b": 2.0, "a-b": 3.0}) == {"a.b": 1.0}
+    odd = {
+        "x" * 81: 1.0,
+        "": 1.0,
+        "new\nline": 1.0,
+        "café": 1.0,
+        "huge": 10**400,
+        "nan": float("nan"),
+    }
+    assert believed_metrics(odd) == {}
+
+
+# Silence.
+
+
+def test_a_node_that_never_answers_costs_one_long_wait() -> None:
+    attendance = Attendance()
+    assert attendance.patience([1, 2, 3]) is None
+    waits = []
+    for _ in range(40):
+        asked = attendance.due([1, 2, 3])
+        waits.append(attendance.patience(asked))
+        attendance.heard(1, 20.0)
+        attendance.heard(2, 30.0)
+        if 3 in asked:
+            attendance.missed(3)
+        assert {1, 2} <= asked
+    assert waits[0] is None and waits[1] == 300.0
+    assert not attendance.awaits(3) and attendance.awaits(1)
+
+
+def test_who_answers_again_is_waited_for_again() -> None:
+    attendance = Attendance()
+    for _ in range(8):
+        attendance.missed(3)
+    for node in (1, 2, 4):
+        attendance.heard(node, 5.0)
+    asked = [3 in attendance.due([1, 3]) for _ in range(70)]
+    assert any(asked) and not all(asked)
+    attendance.heard(3, 400.0)
+    assert attendance.awaits(3) and attendance.due([1, 3]) == {1, 3}
+    # It usually takes that long.
+    assert attendance.patience([1, 3]) == 1200.0
+
+
+def test_if_all_are_silent_all_are_asked() -> None:
+    attendance = Attendance()
+    for _ in range(9):
+        for node in (1, 2):
+            attendance.missed(node)
+    assert attendance.due([1, 2]) == {1, 2}
