@@ -148,7 +148,7 @@ STANDARD_LIBRARY = {
     "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
     "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
     "pathlib",
-    "platform", "re", "statistics", "struct", "sys", "time", "types", "typing", "zipfile", "zlib",
+    "platform", "random", "re", "statistics", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
 }  # fmt: skip
 
 
