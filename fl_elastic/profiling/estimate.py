@@ -150,6 +150,8 @@ def refined(
 ) -> CostProfile:
     """Return the profile with its seconds scaled to what was measured while training.
 
+    Once full passes were timed among the plan's steps it is no estimate any more.
+
     Parameters
     ----------
     profile : CostProfile
@@ -183,6 +185,7 @@ def refined(
         forward_seconds=profile.forward_seconds * forward_scale,
         cut_plain_seconds=profile.cut_plain_seconds * forward_scale,
         cut_inference_seconds=profile.cut_inference_seconds * forward_scale,
+        estimated=full_ratio is None,
     )
 
 

@@ -13,9 +13,8 @@ __all__ = ["Pace"]
 _WINDOW = 20
 _TOLERANCE = 0.02
 _SAMPLES = 5
-_FIRST_SAMPLES = 3
 _FIRST_LOOK = 3
-_REFERENCE_SHARE = 0.1
+_REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 _MOST = 0.9
 _HALF = 0.5
 
@@ -38,6 +37,8 @@ class Pace:
         Whether the budget is a speed-up.
     estimated : bool
         Whether the profile is an estimate, so that the first steps are looked at sooner.
+    full_seconds : float
+        What a full step takes.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Pace:
         correct: bool,
         relative: bool = False,
         estimated: bool = False,
+        full_seconds: float = 0.0,
     ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
@@ -68,6 +70,8 @@ class Pace:
         self._patient_until = 0
         self._next_reference = _WINDOW
         self._early = estimated
+        self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
+        self._full_seconds = full_seconds
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     @property
@@ -105,16 +109,16 @@ class Pace:
     def reference_due(self) -> bool:
         """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.
 
-        One at a time, between steps of the plan: full steps in a row find their data in the cache. After the
-        first three they may take a tenth of the time of training, no more: under a large speed-up they are dear.
-        With an estimated profile the first comes after two steps, and none but it is free of that limit.
+        One at a time, between steps of the plan: full steps in a row find their data in the cache. They may take a
+        fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
+        of that limit, and the others may take an eighth.
         """
         if not (self.watches_references and self.correct and self._relative and self._limited):
             return False
         if self._early and not self._references:
             return self.steps >= _FIRST_LOOK - 1
-        few = len(self._references) < (1 if self._early else _FIRST_SAMPLES)
-        cheap = few or self._reference_seconds <= _REFERENCE_SHARE * self.spent
+        after = self._reference_seconds + self._full_seconds
+        cheap = after <= self._reference_share * self.spent
         return cheap and self.steps > self._next_reference - _SAMPLES
 
     def reference(self, ratio: float, seconds: float = 0.0) -> None:

@@ -191,6 +191,7 @@ class ElasticTrainer:
             correct=self.options.closed_loop,
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
+            full_seconds=profile.full_step_seconds,
         )
         # A full pass would take the memory that the budget does not give.
         pace.watches_references = self.chooser.full_step_fits_memory

@@ -210,7 +210,7 @@ def test_a_profile_of_another_batch_shape_is_measured_again() -> None:
     report = trainer.fit(vectors(2))
     assert trainer.profile is not None and trainer.profile is not other
     assert trainer.profile.key.batch_shape == (8, 6)
-    assert trainer.profile.estimated and report.full_step_seconds > 0
+    assert report.full_step_seconds > 0
     kept = trainer.profile
     trainer.fit(vectors(2))
     # What training measures refines an estimate; the graph is traced once.

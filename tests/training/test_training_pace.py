@@ -237,16 +237,19 @@ def test_a_log_without_whole_batches_has_no_step_time() -> None:
     assert clock_of().median_step_seconds == 0.0
 
 
-def test_dear_full_steps_are_timed_no_longer_than_a_tenth_of_the_training() -> None:
-    pace = pace_of(1000.0, 1000, relative=True)
-    timed = 0
-    for count in range(1, 400):
+@pytest.mark.parametrize(("estimated", "share"), [(False, 0.02), (True, 0.125)])
+def test_dear_full_steps_take_no_more_than_their_share_of_the_training(
+    estimated: bool, share: float
+) -> None:
+    pace = Pace(1000.0, 5000, correct=True, relative=True, estimated=estimated, full_seconds=6.0)
+    timed = []
+    for count in range(1, 3000):
         take(pace, 1, 1.0)
         if pace.reference_due():
-            timed += 1
+            timed.append(count)
             pace.reference(1.0, seconds=6.0)
-            assert timed <= 3 or 6.0 * (timed - 1) <= 0.1 * count
-    assert 3 < timed <= 8
+            assert 6.0 * len(timed) <= share * count or (estimated and timed == [2])
+    assert len(timed) > 3
 
 
 def test_after_corrections_the_next_one_waits_ever_longer() -> None:
