@@ -47,6 +47,17 @@ def budget(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
     _show(results, as_json)
 
 
+@bench.command("first-fits")
+def first_fits(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Charge first and second fits with everything they do, on eight models of unlike kinds."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.first_fits import bench_first_fits, first_fits_markdown
+
+    results = Results(output or _FOLDER / "first_fits.json", fresh=fresh)
+    bench_first_fits(results, Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else first_fits_markdown(results.rows))
+
+
 @bench.command()
 def transfer(
     output: _Output = None,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.training.kept_optimizer import KeptOptimizer
-from fl_elastic.update import Manifest, load_weights
+from fl_elastic.update import Manifest, weights_of
 
 __all__ = ["FitStart"]
 
@@ -21,19 +21,19 @@ __all__ = ["FitStart"]
 class FitStart:
     """What a fit may change, and how it was before.
 
-    Weights are those that the update is told against. The optimiser's state is copied for a parameter when it is
-    about to be trained, so that a frozen one costs no memory.
+    A parameter and the optimiser's state of it are copied when it is about to be trained, so that a frozen one
+    costs no memory.
 
     Attributes
     ----------
-    weights : mapping of str to array
-        Every tensor of the manifest.
+    weights : dict of str to array
+        The tensors of the manifest that the fit may have changed: buffers, and what was about to be trained.
     """
 
     model: nn.Module
     manifest: Manifest
     optimizing: KeptOptimizer
-    weights: Mapping[str, NDArray[Any]]
+    weights: dict[str, NDArray[Any]] = field(init=False)
     _buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = field(init=False)
     _settings: list[dict[str, Any]] = field(init=False)
     _had_state: set[Tensor] = field(init=False)
@@ -41,6 +41,12 @@ class FitStart:
 
     def __post_init__(self) -> None:
         kept = set(self.manifest.names)
+        # A tied tensor has several names, all of which travel.
+        self._names: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(parameter), []).append(name)
+        parameters = {name for names in self._names.values() for name in names}
+        self.weights = weights_of(self.model, self.manifest, kept - parameters)
         self._buffers = []
         for prefix, module in self.model.named_modules():
             own = module._buffers
@@ -56,21 +62,26 @@ class FitStart:
         self._existed = made is not None
 
     def about_to_train(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Remember the optimiser's state of these parameters, unless it is remembered already."""
-        made = self.optimizing.made
-        for parameter in parameters if made is not None else ():
-            if parameter in self._had_state and parameter not in self._states:
-                self._states[parameter] = deepcopy(made.state[parameter])  # type: ignore[union-attr]
+        """Remember these parameters and the optimiser's state of them, unless they are remembered already."""
+        made, new = self.optimizing.made, set()
+        for parameter in parameters:
+            new |= {name for name in self._names[id(parameter)] if name not in self.weights}
+            if made is not None and parameter in self._had_state and parameter not in self._states:
+                self._states[parameter] = deepcopy(made.state[parameter])
+        self.weights |= weights_of(self.model, self.manifest, new)
 
     def restore(self) -> None:
         """Put everything back."""
-        for own, before, values in self._buffers:
+        for own, names, values in self._buffers:
             own.clear()
-            own.update(before)
+            own.update(names)
             with torch.no_grad():
                 for name, value in values.items():
                     own[name].copy_(value)
-        load_weights(self.model, self.manifest, self.weights)
+        state = self.model.state_dict()
+        with torch.no_grad():
+            for name, before in self.weights.items():
+                state[name].copy_(torch.as_tensor(before))
         for parameter in self.model.parameters():
             parameter.grad = None
         made = self.optimizing.made

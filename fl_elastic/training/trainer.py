@@ -158,8 +158,8 @@ class ElasticTrainer:
         per_epoch, self._num_examples = loader_size(loader, batches[0])
         if per_epoch == 0:
             raise TrainingError(_READ_ONCE)
-        self._base = weights_of(self.model, self.manifest)
-        self._start = FitStart(self.model, self.manifest, self._optimizing, self._base)
+        self._start = FitStart(self.model, self.manifest, self._optimizing)
+        self._base = self._start.weights
         self._pull = ProximalPull.towards_present(self.model, self.options.proximal)
         self._tensor_steps.clear()
         try:
@@ -348,7 +348,8 @@ class ElasticTrainer:
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
         steps = under_every_name(self.model, self._tensor_steps)
-        deltas = changes(weights_of(self.model, self.manifest), self._base, steps)
+        now = weights_of(self.model, self.manifest, {name for name in steps if steps[name] > 0})
+        deltas = changes(now, self._base, steps)
         parts = trained_parts(self._trained, self.model)
         return PartialUpdate(
             deltas=deltas,

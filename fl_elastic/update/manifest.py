@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -163,14 +163,17 @@ def _buffer_role(dtype: str) -> Role:
     return Role.STATISTIC if dtype in FLOATS else Role.COUNTER
 
 
-def weights_of(model: nn.Module, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """Return copies of the model's tensors as numpy arrays, in the manifest's order."""
+def weights_of(
+    model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return copies of the model's tensors as numpy arrays, in the manifest's order; of all, or of some names."""
     state = model.state_dict()
     return {
         name: state[name].detach().cpu().numpy().copy()
         if manifest.dtypes[position] != "bfloat16"
         else state[name].detach().cpu().float().numpy()
         for name, position in manifest.index.items()
+        if names is None or name in names
     }
 
 
