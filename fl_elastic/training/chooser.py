@@ -26,7 +26,7 @@ from fl_elastic.training.selection import SelectionState
 
 __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
-_MOST_OF_TIME = 0.15
+_MOST_OF_TIME, _HALF = 0.15, 0.5
 _DEEP = 0xDEE9
 
 
@@ -133,7 +133,12 @@ class PlanChooser:
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
         if np.isinf(allowed) or not self.options.charge_probes:
             return True
-        return self.batches_needed * full <= _MOST_OF_TIME * allowed * self.requested_steps
+        probe, steps = self.batches_needed * full, self.requested_steps
+        if self.budget.deadline is not None or not self.state.known:
+            return probe <= _MOST_OF_TIME * allowed * steps
+        # A speed-up holds over many fits, and what a probe finds serves for as many steps as are between two.
+        served = max(steps, self.options.reselect_every)
+        return probe <= min(_HALF * steps, _MOST_OF_TIME * served) * allowed
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether it has drifted."""

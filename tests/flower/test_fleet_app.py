@@ -219,11 +219,11 @@ def test_a_node_that_is_set_up_wrongly_is_named_and_the_others_go_on(
 
 
 def test_a_node_keeps_to_its_own_deadline(tmp_path: Path) -> None:
-    # Its steps take milliseconds, so that this is time for few of its ten.
-    grid = grid_of(tmp_path, lambda partition: {"deadline": 0.008} if partition == 0 else {})
+    # Far too little for one step of anything: the node says so, and takes none.
+    grid = grid_of(tmp_path, lambda partition: {"deadline": 1e-5} if partition == 0 else {})
     run_of(tmp_path, scenario_of(3), method="elastic").run(grid)
-    for line in read_journal(tmp_path / "node0" / "metrics.jsonl"):
-        assert line["steps"] < line["requested_steps"]
+    lines = read_journal(tmp_path / "node0" / "metrics.jsonl")
+    assert lines and all("steps" not in line for line in lines)
 
 
 def test_node_settings_are_read_and_checked() -> None:

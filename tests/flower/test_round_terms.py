@@ -17,6 +17,7 @@ from small_federation import (
     elastic_client,
     legacy_app,
     local_data,
+    plain_sgd,
     quiet,
     run,
     scripted_app,
@@ -126,7 +127,7 @@ MANIFEST = Manifest.of(build())
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return flat_profile(build(), local_data(4)[0])
+    return flat_profile(build(), local_data(4)[0], plain_sgd)
 
 
 def client(
@@ -137,7 +138,8 @@ def client(
     **options: Any,
 ) -> ElasticClient:
     settings = TrainerOptions(
-        **({"closed_loop": False, "deep_every": 0, "exploration": 0.0} | options)
+        charge_probes=False,
+        **({"closed_loop": False, "deep_every": 0, "exploration": 0.0} | options),
     )
     return elastic_client(
         build(), node, policy, budget=Budget(speedup=speedup), profile=profile, options=settings

@@ -16,7 +16,7 @@ from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from in_process_grid import InProcessGrid
-from small_federation import EXAMPLES, elastic_client, local_data
+from small_federation import EXAMPLES, elastic_client, local_data, plain_sgd
 from small_models import conv_net, flat_profile
 from torch import nn
 
@@ -49,13 +49,13 @@ MANIFEST = Manifest.of(build())
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return flat_profile(build(), local_data(4)[0])
+    return flat_profile(build(), local_data(4)[0], plain_sgd)
 
 
 def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
-        options=TrainerOptions(closed_loop=False, seed=node),
+        options=TrainerOptions(closed_loop=False, seed=node, charge_probes=False),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from small_federation import (
     elastic_client,
     legacy_app,
     local_data,
+    plain_sgd,
     quiet,
     run,
 )
@@ -54,11 +55,11 @@ MANIFEST = Manifest.of(build())
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return flat_profile(build(), local_data(4)[0])
+    return flat_profile(build(), local_data(4)[0], plain_sgd)
 
 
 def client(profile: CostProfile, node: int, speedup: float, **options: Any) -> ElasticClient:
-    settings = TrainerOptions(closed_loop=False)
+    settings = TrainerOptions(closed_loop=False, charge_probes=False)
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
         options=settings, **options,

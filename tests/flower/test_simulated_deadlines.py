@@ -146,7 +146,7 @@ def test_a_thousand_clients_take_the_memory_of_one(
         {"name": "slow", "device": "laptop", "slowdown": SLOWEST, "count": 500},
     ]
     data = {"dataset": "digits", "partition": "iid", "min_examples": 1}
-    training = TABLE["training"] | {"rounds": 1, "local_steps": 1, "client_fraction": 0.3}
+    training = TABLE["training"] | {"rounds": 1, "local_steps": 8, "client_fraction": 0.3}
     made = scenario(fleet=fleet, data=data, training=training, methods=["fewer"])
     alive: list[int] = []
 
