@@ -43,10 +43,12 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     # Ctrl-C of a terminal is the business of whoever started the fleet.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    deserted = threading.Event()
+    threading.Thread(target=_end_with_stdin, args=(deserted,), daemon=True).start()
     status = _wait_for(child.pid)
     _end_all()
-    return status
+    # Whichever thread sees the end of the killed command first.
+    return 1 if deserted.is_set() else status
 
 
 def _wait_for(pid: int) -> int:
@@ -71,9 +73,10 @@ def _ask_to_end(pid: int) -> None:
     late.start()
 
 
-def _end_with_stdin() -> None:
+def _end_with_stdin(deserted: threading.Event) -> None:
     while os.read(0, 4096):
         pass
+    deserted.set()
     _end_all()
     os._exit(1)
 
