@@ -18,6 +18,8 @@ __all__ = ["SizeBounds"]
 _ROUNDS = 5
 # Fewer contributors have no median that one of them cannot move; what they did may then only double.
 _FEW, _GROWTH = 3, 2.0
+# Small parameters of an untrained model go further in a round than they are large: honest clients of the demo did.
+_FIRST = 4.0
 _Weights = Mapping[str, NDArray[Any]]
 
 
@@ -25,9 +27,10 @@ class SizeBounds:
     """Shortens a client's change of a parameter that is many times as large as is usual for the tensor.
 
     A change is as large as the root of its mean square. What is usual is the largest median of the last five
-    rounds, over those who trained the tensor; in the first round a change may be as large as the tensor itself,
-    or as the model. So one reply can neither throw the model away nor fill the moments of a server's optimiser,
-    whose root mean squares take hundreds of rounds to forget it. Directions are believed: it is no robust rule.
+    rounds, over those who trained the tensor; in the first round a change may be four times as large as the tensor
+    itself, or as the model. So one reply can neither throw the model away nor fill the moments of a server's
+    optimiser, whose root mean squares take hundreds of rounds to forget it. Directions are believed: it is no
+    robust rule.
 
     Statistics are left alone. A change that honest clients make larger from one round to the next is shortened
     once, and then usual.
@@ -107,7 +110,7 @@ class SizeBounds:
             return max(known)
         if self._model_size is None:
             self._model_size = _model_size(manifest, base)
-        return max(_size(base[name]), self._model_size) / self.most
+        return _FIRST * max(_size(base[name]), self._model_size) / self.most
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart."""
