@@ -32,6 +32,7 @@ from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
+    MetricsFn,
     SelectionState,
     TrainerOptions,
     evaluate,
@@ -121,6 +122,9 @@ class ElasticClient(NumPyClient):
     client_id : str
         Who this client is: with the run's seed and the round it gives the seed of its random choices.
         `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
+    metrics_fn : callable, optional
+        ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
+        over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
     """
 
     def __init__(
@@ -140,6 +144,7 @@ class ElasticClient(NumPyClient):
         device: str = "",
         state_dir: str | Path | None = None,
         client_id: str = "",
+        metrics_fn: MetricsFn | None = None,
     ) -> None:
         make_policy(policy)
         make_codec(codec)
@@ -151,6 +156,7 @@ class ElasticClient(NumPyClient):
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.epochs = epochs
+        self.metrics_fn = metrics_fn
         self.codec = codec
         self.options = options or TrainerOptions()
         self.device = device
@@ -266,7 +272,9 @@ class ElasticClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Load the global model and return loss, examples and accuracy on the test loader.
+        """Load the global model and return loss, examples and metrics on the test loader.
+
+        Accuracy is among them only where it could be computed, see `fl_elastic.training.evaluate`.
 
         A server that asks for capabilities instead gets those as metrics.
         """
@@ -275,13 +283,16 @@ class ElasticClient(NumPyClient):
                 known = self.capabilities()
                 return 0.0, known.num_examples, known.to_metrics()
             _, metrics = self._load_weights(parameters, config, Instructions.from_config(config))
-            result = evaluate(self.model, self.loss_fn, self.test_loader)
+            result = evaluate(
+                self.model, self.loss_fn, self.test_loader, metrics_fn=self.metrics_fn
+            )
         except ElasticError as error:
             _LOG.error("cannot evaluate: %s", error)
             if not config.get(PACKED):
                 raise
             return 0.0, 0, failure(error)
-        return result.loss, result.num_examples, {"accuracy": result.accuracy, **metrics}
+        told = {} if result.accuracy is None else {"accuracy": result.accuracy}
+        return result.loss, result.num_examples, {**told, **result.metrics, **metrics}
 
     def capabilities(self) -> Capabilities:
         """Return what this device can do in a round; its costs are measured if they are not known."""
