@@ -23,6 +23,7 @@ class GivenPolicy(Policy):
     """
 
     uses_importance = True
+    basis = "the server's choice"
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)

@@ -242,6 +242,8 @@ class Policy(ABC):
     covers : bool
         Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
         everything. False for one that is defined by what it trains, such as the head.
+    basis : str or None
+        What its plans are based on where neither it nor the trainer chooses, as `FitReport.based_on` says it.
     selects : bool
         Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
         too small.
@@ -252,6 +254,7 @@ class Policy(ABC):
     importance_name: ClassVar[str | None] = None
     channel_score_name: ClassVar[str | None] = None
     covers: ClassVar[bool] = True
+    basis: ClassVar[str | None] = None
     selects: ClassVar[bool] = True
 
     @abstractmethod
