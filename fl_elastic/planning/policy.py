@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import BackwardGraph, Block, Mode, TensorGroup
+from fl_elastic.groups import Block, Mode, TensorGroup
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
@@ -261,7 +261,7 @@ class Policy(ABC):
     def plan(self, request: PlanRequest) -> Plan:
         """Return what to train under ``request.budget``."""
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:  # noqa: B027
+    def refuse_misfit(self, profile: CostProfile) -> None:  # noqa: B027
         """Raise PlanError if the policy would have nothing of its own to do on this model; by default none is.
 
         Asked once before a fit, so that a policy does not quietly train the head alone.

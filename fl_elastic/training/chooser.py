@@ -99,7 +99,7 @@ class PlanChooser:
         budget: Budget | None = None,
     ) -> None:
         """Start a fit: plan for that many steps at these costs with what is left of the budget."""
-        self.policy.refuse_misfit(costs.graph)
+        self.policy.refuse_misfit(costs)
         self.requested_steps = requested_steps
         self.budget = self.budget if budget is None else budget
         self.go_on(costs, None)

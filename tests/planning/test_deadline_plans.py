@@ -88,15 +88,14 @@ def test_what_is_gained_is_importance_times_a_power_of_the_whole_steps() -> None
 
 @pytest.mark.parametrize("policy", ["gradient_filter", "tinytrain", "sparse_update"])
 def test_a_policy_that_does_not_fit_the_model_says_so(policy: str) -> None:
-    single = made_up_profile(groups=1).graph
+    single = made_up_profile(groups=1)
     with pytest.raises(PlanError, match=rf"'{policy}'.*this model has none.*'elastic'"):
         make_policy(policy).refuse_misfit(single)
 
 
 def test_policies_that_fit_are_not_refused() -> None:
-    graph = PROFILE.graph
     for policy in ("elastic", "joint", "tinytrain", "sparse_update", "full"):
-        assert make_policy(policy).refuse_misfit(graph) is None
-    with pytest.raises(PlanError, match="filters the last convolutions"):
+        assert make_policy(policy).refuse_misfit(PROFILE) is None
+    with pytest.raises(PlanError, match="filters the last two-dimensional convolutions"):
         # Linear layers have nothing to filter.
-        make_policy("gradient_filter").refuse_misfit(graph)
+        make_policy("gradient_filter").refuse_misfit(PROFILE)
