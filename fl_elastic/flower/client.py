@@ -312,13 +312,17 @@ class ElasticClient(NumPyClient):
     def _budget(self, told: Instructions) -> Budget:
         """Return the budget of this round: the server's deadline, unless the device's own is earlier.
 
-        Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster.
+        Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster and wider.
         """
         limits = [each for each in (self.budget.deadline, told.deadline) if each is not None]
-        bandwidth = self.budget.bandwidth
-        if bandwidth is not None:
-            bandwidth /= make_codec(self.codec).share
-        return replace(self.budget, deadline=min(limits, default=None), bandwidth=bandwidth)
+        share = make_codec(self.codec).share
+        bandwidth, uplink = (
+            None if each is None else each / share
+            for each in (self.budget.bandwidth, self.budget.uplink)
+        )
+        return replace(
+            self.budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink
+        )
 
     def _options(self, told: Instructions, proximal: float, server_round: int) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""

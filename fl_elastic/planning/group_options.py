@@ -43,9 +43,9 @@ def group_options(
 ) -> GroupOptions:
     """Return what the joint solver chooses from.
 
-    A mode is offered where its cost and its fidelity are known and an operation runs it. It is worth the group's
-    importance times the squared cosine between its gradient and the exact one: the share of the samples' information
-    that is left. A filtered error gradient loses the rest of that square for everything deeper.
+    A mode is offered where its cost and its fidelity are known and an operation runs it. It is worth the
+    group's importance times the squared cosine between its gradient and the exact one: the share of the samples'
+    information that is left. A filtered error gradient loses the rest of that square for everything deeper.
 
     Parameters
     ----------

@@ -100,6 +100,12 @@ class PlanRequest:
         share = (self.allowed_step_seconds - sending) / (self.profile.step_seconds(mask) - sending)
         return float(self.importance[mask].sum() * self.gain(share))
 
+    def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
+        """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
+        trained = np.array([not mode.is_frozen for mode in modes])
+        left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
+        return self.gain(left / (step_seconds - self._sending_seconds(trained)))
+
     def gain(self, share: float) -> float:
         """Return what is gained with this share of the steps, of which only whole ones are taken."""
         if not np.isfinite(share):
@@ -170,7 +176,7 @@ class PlanRequest:
                 )
             recomputed, memory = found.blocks, found.bytes
         sent = self.uplink_bytes(modes)
-        if budget.uplink is not None and sent > budget.uplink:
+        if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
             raise BudgetError(
                 f"policy {policy!r} sends {sent:.0f} bytes, uplink budget is {budget.uplink:.0f}: "
                 f"raise it to {sent:.0f} or use policy 'elastic'"
