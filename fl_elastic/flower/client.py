@@ -117,8 +117,8 @@ class ElasticClient(NumPyClient):
         Class of the device, by which the server counts coverage.
     state_dir : path-like, optional
         Where cost profile, importance, what codecs lost and, if the server wants it, the model are kept between
-        rounds. A deployed client process lives for one message, so without it the first two are measured anew
-        every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own inside.
+        rounds. A deployed client process lives for one message, so without it the first two are found anew
+        in every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own.
     client_id : str
         Who this client is: with the run's seed and the round it gives the seed of its random choices.
         `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
