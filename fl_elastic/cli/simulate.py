@@ -43,7 +43,7 @@ def simulate(
 ) -> None:
     """Simulate a federation of unequal devices and compare methods."""
     # A wrong path is said before torch is imported, which takes seconds.
-    if not scenario.is_file():
+    if not scenario.exists():
         raise ScenarioError(f"no scenario file {scenario}: check the path")
     from fl_elastic.simulation import Scenario
 
