@@ -25,7 +25,8 @@ class Budget:
     memory : float, optional
         Bytes for saved activations, gradients and optimiser state of one step.
     uplink : float, optional
-        Bytes that the partial update of one round may take as fp32.
+        Bytes that the partial update of one round may take: as the client's codec writes it, or as fp32 where a
+        trainer runs by itself.
     bandwidth : float, optional
         Bytes per second of the way to the server. With it the deadline holds for training and sending together.
 

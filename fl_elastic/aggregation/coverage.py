@@ -1,4 +1,4 @@
-"""Who trained what: the record that guarantees that nobody's part of the model is forgotten."""
+"""Who trained what: the record by which a tensor that a client left out for too long is asked for again."""
 
 from __future__ import annotations
 

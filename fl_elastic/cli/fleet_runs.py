@@ -30,7 +30,10 @@ def submit(
         Path | None, typer.Option(help="Scenario file (TOML), for the fleet's own app.")
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Setting of the app: seed=1 (repeatable).")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Setting of the app, or of the scenario: seed=1, training.rounds=5."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint: --set resume=true.")
@@ -52,13 +55,20 @@ def submit(
 
     place = FleetFolder(folder)
     flower = flower_at(place, load_inventory(place.inventory).server)
-    settings = {**parse_settings(setting or ()), **({"resume": True} if resume else {})}
+    # A dotted key is the scenario's, as in `fl-elastic simulate`; the app's have none.
+    dotted = [text for text in setting or () if "." in text.partition("=")[0]]
+    if dotted and (app is not None or scenario is None):
+        raise FleetError(
+            f"setting {dotted[0]!r} is one of a scenario: give the scenario with --scenario FILE"
+        )
+    own = [text for text in setting or () if text not in dotted]
+    settings = {**parse_settings(own), **({"resume": True} if resume else {})}
     if app is None:
         settings = {"results": str(place.results.resolve()), **settings}
         if scenario is not None:
             from fl_elastic.simulation import Scenario
 
-            settings["scenario"] = Scenario.load(scenario).to_json()
+            settings["scenario"] = Scenario.load(scenario, dotted).to_json()
         if not settings.get("scenario"):
             raise FleetError("say what is trained: --scenario FILE")
     elif scenario is not None:

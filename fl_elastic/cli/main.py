@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from fl_elastic import __version__
 from fl_elastic.cli.bench import bench
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
@@ -27,6 +29,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fl-elastic {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Elastic federated training: each device trains what it can afford."""
+    del version
+
+
 app.command()(plan)
 app.command()(simulate)
 app.command()(stream)

@@ -56,17 +56,19 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Profile a model here, score its tensor groups on random data, and choose what to train."""
+    from fl_elastic.budget import Budget
+
+    # What can be refused without torch is refused before it is imported, which takes seconds.
+    budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), _shape(input_)
     import torch
 
-    from fl_elastic.budget import Budget
     from fl_elastic.cli.cost_tables import print_costs
     from fl_elastic.cli.planned import ForwardTerms, planned
     from fl_elastic.simulation import resolve_model
 
     if threads is not None:
         torch.set_num_threads(threads)
-    budget = Budget(speedup=speedup, memory=memory, uplink=uplink)
-    shape, terms = _shape(input_), ForwardTerms(forward, epochs, examples, cache_bytes)
+    terms = ForwardTerms(forward, epochs, examples, cache_bytes)
     torch.manual_seed(seed)
     network = resolve_model(model, classes)
     found = planned(

@@ -147,7 +147,7 @@ def planned(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {_first_line(error)}"
         ) from None
     maker = _Requests(model, forward.price(costs), batches, budget, importance, seed)
-    asked[policy].refuse_misfit(costs.graph)
+    asked[policy].refuse_misfit(costs)
     check_feasible(maker.request_for(asked[policy]))
     request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
     reports = [
@@ -237,7 +237,7 @@ def _chosen(
 def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused:
     request = maker.request_for(policy)
     try:
-        policy.refuse_misfit(request.profile.graph)
+        policy.refuse_misfit(request.profile)
         return cost_report(request, policy.plan(request))
     except (BudgetError, PlanError) as error:
         return Refused(name, str(error))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fl_elastic.cli.progress import SimulationProgress
+from fl_elastic.errors import ScenarioError
 
 __all__ = ["simulate"]
 
@@ -41,15 +42,19 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a federation of unequal devices and compare methods."""
+    # A wrong path is said before torch is imported, which takes seconds.
+    if not scenario.exists():
+        raise ScenarioError(f"no scenario file {scenario}: check the path")
+    from fl_elastic.simulation import Scenario
+
+    loaded = Scenario.load(scenario, override or ())
     from fl_elastic.flower.simulate import simulate as run
     from fl_elastic.flower.simulate import write_results
     from fl_elastic.flower.simulated_server import Simulation
     from fl_elastic.report import results_table
-    from fl_elastic.simulation import Scenario
     from fl_elastic.simulation.summary import without_curves
     from fl_elastic.storage import write_atomically
 
-    loaded = Scenario.load(scenario, override or ())
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)
     console = Console(stderr=True)

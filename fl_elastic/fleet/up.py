@@ -102,7 +102,7 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
     rounds = [entry for entry in read_rounds(results / "rounds.jsonl") if entry.get("round")]
     seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]
     found = {
-        # Of the last round; and as a simulation reports it, the mean of the last few.
+        # Of the last round; and as a simulation reports it.
         "accuracy": rounds[-1].get("accuracy") if rounds else None,
         "final_accuracy": summary.get("final_accuracy"),
         "rounds": summary.get("rounds") or len(rounds),

@@ -41,9 +41,9 @@ class Capabilities:
     full_step_seconds : float
         A step that trains everything.
     model_bytes : float
-        The model's parameters as its codec sends them.
+        The model's parameters as fp32.
     bandwidth : float
-        Bytes per second to the server; 0 where the client does not know.
+        Bytes of fp32 that its codec gets to the server per second; 0 where the client does not know.
     allowed_step_seconds : float
         What the device's own budget allows for a step; 0 for no limit.
     groups : GroupCosts, optional

@@ -32,6 +32,7 @@ from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
+    MetricsFn,
     SelectionState,
     TrainerOptions,
     evaluate,
@@ -116,11 +117,14 @@ class ElasticClient(NumPyClient):
         Class of the device, by which the server counts coverage.
     state_dir : path-like, optional
         Where cost profile, importance, what codecs lost and, if the server wants it, the model are kept between
-        rounds. A deployed client process lives for one message, so without it the first two are measured anew
-        every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own inside.
+        rounds. A deployed client process lives for one message, so without it the first two are found anew
+        in every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own.
     client_id : str
         Who this client is: with the run's seed and the round it gives the seed of its random choices.
         `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
+    metrics_fn : callable, optional
+        ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
+        over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
     """
 
     def __init__(
@@ -140,6 +144,7 @@ class ElasticClient(NumPyClient):
         device: str = "",
         state_dir: str | Path | None = None,
         client_id: str = "",
+        metrics_fn: MetricsFn | None = None,
     ) -> None:
         make_policy(policy)
         make_codec(codec)
@@ -151,6 +156,7 @@ class ElasticClient(NumPyClient):
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.epochs = epochs
+        self.metrics_fn = metrics_fn
         self.codec = codec
         self.options = options or TrainerOptions()
         self.device = device
@@ -266,7 +272,9 @@ class ElasticClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Load the global model and return loss, examples and accuracy on the test loader.
+        """Load the global model and return loss, examples and metrics on the test loader.
+
+        Accuracy is among them only where it could be computed, see `fl_elastic.training.evaluate`.
 
         A server that asks for capabilities instead gets those as metrics.
         """
@@ -275,13 +283,16 @@ class ElasticClient(NumPyClient):
                 known = self.capabilities()
                 return 0.0, known.num_examples, known.to_metrics()
             _, metrics = self._load_weights(parameters, config, Instructions.from_config(config))
-            result = evaluate(self.model, self.loss_fn, self.test_loader)
+            result = evaluate(
+                self.model, self.loss_fn, self.test_loader, metrics_fn=self.metrics_fn
+            )
         except ElasticError as error:
             _LOG.error("cannot evaluate: %s", error)
             if not config.get(PACKED):
                 raise
             return 0.0, 0, failure(error)
-        return result.loss, result.num_examples, {"accuracy": result.accuracy, **metrics}
+        told = {} if result.accuracy is None else {"accuracy": result.accuracy}
+        return result.loss, result.num_examples, {**told, **result.metrics, **metrics}
 
     def capabilities(self) -> Capabilities:
         """Return what this device can do in a round; its costs are measured if they are not known."""
@@ -301,13 +312,17 @@ class ElasticClient(NumPyClient):
     def _budget(self, told: Instructions) -> Budget:
         """Return the budget of this round: the server's deadline, unless the device's own is earlier.
 
-        Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster.
+        Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster and wider.
         """
         limits = [each for each in (self.budget.deadline, told.deadline) if each is not None]
-        bandwidth = self.budget.bandwidth
-        if bandwidth is not None:
-            bandwidth /= make_codec(self.codec).share
-        return replace(self.budget, deadline=min(limits, default=None), bandwidth=bandwidth)
+        share = make_codec(self.codec).share
+        bandwidth, uplink = (
+            None if each is None else each / share
+            for each in (self.budget.bandwidth, self.budget.uplink)
+        )
+        return replace(
+            self.budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink
+        )
 
     def _options(self, told: Instructions, proximal: float, server_round: int) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""

@@ -19,7 +19,7 @@ def failure(error: ElasticError) -> dict[str, Any]:
 
 
 def fit_metrics(report: FitReport) -> dict[str, Any]:
-    """Return what every reply says about its training; plain Python numbers, as Flower wants them.
+    """Return what every reply says about its training; plain Python values, as Flower wants them.
 
     Raises
     ------
@@ -36,4 +36,5 @@ def fit_metrics(report: FitReport) -> dict[str, Any]:
         "full-step-seconds": float(report.full_step_seconds),
         "predicted-seconds": float(report.predicted_seconds),
         "trained-groups": int(report.plan.mask.sum()),
+        "based-on": report.based_on,
     }

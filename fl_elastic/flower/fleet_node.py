@@ -39,6 +39,7 @@ from fl_elastic.simulation.workload import (
     test_batches,
 )
 from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.update import make_codec
 
 __all__ = ["FleetNode"]
 
@@ -246,7 +247,8 @@ class FleetNode:
         if speedup > 1:
             limits.append(known.steps * known.full_step_seconds / speedup)
         share = place.uplink_share if make_policy(method.policy).selects else None
-        everything = sum(4.0 * each.numel() for each in model.parameters())
+        written = make_codec(method.codec).share
+        everything = sum(4.0 * written * each.numel() for each in model.parameters())
         return Budget(
             deadline=min(limits, default=None),
             uplink=None if share is None else share * everything,

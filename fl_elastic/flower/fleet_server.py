@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal, log_to_file
 from fl_elastic.planning import make_policy
 from fl_elastic.simulation.scenario import MethodSection, Scenario
-from fl_elastic.simulation.summary import FINAL_ROUNDS
+from fl_elastic.simulation.summary import final_accuracy
 from fl_elastic.simulation.workload import scenario_model, test_batches
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
@@ -131,7 +130,9 @@ class FleetRun:
                 _LOG.warning("the model is not tested: %s", error)
                 minutes.close(server_round, {})
                 return None
-            quality: dict[str, Any] = {"accuracy": found.accuracy, "loss": found.loss}
+            quality: dict[str, Any] = {"loss": found.loss}
+            if found.accuracy is not None:
+                quality["accuracy"] = found.accuracy
             minutes.close(server_round, quality)
             return MetricRecord(quality)
 
@@ -162,7 +163,7 @@ class FleetRun:
             "method": self.method.name,
             "seed": self.seed,
             "rounds": last.get("round", 0),
-            "final_accuracy": statistics.fmean(tested[-FINAL_ROUNDS:]) if tested else None,
+            "final_accuracy": final_accuracy(tested) if tested else None,
             # Summed up in every entry: the first of a long run are not kept.
             "seconds": float(last.get("seconds_total", 0.0)),
             **{f"{name}_total": last.get(f"{name}_total", 0) for name in _TOTALS},

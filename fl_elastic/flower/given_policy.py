@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
 from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.profiling import CostProfile
 
 __all__ = ["GivenPolicy"]
 
@@ -23,6 +24,7 @@ class GivenPolicy(Policy):
     """
 
     uses_importance = True
+    basis = "the server's choice"
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
@@ -34,9 +36,9 @@ class GivenPolicy(Policy):
         ]
         return request.plan("given", modes)
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:
+    def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError if the model has no such groups."""
-        unknown = sorted(self.names - {group.name for group in graph.groups})
+        unknown = sorted(self.names - set(profile.group_names))
         if unknown or not self.names:
             raise PlanError(
                 f"the server asks for groups {unknown[:3]} that this model does not have"

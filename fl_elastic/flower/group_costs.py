@@ -30,7 +30,7 @@ class GroupCosts:
     update_seconds, path_seconds : tuple of float
         As in `CostProfile`.
     sent_bytes : tuple of float
-        Size of each group's weights as they are sent.
+        Size of each group's weights as fp32.
     constant_seconds : float
         What every step takes, whatever is trained.
     head : int

@@ -136,9 +136,9 @@ class _Role:
             num_examples=batches.dataset_size,
             steps=len(batches) * self.scenario.training.local_epochs,
             full_step_seconds=self.profile.full_step_seconds * device.slowdown,
-            model_bytes=float(self.profile.parameter_bytes.sum())
-            * make_codec(self.method.codec).share,
-            bandwidth=device.uplink_bytes_per_second,
+            model_bytes=float(self.profile.parameter_bytes.sum()),
+            # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
+            bandwidth=device.uplink_bytes_per_second / make_codec(self.method.codec).share,
             groups=GroupCosts.of(self.profile).slowed(device.slowdown),
         )
 
@@ -164,7 +164,7 @@ class _Role:
             self.client,
             method,
             steps * profile.full_step_seconds,
-            float(profile.parameter_bytes.sum()),
+            float(profile.parameter_bytes.sum()) * make_codec(method.codec).share,
         )
         return ElasticClient(
             scenario_model(scenario, self.data_root, self.seed),
@@ -205,7 +205,7 @@ class _Role:
         capabilities, device = self.capabilities(), self.client.device
         allowed = float("inf")
         if deadline is not None and self.method.stragglers == "fit":
-            sending = capabilities.model_bytes / device.uplink_bytes_per_second
+            sending = capabilities.model_bytes / capabilities.bandwidth
             allowed = (deadline - sending) / device.slowdown
         fastest = min(client.device.slowdown for client in self.scenario.clients)
         return PeerClient(

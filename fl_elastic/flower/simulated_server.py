@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
 
-from fl_elastic.errors import ScenarioError
+from fl_elastic.errors import ModelError, ScenarioError
 from fl_elastic.flower.methods import method_strategy
 from fl_elastic.flower.round_record import RoundRecord
 from fl_elastic.flower.simulated_client import LATE
@@ -210,6 +210,11 @@ def _evaluation(
             return None
         load_weights(model, manifest, {name: array.numpy() for name, array in arrays.items()})
         result = evaluate(model, classification_loss, batches)
+        if result.accuracy is None:
+            raise ModelError(
+                "a simulation compares accuracies, and this model's outputs in eval mode are no class scores of "
+                "shape (batch, classes): let it return those"
+            )
         cell.evaluated(server_round, result.accuracy, result.loss)
         seconds = cell.simulated_seconds
         progress.round(server_round, result.accuracy, result.loss, seconds)

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import BackwardGraph, GroupKind, Mode
 from fl_elastic.groups.mode import Axis
+from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape, group_layers
 
-__all__ = ["RATIOS", "channel_modes", "known_layers", "refuse_without_layers", "trainable_layers"]
+__all__ = [
+    "RATIOS",
+    "channel_modes",
+    "has_operations",
+    "known_layers",
+    "refuse_without_layers",
+    "trainable_layers",
+]
 
 RATIOS = (1.0, 1 / 2, 1 / 4, 1 / 8)
 
@@ -23,6 +31,25 @@ def known_layers(profile: CostProfile) -> dict[int, LayerShape]:
 def trainable_layers(profile: CostProfile) -> list[int]:
     """Return the groups that are convolutions or linear layers, besides the head, in backward order."""
     return _layers(profile.graph)
+
+
+def has_operations(profile: CostProfile, group: int) -> bool:
+    """Whether a layer can be trained by channels or filtered: what is run in its place fits it.
+
+    It must be one two-dimensional convolution or linear layer, used once a step, whose weight is its own and not
+    computed (weight norm, pruning); a convolution that is transposed or pads with anything but zeros has none.
+    """
+    graph = profile.graph
+    owners = graph.group_nodes()[group]
+    name, kind = graph.groups[group].name, graph.groups[group].kind
+    own = {f"{name}.weight", f"{name}.bias"}.issuperset(graph.groups[group].parameters)
+    if not own or len(owners) != 1 or graph.nodes[owners[0]].module != name:
+        return False
+    if kind is not GroupKind.CONV:
+        return kind is GroupKind.LINEAR
+    if len(profile.node_lean):
+        return bool(profile.node_lean[owners[0]] == LeanKind.CONVOLUTION)
+    return all(len(shape) in (1, 4) for shape in graph.groups[group].shapes)
 
 
 def refuse_without_layers(policy: str, graph: BackwardGraph) -> None:
@@ -44,8 +71,8 @@ def channel_modes(
 ) -> dict[int, tuple[Mode, ...]]:
     """Return the modes that each of the `trainable_layers` can be trained in, dearest first.
 
-    Shares of channels are offered for two-dimensional convolutions and linear layers that are one module used once,
-    where they leave a channel out; of grouped layers only the output channels, or those of depthwise ones.
+    Shares of channels are offered where a layer `has_operations` for them and they leave a channel out; of grouped
+    layers only the output channels, or those of depthwise ones.
     """
     layers = known_layers(profile)
     return {
@@ -70,11 +97,7 @@ def _modes(
 
 def _channels(profile: CostProfile, group: int, layer: LayerShape, axis: Axis) -> int:
     """Return how many channels there are to choose from; 0 if the layer cannot be trained by channels."""
-    graph = profile.graph
-    owners = graph.group_nodes()[group]
-    is_module = len(owners) == 1 and graph.nodes[owners[0]].module == graph.groups[group].name
-    is_flat = all(len(shape) in (1, 2, 4) for shape in graph.groups[group].shapes)
     plain = layer.groups == 1 or (layer.is_depthwise and layer.in_channels == layer.out_channels)
-    if not is_module or not is_flat or not (plain or axis == "out"):
+    if not has_operations(profile, group) or not (plain or axis == "out"):
         return 0
     return layer.in_channels if axis == "in" else layer.out_channels

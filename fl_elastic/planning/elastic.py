@@ -13,6 +13,7 @@ from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.sending import most_to_send
 from fl_elastic.profiling import CostProfile, Mask, mask_bytes
 from fl_elastic.profiling.profile import Seconds
 
@@ -83,10 +84,26 @@ class ElasticPolicy(Policy):
     def _refuse(self, request: PlanRequest) -> None:
         profile, budget, head = request.profile, request.budget, request.head_mask()
         memory = mask_bytes(profile, head, lean=request.lean)
-        raise BudgetError(
-            f"not even the head fits: it needs {memory:.0f} bytes of memory (budget {budget.memory}) and "
-            f"{profile.parameter_bytes[head].sum():.0f} of uplink (budget {budget.uplink})"
-        )
+        sent = float(profile.parameter_bytes[head].sum())
+        reasons = []
+        if budget.memory is not None and memory > budget.memory:
+            reasons.append(
+                f"it needs {memory:.0f} bytes of memory, the budget is {budget.memory:.0f}: raise it to "
+                f"{memory:.0f} or lower the batch size"
+            )
+        if budget.uplink is not None and sent > budget.uplink:
+            seconds = budget.sending_seconds(sent)
+            limit = most_to_send(budget)
+            if limit is not None and budget.uplink >= limit:
+                reasons.append(
+                    f"sending its {sent:.0f} bytes takes {seconds:.3g} s, more than half of the deadline of "
+                    f"{budget.deadline:.3g} s: allow at least {2 * seconds:.3g} s or use a smaller codec"
+                )
+            else:
+                reasons.append(
+                    f"it sends {sent:.0f} bytes, the uplink budget is {budget.uplink:.0f}: raise it to {sent:.0f}"
+                )
+        raise BudgetError(f"not even the head fits: {'; and '.join(reasons)}")
 
 
 @dataclass

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.profiling import CostProfile
 
 __all__ = ["GradientFilterPolicy"]
 
@@ -19,24 +21,27 @@ class GradientFilterPolicy(Policy):
 
     The setting of Yang, Li and Marculescu (CVPR 2023) for classification. A convolution with kernel 1 and a stride
     (a shortcut) is never filtered and stays frozen, as there; norms stay frozen, an assumption: the paper
-    keeps them in eval mode and does not say how many of them train. Layers are left out, deepest first, as long
-    as the plan does not fit.
+    keeps them in eval mode and does not say how many of them train. Nor is a convolution filtered that has no
+    filtered operation: one- or three-dimensional, transposed, used twice, with a computed weight, or padded with
+    anything but zeros. Layers are left out, deepest first, as long as the plan does not fit.
     """
 
     modes = (_FILTERED,)
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:
-        """Raise PlanError for a model without a convolution to filter."""
-        if not _filterable(graph):
+    def refuse_misfit(self, profile: CostProfile) -> None:
+        """Raise PlanError for a model without a convolution that can be filtered."""
+        if not _filterable(profile):
+            graph = profile.graph
             raise PlanError(
-                "policy 'gradient_filter' filters the last convolutions, and this model has none besides its "
+                "policy 'gradient_filter' filters the last two-dimensional convolutions with a weight of their own "
+                "that are used once a step, and this model has none besides its "
                 f"head {graph.groups[graph.head].name!r}: use policy 'elastic'"
             )
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan with as many of the last four convolutions as fit."""
         graph = request.profile.graph
-        candidates = _filterable(graph)[:_LAYERS]
+        candidates = _filterable(request.profile)[:_LAYERS]
         while True:
             modes = [Mode.FROZEN] * len(graph.groups)
             modes[graph.head] = Mode.FULL
@@ -47,12 +52,14 @@ class GradientFilterPolicy(Policy):
             candidates.pop()
 
 
-def _filterable(graph: BackwardGraph) -> list[int]:
-    """Return the convolutions that the paper would filter, in backward order."""
+def _filterable(profile: CostProfile) -> list[int]:
+    """Return the convolutions that the paper would filter and that can be, in backward order."""
+    graph = profile.graph
     return [
         index
         for index, group in enumerate(graph.groups)
-        if group.kind is GroupKind.CONV and index != graph.head and not _is_shortcut(graph, index)
+        if group.kind is GroupKind.CONV and index != graph.head
+        if has_operations(profile, index) and not _is_shortcut(graph, index)
     ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.groups import Block, Mode
+from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.joint import Choices
 from fl_elastic.planning.policy import PlanRequest, sent_bytes
 from fl_elastic.profiling import CostProfile, recompute_seconds, step_memory
@@ -42,9 +43,9 @@ def group_options(
 ) -> GroupOptions:
     """Return what the joint solver chooses from.
 
-    A mode is offered where its cost and its fidelity were measured. It is worth the group's importance times the
-    squared cosine between its gradient and the exact one: the share of the samples' information that is left. A
-    filtered error gradient loses the rest of that square for everything deeper.
+    A mode is offered where its cost and its fidelity are known and an operation runs it. It is worth the
+    group's importance times the squared cosine between its gradient and the exact one: the share of the samples'
+    information that is left. A filtered error gradient loses the rest of that square for everything deeper.
 
     Parameters
     ----------
@@ -62,6 +63,8 @@ def group_options(
     update, change = np.zeros(shape), np.zeros(shape)
     available = np.zeros(shape, dtype=bool)
     own, way = _own_and_way(profile)
+    told = len(profile.node_lean) > 0
+    runs = np.array([not told or has_operations(profile, group) for group in range(len(profile))])
     share[:, 1], available[:, :2] = 1.0, True
     update[:, 1] = profile.update_seconds
     for column, mode in enumerate(modes, start=2):
@@ -73,6 +76,8 @@ def group_options(
             continue
         ratio, cosine = profile.modes.update_ratio[:, costs], fidelity.weights[:, kept]
         known = np.isfinite(ratio) & np.isfinite(cosine)
+        if mode.kind in ("channels", "filtered"):
+            known &= runs
         available[:, column] = known
         share[known, column] = cosine[known].clip(0, 1) ** 2
         update[known, column] = own[known] * ratio[known] + profile.optimizer_seconds[known]

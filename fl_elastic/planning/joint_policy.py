@@ -37,8 +37,9 @@ class JointPolicy(Policy):
 
     The joint solver charges branches as one chain, and a stored tensor to each layer that shares it; its answer
     is costed again on the real graph and solved again with what that leaves over. Where memory is limited, a few
-    numbers of blocks to recompute are tried, those that save most first. Where steps may be traded, the plan of
-    most value times the share of steps that it leaves is taken, as policy "elastic" does.
+    numbers of blocks to recompute are tried, those that save most first. Where steps may be traded, the plan is
+    taken whose value times what its whole steps gain is largest, with sending and `PlanRequest.returns`, as policy
+    "elastic" does.
     """
 
     uses_importance = True
@@ -65,8 +66,7 @@ class JointPolicy(Policy):
             found = [_head(request)]
 
         def worth(one: _Found) -> float:
-            share = min(1.0, request.allowed_step_seconds / one.seconds)
-            return one.value * share
+            return one.value * request.gain_of(one.modes, one.seconds)
 
         best = max(found, key=worth)
         return request.plan("joint", best.modes, best.blocks)
@@ -109,7 +109,7 @@ def _solutions(
         again = sum(recompute_seconds(profile, block) for block in used)
         seconds = profile.plan_seconds(modes) + again
         kept = step_memory(profile, modes, lean=request.lean, recomputed=used).total
-        fits = seconds - constant <= max(allowed, floor) * (1 + 1e-6) and kept <= room
+        fits = seconds - constant <= max(allowed, floor) * (1 + 1e-9) and kept <= room
         if fits:
             yield _Found(modes, used, selection.totals.value, seconds)
         left = allowed - (seconds - constant)

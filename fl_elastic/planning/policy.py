@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import BackwardGraph, Block, Mode, TensorGroup
+from fl_elastic.groups import Block, Mode, TensorGroup
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
@@ -100,6 +100,12 @@ class PlanRequest:
         share = (self.allowed_step_seconds - sending) / (self.profile.step_seconds(mask) - sending)
         return float(self.importance[mask].sum() * self.gain(share))
 
+    def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
+        """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
+        trained = np.array([not mode.is_frozen for mode in modes])
+        left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
+        return self.gain(left / (step_seconds - self._sending_seconds(trained)))
+
     def gain(self, share: float) -> float:
         """Return what is gained with this share of the steps, of which only whole ones are taken."""
         if not np.isfinite(share):
@@ -170,7 +176,7 @@ class PlanRequest:
                 )
             recomputed, memory = found.blocks, found.bytes
         sent = self.uplink_bytes(modes)
-        if budget.uplink is not None and sent > budget.uplink:
+        if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
             raise BudgetError(
                 f"policy {policy!r} sends {sent:.0f} bytes, uplink budget is {budget.uplink:.0f}: "
                 f"raise it to {sent:.0f} or use policy 'elastic'"
@@ -242,6 +248,8 @@ class Policy(ABC):
     covers : bool
         Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
         everything. False for one that is defined by what it trains, such as the head.
+    basis : str or None
+        What its plans are based on where neither it nor the trainer chooses, as `FitReport.based_on` says it.
     selects : bool
         Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
         too small.
@@ -252,13 +260,14 @@ class Policy(ABC):
     importance_name: ClassVar[str | None] = None
     channel_score_name: ClassVar[str | None] = None
     covers: ClassVar[bool] = True
+    basis: ClassVar[str | None] = None
     selects: ClassVar[bool] = True
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
         """Return what to train under ``request.budget``."""
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:  # noqa: B027
+    def refuse_misfit(self, profile: CostProfile) -> None:  # noqa: B027
         """Raise PlanError if the policy would have nothing of its own to do on this model; by default none is.
 
         Asked once before a fit, so that a policy does not quietly train the head alone.

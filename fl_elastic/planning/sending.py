@@ -7,7 +7,7 @@ from dataclasses import replace
 from fl_elastic.budget import Budget
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["sendable", "sending_seconds_per_byte", "with_sending"]
+__all__ = ["most_to_send", "sendable", "sending_seconds_per_byte", "with_sending"]
 
 _MOST_OF_DEADLINE = 0.5
 
@@ -38,7 +38,14 @@ def sendable(budget: Budget) -> Budget:
 
     An update that takes longer leaves too few steps for it to be worth sending.
     """
-    if budget.deadline is None or budget.bandwidth is None:
+    most = most_to_send(budget)
+    if most is None:
         return budget
-    most = _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth
     return replace(budget, uplink=most if budget.uplink is None else min(budget.uplink, most))
+
+
+def most_to_send(budget: Budget) -> float | None:
+    """Return the bytes that may be sent in half of the deadline; None where that is no limit."""
+    if budget.deadline is None or budget.bandwidth is None:
+        return None
+    return _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth

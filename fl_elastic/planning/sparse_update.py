@@ -61,9 +61,9 @@ class SparseUpdatePolicy(Policy):
     name: ClassVar[str] = "sparse_update"
     scheme: ClassVar[Scheme | None] = None
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:
+    def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution or linear layer besides its head."""
-        refuse_without_layers(self.name, graph)
+        refuse_without_layers(self.name, profile.graph)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the largest choice that fits; BudgetError if not even the head fits memory or uplink."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
 from fl_elastic.groups.mode import Axis
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning.channel_modes import (
@@ -94,9 +94,9 @@ class TinyTrainPolicy(Policy):
     fill: ClassVar[Literal["greedy", "random", "knapsack"]] = "greedy"
     macs_share: ClassVar[float | None] = None
 
-    def refuse_misfit(self, graph: BackwardGraph) -> None:
+    def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution or linear layer besides its head."""
-        refuse_without_layers(self.name, graph)
+        refuse_without_layers(self.name, profile.graph)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan; BudgetError if not even the head fits memory or uplink."""

@@ -13,9 +13,29 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.simulation.cell import Cell
 from fl_elastic.simulation.scenario import Scenario
 
-__all__ = ["FINAL_ROUNDS", "environment", "summarise", "without_curves"]
+__all__ = ["environment", "final_accuracy", "summarise", "without_curves"]
 
-FINAL_ROUNDS = 5
+_FINAL_TESTS = 5
+_FINAL_SHARE = 4
+
+
+def final_accuracy(tested: Sequence[float]) -> float:
+    """Return the mean accuracy at the end: of the last five tests, but at most of the last quarter of them.
+
+    A short run thereby ends with its last test, instead of a mean over rounds in which it was still learning.
+
+    Parameters
+    ----------
+    tested : sequence of float
+        Accuracy of every test after a round, at least one; the untrained model's is none of them.
+
+    Examples
+    --------
+    >>> final_accuracy([0.2, 0.6, 0.9])
+    0.9
+    """
+    counted = min(_FINAL_TESTS, max(len(tested) // _FINAL_SHARE, 1))
+    return statistics.fmean(tested[-counted:])
 
 
 def summarise(
@@ -23,8 +43,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the summary of all cells, as plain JSON values.
 
-    Final accuracy is the mean over the last five rounds and over seeds; time to target is where the mean
-    curve over seeds first reaches the target method's final accuracy minus the scenario's margin. Speed-ups
+    Final accuracy is `final_accuracy`, the mean over seeds; time to target is where the mean curve over seeds
+    first reaches the target method's final accuracy minus the scenario's margin, after a round at least. Speed-ups
     compare measured steps: the median step that trained everything, in any cell of this simulation, over the
     device's median step (step speed-up), and over its mean time per step of a full round, steps that it left out
     counting as no time (achieved speed-up).
@@ -46,7 +66,7 @@ def summarise(
         "rounds": scenario.training.rounds,
         "seeds": list(scenario.seeds),
         "simulated": True,
-        "final_accuracy_rule": f"mean of the last {FINAL_ROUNDS} rounds",
+        "final_accuracy_rule": f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",
         "target_accuracy": target,
         "target_rule": None
         if scenario.target is None
@@ -80,9 +100,12 @@ def environment() -> dict[str, str]:
 
 
 def _final_accuracy(cell: Cell) -> float:
-    # The first row is the untrained model, not a round.
-    rounds = cell.history[1:] or cell.history
-    return statistics.fmean(row["accuracy"] for row in rounds[-FINAL_ROUNDS:])
+    return final_accuracy([row["accuracy"] for row in _after_rounds(cell) or cell.history])
+
+
+def _after_rounds(cell: Cell) -> list[dict[str, float]]:
+    """Return the tests after a round: the untrained model's is no result."""
+    return [row for row in cell.history if row["round"] > 0]
 
 
 def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:
@@ -145,7 +168,7 @@ def _method(
 
 
 def _seconds_to(cells: list[Cell], target: float) -> float | None:
-    for rows in zip(*(cell.history for cell in cells), strict=False):
+    for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
         if statistics.fmean(row["accuracy"] for row in rows) >= target:
             return statistics.fmean(row["simulated_seconds"] for row in rows)
     return None

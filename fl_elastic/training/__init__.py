@@ -1,7 +1,7 @@
 """Train what the plan says, within the budget."""
 
 from fl_elastic.training.elastic_forward import ForwardOptions, ForwardReport
-from fl_elastic.training.evaluate import Evaluation, evaluate
+from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
 from fl_elastic.training.freeze import frozen_outside
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
@@ -15,6 +15,7 @@ __all__ = [
     "FitReport",
     "ForwardOptions",
     "ForwardReport",
+    "MetricsFn",
     "SelectionState",
     "TrainerOptions",
     "Variants",

@@ -80,6 +80,9 @@ class PlanChooser:
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
         self._batches: Sequence[Batch] = ()
+        self._measured = False
+        self._fitting: tuple[float, bool] | None = None
+        self.based_on = ""
 
     @property
     def batches_needed(self) -> int:
@@ -96,17 +99,19 @@ class PlanChooser:
         budget: Budget | None = None,
     ) -> None:
         """Start a fit: plan for that many steps at these costs with what is left of the budget."""
-        self.policy.refuse_misfit(costs.graph)
+        self.policy.refuse_misfit(costs)
         self.requested_steps = requested_steps
         self.budget = self.budget if budget is None else budget
         self.go_on(costs, None)
         self._batches = batches
+        self._measured = False
         self.state.fit_to(costs.group_names)
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with other costs from now on, and only the groups within reach."""
         rate = sending_seconds_per_byte(self.budget, self.requested_steps)
         self._costs, self._reachable = with_sending(costs, rate), reachable
+        self._fitting = None
 
     def probe_due(self, correction: float) -> bool:
         """Whether importance must be measured: not while everything fits, at the measured pace.
@@ -144,6 +149,7 @@ class PlanChooser:
         """Probe the importance of every group; return whether it has drifted."""
         self._batches = batches
         self.measure_fidelity(batches[-1])
+        self._measured = True
         scores = self.importance.score(self.probe(batches))
         return self.state.absorb(self._with_unreachable(scores), self.options)
 
@@ -157,6 +163,7 @@ class PlanChooser:
     def plan(self, correction: float) -> Plan:
         """Return what the policy chooses at the measured pace, with the channels of its groups."""
         plan = self.policy.plan(self._request(correction))
+        self.based_on = self._basis(correction)
         graph = self._known_costs().graph
         return with_channels(plan, graph, self.channel_score, lambda: self.probe(self._batches))
 
@@ -166,6 +173,7 @@ class PlanChooser:
             return None
         if self._everything_fits(1.0):
             return None
+        self.based_on = "everything, in turn"
         request = self._request(1.0)
         return request.plan_of_mask("full", self._longest_left_out(request))
 
@@ -206,8 +214,27 @@ class PlanChooser:
         return self._costs
 
     def _everything_fits(self, correction: float) -> bool:
-        request = self._request(correction)
-        return request.fits(np.ones(len(request.profile), dtype=bool))
+        """Whether all groups fit; asked after every step, so it is answered once for the same costs and pace."""
+        if self._fitting is None or self._fitting[0] != correction:
+            request = self._request(correction)
+            everything = np.ones(len(request.profile), dtype=bool)
+            self._fitting = correction, request.fits(everything)
+        return self._fitting[1]
+
+    def _basis(self, correction: float) -> str:
+        """Return what a plan at this pace is based on, see `FitReport.based_on`."""
+        if self.policy.basis is not None:
+            return self.policy.basis
+        if not self.policy.uses_importance:
+            return "fixed rule"
+        if self.policy.importance_name is None and self._everything_fits(correction):
+            return "everything fits"
+        if any(score > 0 for score in self.state.scores):
+            return "measured importance" if self._measured else "remembered importance"
+        others = self.options.fleet_importance
+        if self.policy.importance_name is None and any(others.get(n) for n in self.state.names):
+            return "the fleet's importance"
+        return "size and turns"
 
     def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a copy of the optimiser, state included, that drives ``parameters``."""

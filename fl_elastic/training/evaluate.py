@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,30 +16,75 @@ from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.profiling.measure import model_device
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "MetricsFn", "evaluate"]
+
+MetricsFn = Callable[[Any, Any], Mapping[str, float]]
+"""``metrics_fn(outputs, targets)`` returns the metrics of one batch by name."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss, share of right classes (0 where outputs are no class scores), and examples seen."""
+    """What a model is worth on a loader.
+
+    Attributes
+    ----------
+    loss : float
+        Mean over the examples.
+    accuracy : float or None
+        Share of right classes; None unless every batch has (N, C) class scores and (N,) class targets.
+    num_examples : int
+        Examples seen.
+    metrics : dict
+        Mean over the examples of what ``metrics_fn`` returned, by name; a batch that leaves a name out does not
+        count for it.
+    """
 
     loss: float
-    accuracy: float
+    accuracy: float | None
     num_examples: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-def evaluate(model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch]) -> Evaluation:
-    """Return loss and accuracy of ``model`` in eval mode; every module's mode is put back.
+def evaluate(
+    model: nn.Module,
+    loss_fn: LossFn,
+    loader: Iterable[Batch],
+    *,
+    metrics_fn: MetricsFn | None = None,
+) -> Evaluation:
+    """Return loss, accuracy and metrics of ``model`` in eval mode; every module's mode is put back.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On any device.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``, the mean over the batch.
+    loader : iterable of batches
+        What to evaluate on.
+    metrics_fn : callable, optional
+        ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch.
 
     Raises
     ------
     TrainingError
-        If the loader is empty, or a batch does not fit the model.
+        If the loader is empty, a batch does not fit the model, or a metric is no finite number.
+
+    Examples
+    --------
+    >>> data = [(torch.zeros(4, 2), torch.zeros(4, 1))]
+    >>> def error(outputs, targets):
+    ...     return {"mae": float((outputs - targets).abs().mean())}
+    >>> found = evaluate(nn.Linear(2, 1, bias=False), nn.functional.mse_loss, data, metrics_fn=error)
+    >>> found.accuracy, found.metrics
+    (None, {'mae': 0.0})
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    loss = right = 0.0
-    examples = 0
+    loss, examples = 0.0, 0
+    right: int | None = 0
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
             for batch in loader:
@@ -44,19 +92,54 @@ def evaluate(model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch]) -> Eval
                 outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 size = (batch_shape(batch) or (1,))[0]
                 loss += float(batch_loss) * size
-                right += _right_classes(outputs, batch[1])
+                found = _right_classes(outputs, batch[1])
+                right = None if right is None or found is None else right + found
+                for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
+                    sums[name] += value * size
+                    counts[name] += size
                 examples += size
     finally:
         for module, mode in modes:
             module.training = mode
     if examples == 0:
         raise TrainingError("the test loader gave no batch: check the client's data")
-    return Evaluation(loss / examples, right / examples, examples)
+    return Evaluation(
+        loss / examples,
+        None if right is None else right / examples,
+        examples,
+        {name: total / max(counts[name], 1) for name, total in sums.items()},
+    )
 
 
-def _right_classes(outputs: object, targets: object) -> float:
+def _right_classes(outputs: object, targets: object) -> int | None:
+    """Return how many classes are right; None where there are no class scores or no classes."""
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        return 0.0
-    if outputs.ndim != 2 or targets.ndim != 1:
-        return 0.0
-    return float((outputs.argmax(dim=1) == targets).sum())
+        return None
+    fits = outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets)
+    if not fits or targets.is_floating_point() or targets.is_complex() or outputs.shape[1] < 2:
+        return None
+    return int((outputs.argmax(dim=1) == targets).sum())
+
+
+def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[str, float]:
+    """Return the metrics of a batch as plain numbers."""
+    if metrics_fn is None:
+        return {}
+    found = metrics_fn(outputs, targets)
+    if not isinstance(found, Mapping):
+        raise TrainingError(
+            f"metrics_fn returned a {type(found).__name__}: return a dict of a number per name"
+        )
+    metrics: dict[str, float] = {}
+    for name, value in found.items():
+        try:
+            metrics[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TrainingError(
+                f"metrics_fn returned {type(value).__name__} for {name!r}: return a number"
+            ) from None
+        if not math.isfinite(metrics[str(name)]):
+            raise TrainingError(
+                f"metrics_fn returned {value} for {name!r}: leave the name out where it is not defined"
+            )
+    return metrics

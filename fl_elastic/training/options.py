@@ -36,7 +36,8 @@ class TrainerOptions:
     deep_every : int
         On average every so many fits, and at least every twice as many, a policy that leaves groups out for the
         budget's sake (`Policy.covers`) trains all of them for fewer steps in the same time (deep-few-steps against
-        shallow-many-steps), so that each client trains every group with a known probability, whatever its budget.
+        shallow-many-steps), so that each client trains every group with a known probability under any time budget.
+        Where memory or uplink exclude everything at once, it trains what fits of the groups left out for longest.
         0 turns it off, 1 does so always.
     charge_probes : bool
         Whether a deadline holds for the probes of importance as well.

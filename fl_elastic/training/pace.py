@@ -73,6 +73,7 @@ class Pace:
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._unevenness = 1.0
 
     @property
     def allowed_seconds(self) -> float:
@@ -136,6 +137,8 @@ class Pace:
             self._early = False
             self._patient_until = self.steps + _WINDOW * 2 ** max(self._replans - 2, 0)
         self.corrected = False
+        if self._recent:
+            self._unevenness = self._ninth_of_ten() / max(self.recent_step_seconds, 1e-12)
         self._recent.clear()
 
     def steps_left(self, plan: Plan) -> int:
@@ -151,7 +154,7 @@ class Pace:
                 affordable = math.floor(left_seconds / step + 0.5)
             else:
                 # A deadline is not overrun: the last step must fit also if it is one of the slow ones.
-                fits = left_seconds >= self._slow() * (1 - 1e-9)
+                fits = left_seconds >= self._slow(plan) * (1 - 1e-9)
                 affordable = math.floor(left_seconds / step + 1e-9) if fits else 0
         elif self._relative:
             affordable = math.floor(self.requested_steps * plan.step_fraction + 1e-9) - self.steps
@@ -184,10 +187,15 @@ class Pace:
             self.correction = wanted
         return self.corrected
 
-    def _slow(self) -> float:
-        """Return what nine of ten steps do not exceed; 0 before the first."""
+    def _slow(self, plan: Plan) -> float:
+        """Return what nine of ten steps do not exceed: before a plan's first, as uneven as those before it."""
+        if self._recent:
+            return self._ninth_of_ten()
+        return plan.predicted_step_seconds * self.drift * self.correction * self._unevenness
+
+    def _ninth_of_ten(self) -> float:
         ordered = sorted(self._recent)
-        return ordered[math.ceil(_MOST * len(ordered)) - 1] if ordered else 0.0
+        return ordered[math.ceil(_MOST * len(ordered)) - 1]
 
     def _measured(self) -> float | None:
         needed = _FIRST_LOOK if self._early else _WINDOW

@@ -25,13 +25,13 @@ class FitReport:
     seconds : float
         Time of the training steps, by the trainer's clock.
     selection_seconds : float
-        Time of probing importance and planning.
+        Time of estimating costs, probing importance, planning, and full passes timed between the steps.
     predicted_seconds : float
         Steps and probes by the cost profile: what a virtual clock uses.
     step_seconds : float
         Median time of a step with a whole batch.
     full_step_seconds : float
-        Profiled time of a step that trains everything.
+        Time of a step that trains everything, by the cost profile that the fit began with.
     loss : float
         Mean loss over the last epoch's steps.
     losses : tuple of float
@@ -42,6 +42,13 @@ class FitReport:
         Examples in the loader.
     forward : ForwardReport or None
         What the elastic forward pass did; None if it was not asked for.
+    full_ratio : float or None
+        Median time of the full passes that were timed between the steps, over the cost profile's; None if none was.
+    based_on : str
+        What the choice of the plan was based on: "everything fits", "fixed rule" (a policy without importance),
+        "measured importance" (probed in this fit), "remembered importance" (of earlier fits), "the fleet's
+        importance", "size and turns" (no scores at all), "everything, in turn" (a fit that trains everything for
+        coverage), or "the server's choice".
     """
 
     plan: Plan
@@ -58,6 +65,8 @@ class FitReport:
     importance: dict[str, float]
     num_examples: int
     forward: ForwardReport | None = None
+    full_ratio: float | None = None
+    based_on: str = ""
 
     @property
     def drift(self) -> float:
@@ -66,10 +75,23 @@ class FitReport:
 
     @property
     def step_speedup(self) -> float:
-        """Profiled full step over the median step taken."""
-        return self.full_step_seconds / self.step_seconds if self.step_seconds > 0 else 1.0
+        """Full step over the median step taken.
+
+        The full step is that of the passes timed between the steps, where there are any: at the same heat, load
+        and clock rate as the steps. Else it is the cost profile's, measured or estimated at another time.
+        """
+        return self._full_seconds / self.step_seconds if self.step_seconds > 0 else 1.0
 
     @property
     def speedup(self) -> float:
-        """Time of the requested steps at full cost over the time spent: counts steps left out too."""
-        return self.full_step_seconds * self.requested_steps / max(self.seconds, 1e-12)
+        """Time of the requested steps at full cost over all the time spent, that of choosing included.
+
+        Steps left out count as no time. The full step is that of `step_speedup`.
+        """
+        spent = self.seconds + self.selection_seconds
+        return self._full_seconds * self.requested_steps / max(spent, 1e-12)
+
+    @property
+    def _full_seconds(self) -> float:
+        """A full step's time while this fit trained, as far as it is known."""
+        return self.full_step_seconds * (1.0 if self.full_ratio is None else self.full_ratio)

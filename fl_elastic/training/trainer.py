@@ -245,6 +245,8 @@ class ElasticTrainer:
             importance=dict(zip(self.state.names, self.state.scores, strict=False)),
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
+            full_ratio=pace.full_ratio,
+            based_on=self.chooser.based_on,
         )
 
     def _train(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def test_the_command_line_itself_loads_neither_torch_nor_numpy_nor_flower() -> None:
     script = (
@@ -15,3 +17,26 @@ def test_the_command_line_itself_loads_neither_torch_nor_numpy_nor_flower() -> N
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--version",), "fl-elastic 0.1.0"),
+        (("simulate", "/no/such.toml"), "no scenario file"),
+        (("plan", "resnet18", "--speedup", "0.5"), "below 1"),
+        (("plan", "resnet18", "--input", "3,x"), "not a shape"),
+    ],
+    ids=["version", "no scenario", "speedup", "shape"],
+)
+def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: str) -> None:
+    script = (
+        "import sys\nfrom fl_elastic.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('loaded', 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120
+    )
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded False"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_an_insecure_fleet_needs_the_flag(fleet: Any, tmp_path: Path) -> None:
         (("submit", "{fleet}"), "--scenario"),
         (("submit", "{fleet}", "{new}"), "no Flower app"),
         (("submit", "{fleet}", "--set", "x"), "expected key=value"),
+        (("submit", "{fleet}", "--set", "training.rounds=2"), "--scenario FILE"),
         (("submit", "{fleet}", "--scenario", "{new}"), "no scenario file"),
         (("doctor", "{new}"), "neither fleet.toml nor node.toml"),
         (("up", "--local", "2", "--set", "training.rounds=x"), "training.rounds"),
@@ -231,11 +233,13 @@ def test_submit_ends_as_the_run_does(
         FlowerCommands, "run_state", lambda self, run_id: RunState(run_id, status, "because")
     )
     scenario = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
-    ended = fleet("submit", folder, "--scenario", scenario, "--set", "seed=2", "--json", "--resume")
+    words = ("--set", "seed=2", "--set", "training.rounds=7", "--json", "--resume")
+    ended = fleet("submit", folder, "--scenario", scenario, *words)
     assert ended.status == code
     assert json.loads(ended.out)["status"] == status
     assert ("because" in ended.err) == bool(code)
     app, text = submitted[0]
+    assert json.loads(tomllib.loads(text)["scenario"])["training"]["rounds"] == 7
     assert app == (folder / "app").resolve()
     assert "seed = 2" in text and "resume = true" in text and "digits_cnn" in text
     assert f'results = "{(folder / "server" / "results").resolve()}"' in text

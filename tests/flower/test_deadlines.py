@@ -268,6 +268,24 @@ def test_a_codec_that_writes_less_is_a_faster_way_to_the_server(profile: CostPro
     assert small.full_round_seconds < whole.full_round_seconds
 
 
+def test_an_uplink_budget_counts_what_the_codec_writes(profile: CostProfile) -> None:
+    whole = float(profile.parameter_bytes.sum())
+    made = {
+        codec: client(profile, budget=Budget(uplink=0.5 * whole), codec=codec)
+        for codec in ("fp32", "int8")
+    }
+    of = Manifest.of(build())
+    data = [np.frombuffer(encode_weights(weights_of(build(), of), of), dtype=np.uint8)]
+    reports = {}
+    for codec, each in made.items():
+        each.fit(data, {PACKED: True})
+        assert each.report is not None
+        reports[codec] = each.report.plan
+    assert not reports["fp32"].mask.all()
+    # A byte per number: everything is a quarter of what the plan counts.
+    assert reports["int8"].mask.all()
+
+
 def test_both_kinds_of_app_say_what_the_device_can_do(profile: CostProfile) -> None:
     def made() -> ElasticClient:
         return client(profile, budget=Budget(bandwidth=1e4), device="pi 4", epochs=2)

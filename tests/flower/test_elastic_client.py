@@ -166,6 +166,24 @@ def test_evaluate_returns_plain_python() -> None:
     assert {name: type(value) for name, value in metrics.items()} == {"accuracy": float}
 
 
+def test_no_accuracy_is_told_where_none_was_computed() -> None:
+    client = elastic_client(build(), 2)
+    client.loss_fn = lambda outputs, _: outputs.square().mean()
+    client.test_loader = [(x, torch.rand(len(x))) for x, _ in client.test_loader]
+    _, _, metrics = client.evaluate([packed_model(build())], {PACKED: True})
+    assert metrics == {}
+
+
+def test_own_metrics_are_told_beside_accuracy() -> None:
+    def share(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        return {"first-class": float((outputs.argmax(1) == 0).float().mean() + 0 * len(targets))}
+
+    client = elastic_client(build(), 2, metrics_fn=share)
+    _, _, metrics = client.evaluate([packed_model(build())], {PACKED: True})
+    assert set(metrics) == {"accuracy", "first-class"}
+    assert {type(value) for value in metrics.values()} == {float}
+
+
 def test_metrics_say_what_was_trained() -> None:
     client = elastic_client(build(), 2, epochs=2)
     _, examples, metrics = client.fit([packed_model(build())], {PACKED: True})

@@ -18,7 +18,7 @@ from small_federation import as_weights, assert_close, assert_identical, quiet, 
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import PartialUpdates, RoundRecord
-from fl_elastic.flower.wire import PACKED, read_instruction
+from fl_elastic.flower.wire import PACKED, evaluate_reply, read_instruction
 from fl_elastic.update import Limits, Role, decode_weights
 
 
@@ -228,6 +228,15 @@ def test_the_order_does_not_matter_for_clients_that_agree() -> None:
 
     found = {str(evaluations(list(order))) for order in itertools.permutations(range(4))}
     assert len(found) == 1
+
+
+def test_no_accuracy_is_averaged_in_for_a_client_that_computed_none() -> None:
+    strategy = PartialUpdates(quiet(fraction_evaluate=1.0))
+    messages = list(strategy.configure_evaluate(1, first_arrays(), ConfigRecord(), grid()))
+    told: list[dict[str, float]] = [{"accuracy": 0.9, "f1": 0.5}, {"f1": 0.7}]
+    replies = [Message(evaluate_reply(1.0, 10, metrics), reply_to=messages[0]) for metrics in told]
+    found = strategy.aggregate_evaluate(1, replies)
+    assert found is not None and dict(found) == {"f1": pytest.approx(0.6), "loss": 1.0}
 
 
 def test_replies_may_come_from_a_generator() -> None:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower import simulated_client, simulated_server
+from fl_elastic.flower.cohort import _sending
 from fl_elastic.flower.in_process_grid import InProcessGrid
 from fl_elastic.flower.simulate import simulate
 from fl_elastic.flower.simulated_client import simulated_client_app
@@ -165,3 +166,20 @@ def test_a_thousand_clients_take_the_memory_of_one(
     # Replies are merged as they come: no more arrays are alive after 300 than after the first few.
     seen = [count for count in alive if count]
     assert len(seen) >= 5 and max(seen[1:]) <= seen[0] + 3
+
+
+def test_what_sending_a_group_takes_is_the_same_to_a_server_plan_as_to_the_round() -> None:
+    table = json.loads(json.dumps(TABLE))
+    table["method"]["small"] = {"policy": "elastic", "codec": "int8"}
+    table["methods"] = [*table["methods"], "small"]
+    made = scenario(**table)
+    config = {"scenario": made.to_json(), "seed": 0, "profile": ""}
+    known = {
+        name: simulated_client._Role.of(config | {"method": name}, 0).capabilities()
+        for name in ("elastic", "small")
+    }
+    whole, small = (float(_sending(each, each.groups).sum()) for each in known.values())  # type: ignore[arg-type]
+    assert small == pytest.approx(whole / 4, rel=1e-2)
+    for each in known.values():
+        assert each.groups is not None
+        assert sum(each.groups.sent_bytes) == pytest.approx(each.model_bytes)

@@ -64,6 +64,35 @@ def test_a_policy_that_sends_everything_says_that_it_takes_too_long() -> None:
         make_policy("full").plan(asked)
 
 
+def refusal(budget: Budget) -> str:
+    rate = sending_seconds_per_byte(budget, STEPS)
+    asked = PlanRequest(
+        with_sending(PROFILE, rate), sendable(budget), np.ones(8), steps=STEPS,
+        sending_seconds_per_byte=rate,
+    )  # fmt: skip
+    with pytest.raises(BudgetError, match="not even the head fits") as caught:
+        make_policy("elastic").plan(asked)
+    return str(caught.value)
+
+
+def test_a_head_that_does_not_fit_blames_the_limit_that_it_breaks() -> None:
+    head = float(SIZES[asked_head()])
+    late = refusal(Budget(deadline=100.0, bandwidth=head / 60.0))
+    assert "takes 60 s, more than half of the deadline of 100 s" in late
+    assert "at least 120 s" in late and "memory" not in late and "uplink" not in late
+    narrow = refusal(Budget(uplink=head / 2))
+    assert f"sends {head:.0f} bytes, the uplink budget is {head / 2:.0f}" in narrow
+    assert "memory" not in narrow and "deadline" not in narrow
+    small = refusal(Budget(memory=1.0))
+    assert "of memory, the budget is 1: raise it to" in small and "uplink" not in small
+    both = refusal(Budget(memory=1.0, uplink=1.0))
+    assert "of memory" in both and "the uplink budget is 1" in both
+
+
+def asked_head() -> int:
+    return PROFILE.graph.head
+
+
 def test_fewer_returns_prefer_more_of_the_model_in_fewer_steps() -> None:
     fewest = []
     for share in (0.35, 0.5, 0.65, 0.8):
@@ -88,15 +117,14 @@ def test_what_is_gained_is_importance_times_a_power_of_the_whole_steps() -> None
 
 @pytest.mark.parametrize("policy", ["gradient_filter", "tinytrain", "sparse_update"])
 def test_a_policy_that_does_not_fit_the_model_says_so(policy: str) -> None:
-    single = made_up_profile(groups=1).graph
+    single = made_up_profile(groups=1)
     with pytest.raises(PlanError, match=rf"'{policy}'.*this model has none.*'elastic'"):
         make_policy(policy).refuse_misfit(single)
 
 
 def test_policies_that_fit_are_not_refused() -> None:
-    graph = PROFILE.graph
     for policy in ("elastic", "joint", "tinytrain", "sparse_update", "full"):
-        assert make_policy(policy).refuse_misfit(graph) is None
-    with pytest.raises(PlanError, match="filters the last convolutions"):
+        assert make_policy(policy).refuse_misfit(PROFILE) is None
+    with pytest.raises(PlanError, match="filters the last two-dimensional convolutions"):
         # Linear layers have nothing to filter.
-        make_policy("gradient_filter").refuse_misfit(graph)
+        make_policy("gradient_filter").refuse_misfit(PROFILE)

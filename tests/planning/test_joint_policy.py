@@ -15,6 +15,7 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import (
     STANDARD_MODES,
     CostProfile,
@@ -133,3 +134,46 @@ def test_filtering_as_published_takes_the_last_four_convolutions() -> None:
     tight = Budget(uplink=float(profile.parameter_bytes[[0, 2, 3]].sum()))
     plan = make_policy("gradient_filter").plan(PlanRequest(profile, tight, np.zeros(len(profile))))
     assert [str(mode) for mode in plan.modes].count("wx2") == 2
+
+
+def deadline_request(seed: int, share: float, sending: float, returns: float = 1.0) -> PlanRequest:
+    """A round of ten steps with a share of full training's time, of which sending all would take another share."""
+    profile = made_up_profile(groups=N, seed=seed)
+    deadline = share * 10 * profile.full_step_seconds
+    bandwidth = float(profile.parameter_bytes.sum()) / (sending * deadline) if sending else None
+    budget = Budget(deadline=deadline, bandwidth=bandwidth)
+    rate = sending_seconds_per_byte(budget, 10)
+    return PlanRequest(
+        with_sending(profile, rate), sendable(budget),
+        np.random.default_rng(seed).uniform(0.1, 1.0, N), steps=10,
+        sending_seconds_per_byte=rate, returns=returns,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sending", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("returns", [1.0, 0.5])
+def test_whole_groups_decrease_the_loss_as_much_as_policy_elastic_expects(
+    sending: float, returns: float
+) -> None:
+    ratios = []
+    for seed in range(12):
+        for share in (0.35, 0.6, 0.85):
+            request = deadline_request(seed, share, sending, returns)
+            found = [
+                request.expected_decrease(make_policy(name).plan(request).mask)
+                for name in ("joint", "elastic")
+            ]
+            ratios.append(found[0] / found[1])
+    assert np.mean(ratios) > 0.99 and min(ratios) > 0.9
+
+
+def test_fewer_returns_prefer_more_of_the_model_also_here() -> None:
+    changed = 0
+    for seed in range(12):
+        plans = [
+            make_policy("joint").plan(deadline_request(seed, 0.5, 0.0, returns))
+            for returns in (1.0, 0.0)
+        ]
+        assert plans[1].mask.sum() >= plans[0].mask.sum()
+        changed += int(plans[0].modes != plans[1].modes)
+    assert changed > 6

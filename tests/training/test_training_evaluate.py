@@ -73,5 +73,74 @@ def test_outputs_that_are_no_scores_have_no_accuracy() -> None:
     model = nn.Linear(6, 1)
     batch = torch.randn(4, 6), torch.randn(4, 1)
     found = evaluate(model, nn.functional.mse_loss, [batch])
-    assert found.accuracy == 0.0 and found.num_examples == 4
+    assert found.accuracy is None and found.num_examples == 4
     assert found.loss == pytest.approx(nn.functional.mse_loss(model(batch[0]), batch[1]).item())
+
+
+def _mean_of(outputs: Any, targets: Any) -> Tensor:
+    del targets
+    outputs = outputs["logits"] if isinstance(outputs, dict) else outputs
+    return outputs.float().square().mean()  # type: ignore[no-any-return]
+
+
+class _Dictionary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(x)}
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        (_Dictionary(), torch.zeros(4, dtype=torch.long)),
+        (nn.Unflatten(1, (2, 3)), torch.zeros(4, 3, dtype=torch.long)),
+        (nn.Unflatten(1, (6, 1, 1)), torch.zeros(4, 1, 1, dtype=torch.long)),
+        (nn.Linear(6, 3), torch.rand(4)),
+        (nn.Linear(6, 1), torch.zeros(4, dtype=torch.long)),
+        (nn.Linear(6, 3), torch.rand(4, 3)),
+    ],
+    ids=["dict", "tokens", "segments", "regression", "one output", "soft labels"],
+)
+def test_no_accuracy_is_said_where_none_was_computed(model: nn.Module, targets: Tensor) -> None:
+    batches = [(torch.randn(4, 6), targets)]
+    model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
+    assert evaluate(model, _mean_of, batches).accuracy is None
+
+
+def test_one_batch_without_class_targets_leaves_no_accuracy() -> None:
+    good = (torch.randn(4, 6), torch.zeros(4, dtype=torch.long))
+    odd = (torch.randn(4, 6), torch.zeros(4, 2, dtype=torch.long))
+    model = nn.Linear(6, 3)
+    assert evaluate(model, _mean_of, [good]).accuracy is not None
+    for batches in ([good, odd], [odd, good]):
+        assert evaluate(model, _mean_of, batches).accuracy is None
+
+
+def test_metrics_are_means_over_the_examples_of_the_batches_that_have_them() -> None:
+    batches = [(torch.zeros(n, 6), torch.full((n,), float(n))) for n in (4, 2)]
+
+    def found(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        del outputs
+        told = {"target": targets.mean()}
+        return told | ({"large": 1.0} if len(targets) == 4 else {})
+
+    metrics = evaluate(nn.Linear(6, 3), _mean_of, batches, metrics_fn=found).metrics
+    assert metrics == {"target": pytest.approx(20 / 6), "large": 1.0}
+    assert all(type(value) is float for value in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (0.5, "metrics_fn returned a float"),
+        ({"f1": float("nan")}, "returned nan for 'f1'"),
+        ({"f1": "high"}, "returned str for 'f1'"),
+        ({"f1": torch.zeros(3)}, "returned Tensor for 'f1'"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_one_clear_error(returned: Any, said: str) -> None:
+    with pytest.raises(TrainingError, match=said):
+        evaluate(conv_net(), loss_fn, images(1), metrics_fn=lambda outputs, targets: returned)

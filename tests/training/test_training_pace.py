@@ -93,6 +93,28 @@ def test_the_last_step_before_a_deadline_must_fit_also_if_it_is_slow(slow: int) 
     assert 24 < pace.spent <= 30.0
 
 
+def test_a_new_plan_is_taken_to_be_as_uneven_as_the_one_before() -> None:
+    pace, plan = pace_of(100.0, 1000), plan_of(1.0)
+    for step in range(WINDOW):
+        take(pace, 1, 3.0 if step % 4 == 3 else 1.0)
+    assert pace.spent == 30.0
+    take(pace, 2, 33.75)
+    pace.replanned()
+    assert pace.spent == 97.5
+    # 2.5 s are left: enough for one of the usual steps, not for one of the slow ones.
+    assert pace.steps_left(plan) == 0
+
+
+def test_a_new_plans_first_step_is_expected_at_the_measured_pace() -> None:
+    pace, plan = pace_of(40.0, 100), plan_of(1.0, allowed=1.0)
+    take(pace, WINDOW, 1.9)
+    assert pace.wants_replan(plan)
+    pace.replanned()
+    # The device takes 1.9 times what plans say; 2 s are left for a plan of 1.5.
+    assert pace.steps_left(plan_of(1.5)) == 0
+    assert pace.steps_left(plan_of(1.0)) >= 1
+
+
 def test_one_pause_does_not_end_training_before_a_deadline() -> None:
     pace, plan = pace_of(100.0, 100), plan_of(1.0)
     take(pace, 9, 1.0)

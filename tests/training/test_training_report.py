@@ -1,0 +1,152 @@
+"""What a fit says of itself: how much faster it was, and what its choice was based on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_models import (
+    chain,
+    conv_net,
+    elastic_trainer,
+    flat_profile,
+    images,
+    loss_fn,
+    sgd,
+    vectors,
+)
+
+from fl_elastic.budget import Budget
+from fl_elastic.flower.client_metrics import fit_metrics
+from fl_elastic.flower.given_policy import GivenPolicy
+from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+from fl_elastic.training import trainer as trainer_module
+from fl_elastic.training.chooser import PlanChooser
+
+HALF = Budget(speedup=1.5)
+NAMES = ("6", "4", "2", "0")
+
+
+def report_of(policy: str = "elastic", budget: Budget = HALF, **changes: object) -> FitReport:
+    options = {"closed_loop": False, "deep_every": 0, "charge_probes": False} | changes
+    model, batches = chain(), vectors(4)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(**options),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return trainer.fit(batches)
+
+
+def test_full_passes_timed_between_the_steps_are_what_speedups_compare_with() -> None:
+    report = replace(
+        report_of(), steps=10, requested_steps=20, seconds=10.0, selection_seconds=2.5,
+        step_seconds=1.0, full_step_seconds=1.2,
+    )  # fmt: skip
+    assert report.step_speedup == pytest.approx(1.2)
+    assert report.speedup == pytest.approx(20 * 1.2 / 12.5)
+    slowed = replace(report, full_ratio=1.5)
+    assert slowed.step_speedup == pytest.approx(1.8)
+    assert slowed.speedup == pytest.approx(20 * 1.8 / 12.5)
+
+
+def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = chain(), vectors(40)
+    profile = flat_profile(model, batches[0])
+    monkeypatch.setattr(trainer_module, "full_pass_ratio", lambda *_: 1.75)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=1.01), policy="last_k", profile=profile
+    )
+    report = trainer.fit(batches, epochs=2)
+    assert report.full_ratio == 1.75
+    full = 1.75 * report.full_step_seconds
+    assert report.step_speedup == pytest.approx(full / report.step_seconds)
+
+
+def test_without_a_timed_pass_the_profile_stands_in() -> None:
+    report = report_of()
+    assert report.full_ratio is None
+    assert report.step_speedup == pytest.approx(report.full_step_seconds / report.step_seconds)
+
+
+@pytest.mark.parametrize("policy", ["full", "head", "last_k", "bias", "random"])
+def test_a_policy_without_importance_follows_a_fixed_rule(policy: str) -> None:
+    for budget in (Budget(), HALF):
+        assert report_of(policy, budget).based_on == "fixed rule"
+
+
+@pytest.mark.parametrize("policy", ["elastic", "joint"])
+def test_what_fits_whole_needs_no_choice(policy: str) -> None:
+    assert report_of(policy, Budget()).based_on == "everything fits"
+
+
+def test_importance_is_measured_in_the_first_fit_and_remembered_in_the_next() -> None:
+    batches = vectors(4)
+    trainer = elastic_trainer(chain(), batches[0], HALF)
+    told = [trainer.fit(batches).based_on for _ in range(2)]
+    assert told == ["measured importance", "remembered importance"]
+
+
+def test_a_policy_with_its_own_importance_measures_it_also_where_everything_fits() -> None:
+    assert report_of("tinytrain", Budget()).based_on == "measured importance"
+
+
+# A probe may not take more than a share of the time: in a short fit there is none.
+SHORT = {"charge_probes": True}
+
+
+def test_a_short_fit_without_scores_goes_by_size_and_turns() -> None:
+    report = report_of(**SHORT)
+    assert report.importance == {} and report.based_on == "size and turns"
+
+
+def test_the_fleets_importance_counts_where_there_is_no_own() -> None:
+    shares = dict.fromkeys(NAMES, 0.25)
+    assert report_of(fleet_importance=shares, **SHORT).based_on == "the fleet's importance"
+    assert report_of(fleet_importance={"other": 1.0}, **SHORT).based_on == "size and turns"
+    assert report_of(fleet_importance=shares, blend=0.5).based_on == "measured importance"
+
+
+def test_scores_without_anything_above_zero_are_no_basis() -> None:
+    batches = vectors(4)
+    model = chain()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=HALF, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(closed_loop=False, deep_every=0),
+        state=SelectionState(NAMES, [-1.0] * 4, [0] * 4, 0, 100),
+    )  # fmt: skip
+    assert trainer.fit(batches).based_on == "size and turns"
+
+
+def test_a_fit_that_trains_everything_for_coverage_says_so() -> None:
+    assert report_of(deep_every=1).based_on == "everything, in turn"
+    assert report_of("head", deep_every=1).based_on == "fixed rule"
+
+
+def test_groups_that_the_server_named_are_its_choice() -> None:
+    batches = images(3)
+    model = conv_net()
+    trainer = elastic_trainer(model, batches[0], Budget(speedup=1.1))
+    trainer.chooser.policy = GivenPolicy([flat_profile(model, batches[0]).group_names[0]])
+    assert trainer.fit(batches).based_on == "the server's choice"
+
+
+def test_the_server_is_told_what_the_choice_was_based_on() -> None:
+    assert fit_metrics(report_of(budget=Budget()))["based-on"] == "everything fits"
+
+
+def test_whether_everything_fits_is_asked_once_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    request = PlanChooser._request
+
+    def counted(chooser: PlanChooser, correction: float) -> object:
+        asked.append(correction)
+        return request(chooser, correction)
+
+    monkeypatch.setattr(PlanChooser, "_request", counted)
+    model, batches = chain(), vectors(50)
+    trainer = elastic_trainer(model, batches[0], Budget())
+    report = trainer.fit(batches)
+    assert report.steps == 50 and np.all(report.plan.mask)
+    # Once for the question and once for the plan, not after each of fifty steps.
+    assert len(asked) <= 3
