@@ -52,7 +52,8 @@ def test_full_passes_timed_between_the_steps_are_what_speedups_compare_with() ->
 
 def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batches = chain(), vectors(40)
-    profile = flat_profile(model, batches[0])
+    # Of an estimate a full pass is timed at once.
+    profile = replace(flat_profile(model, batches[0]), estimated=True)
     monkeypatch.setattr(trainer_module, "full_pass_ratio", lambda *_: 1.75)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.01), policy="last_k", profile=profile
