@@ -124,7 +124,9 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if found is LeanKind.NORM:
         # A frozen one runs in eval mode, where it needs running statistics.
         plain = type(module).forward is _BatchNorm.forward and owns_weights(module)
-        return found if plain and module.running_mean is not None else LeanKind.NONE
+        # One without parameters is never frozen: it stays in the mode that it is in now.
+        stays = module.training and module._parameters.get("weight") is None
+        return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
     if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
         return LeanKind.NONE
     return found

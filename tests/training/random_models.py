@@ -402,8 +402,11 @@ def _alike(generator: np.random.Generator, shape: Shape, sequence: bool, depth: 
     layers_ = [core]
     if _flip(generator):
         layers_.append(_norm(generator, shape, sequence=sequence))
-    if _flip(generator, 0.6):
-        layers_.append(_activation(generator))
+    activation = _activation(generator)
+    # What torch's recurrent layers put out must not be written, with some settings of flags.
+    writes = len(layers_) == 1 and isinstance(core, Recurrent | Cell | SelfAttention)
+    if _flip(generator, 0.6) and not (writes and getattr(activation, "inplace", False)):
+        layers_.append(activation)
     if depth > 0:
         layers_.append(_joined(generator, shape, sequence, depth - 1))
     return nn.Sequential(*layers_)
