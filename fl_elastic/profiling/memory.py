@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
-_PRODUCTS = ("Addmm", "Mm", "Linear")
+_PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _kept_bytes(
     whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
     extra = float(table.extra[nodes].sum()) if lean else 0.0
     for group, mode in enumerate(modes):
-        if mode.is_frozen or mode.kind == "bias":
+        if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
             continue
         for index in table.owners[group]:
             if nodes[index] and not whole[index]:
@@ -235,7 +235,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     """Return what a trained group's node keeps under lean layers; None for all that torch keeps."""
     node = profile.graph.nodes[index]
     lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
-    if not lean or mode.kind == "full":
+    if not lean or mode.kind in ("full", "bias"):
         return None
     given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
     if len(given) != 4:
@@ -248,6 +248,11 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     side = mode.patch * stride
     patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
     return _FLOAT * float(given[0] * given[1] * patches)
+
+
+def _needs_input(group: TensorGroup, mode: Mode) -> bool:
+    """Whether gradients need what goes in: not those of a bias alone, but those of a norm's factor, a vector too."""
+    return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 
 def _is_depthwise(profile: CostProfile, node: BackwardNode) -> bool:
