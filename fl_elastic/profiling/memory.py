@@ -189,13 +189,13 @@ def _kept_bytes(
     for group, mode in enumerate(modes):
         if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
             continue
-        for index in table.owners[group]:
-            if nodes[index] and not whole[index]:
-                own = _own_bytes(profile, index, mode)
-                if own is None:
-                    whole[index] = True
-                else:
-                    extra += own
+        owners = table.owners[group]
+        for index in owners:
+            if nodes[index]:
+                # A layer that runs several times is trained whole.
+                own = _own_bytes(profile, index, mode) if len(owners) == 1 else None
+                whole[index] = own is None
+                extra += own or 0.0
     unknown = [index for index in outputs if table.saved.outputs[index] < 0]
     extra += sum(_output_bytes(profile, index) for index in unknown)
     return table.saved.bytes_of(whole, outputs) + extra
@@ -243,7 +243,9 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     if mode.kind == "channels":
         if mode.axis == "out" and not _is_depthwise(profile, node):
             return None
-        return _FLOAT * math.prod(given) / given[1] * mode.channel_count(given[1])
+        # Of a depthwise layer each channel that is put out reads one of those that go in.
+        channels = node.shape[1] if mode.axis == "out" else given[1]
+        return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
     stride = max(1, round(given[2] / max(node.shape[2], 1)))
     side = mode.patch * stride
     patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)

@@ -48,12 +48,14 @@ def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[Non
 
 def _modes_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, Mode]:
     """Return the modes that torch's own layers do not offer, by the module that owns the group."""
-    kinds = ("channels", "filtered", "bias") if plan.lean else ("channels", "filtered")
-    return {
-        graph.nodes[owners[0]].module: mode
-        for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True)
-        if len(owners) == 1 and mode.kind in kinds and graph.nodes[owners[0]].module
-    }
+    found = {}
+    for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True):
+        once = len(owners) == 1 and mode.kind in ("channels", "filtered")
+        # A bias alone needs no input, however often its layer runs.
+        for index in owners if once or (plan.lean and mode.kind == "bias") else ():
+            if graph.nodes[index].module:
+                found[graph.nodes[index].module] = mode
+    return found
 
 
 def _channels_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, tuple[int, ...]]:

@@ -128,7 +128,8 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
             found.append("fit drew other numbers than its steps")
         tolerance = FORWARD if forward else LEAN if lean else PLAIN
         if odd:
-            moved = far_apart(model.state_dict(), start, 0, trained | set(buffers))
+            known = set(_every_name(model, dict.fromkeys(trained, 1)))
+            moved = far_apart(model.state_dict(), start, 0, known | set(buffers))
         else:
             moved = far_apart(model.state_dict(), reference.weights, tolerance, set())
         found += [f"{n} differs by {gap:.2g} (plain {lean=} {forward=})" for n, gap in moved.items()]
