@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -272,3 +274,45 @@ def test_the_bias_of_a_layer_that_runs_twice_is_trained_without_its_input() -> N
     exact = torch.autograd.grad(compute_loss(model, loss_fn, batch), [model.conv.bias])[0]
     assert abs(kept - predicted) <= 0.05 * kept + 100
     assert torch.allclose(found, exact, rtol=1e-5)
+
+
+class OwnStatistics(nn.Module):
+    """A norm of the user's own that assigns one buffer, writes the other, and draws from Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4, 1, 1))
+        self.register_buffer("square", torch.ones(4, 1, 1))
+        self.conv = parametrizations.spectral_norm(nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean = 0.5 * self.mean + 0.5 * x.mean((0, 2, 3), keepdim=True)[0]
+            self.square.mul_(0.5).add_(0.5 * x.square().mean((0, 2, 3), keepdim=True)[0])
+        y = (x - self.mean) / self.square.sqrt()
+        out: Tensor = torch.relu(self.conv(torch.tanh(y)) * (1 + random.random()))
+        return out
+
+
+def test_a_recomputed_block_runs_as_it_ran_before() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), OwnStatistics(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(144, 3)
+    )  # fmt: skip
+    twin, batch = copy.deepcopy(model), images(1)[0]
+    profile = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd)
+    request = PlanRequest(profile, Budget(), np.ones(len(profile)))
+    plan = make_policy("full").plan(request)
+    assert "1" in {block.module for block in profile.graph.blocks}
+    ends = []
+    for each, recomputed in ((model, ("1",)), (twin, ())):
+        random.seed(4)
+        with realised(replace(plan, recomputed=recomputed), each, profile.graph):
+            for _ in range(2):
+                compute_loss(each, loss_fn, batch).backward()
+        ends.append(random.random())
+    assert ends[0] == ends[1]
+    assert same_weights(weights_of(twin), model)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad)
