@@ -23,7 +23,7 @@ def visit_layers(
     layers: Mapping[int, nn.Module],
     visit: Visit,
 ) -> None:
-    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each call of a layer, loss side first.
+    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each call of a layer, loss first.
 
     The tensors are detached; each call's input is let go after its visit. Weights, buffers, gradients and RNG are
     left as they were.

@@ -253,7 +253,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
 
 
 def _needs_input(group: TensorGroup, mode: Mode) -> bool:
-    """Whether gradients need what goes in: not those of a bias alone, but those of a norm's factor, a vector too."""
+    """Whether gradients need what goes in: not those of a bias, but those of a norm's factor, a vector too."""
     return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 

@@ -168,9 +168,7 @@ class Surroundings:
         return {
             "flags": [p.requires_grad for p in model.parameters()],
             "modes": [m.training for m in model.modules()],
-            "attributes": [
-                sorted(set(vars(m)) & {"forward", "train"}) for m in model.modules()
-            ],
+            "attributes": [sorted(set(vars(m)) & {"forward", "train"}) for m in model.modules()],
             "hooks": [[len(getattr(m, hook)) for hook in hooks] for m in model.modules()],
             "classes": [type(m) for m in model.modules()],
             "buffers": [list(m._buffers) for m in model.modules()],

@@ -222,9 +222,7 @@ class Recurrent(nn.Module):
         super().__init__()
         cell = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}[kind]
         width = features // 2 if both else features
-        self.cell = cell(
-            features, width, num_layers=layers, batch_first=True, bidirectional=both
-        )  # type: ignore[operator]
+        self.cell = cell(features, width, num_layers=layers, batch_first=True, bidirectional=both)  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return all states."""
@@ -268,7 +266,11 @@ class Whole(nn.Module):
             x.mul_(0.5)
         y = self.body(x)
         if self.average:
-            axes = (1,) if y.dim() == 3 and self.head.in_features == y.shape[2] else tuple(range(2, y.dim()))  # type: ignore[operator]
+            axes = (
+                (1,)
+                if y.dim() == 3 and self.head.in_features == y.shape[2]
+                else tuple(range(2, y.dim()))
+            )  # type: ignore[operator]
             y = y.mean(axes) if y.dim() > 2 else y
         else:
             y = y.flatten(1)

