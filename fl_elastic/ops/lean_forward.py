@@ -118,8 +118,10 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
         return LeanKind.NONE
     found = LeanKind.NONE
+    # What works in place on a view, as behind an InstanceNorm, leaves a node of another name.
+    in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
     for kind, name, replacement, dimensions in kinds:
-        if isinstance(module, kind) and name in node:
+        if isinstance(module, kind) and (in_view or name in node):
             found = replacement if dimensions is None or len(shape) in dimensions else found
     if found is LeanKind.NORM:
         # A frozen one runs in eval mode, where it needs running statistics.
