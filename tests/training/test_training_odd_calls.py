@@ -31,6 +31,7 @@ from fl_elastic.groups.mode import Mode
 from fl_elastic.importance import make_channel_score
 from fl_elastic.importance.base import Probe
 from fl_elastic.importance.signals import visit_layers
+from fl_elastic.ops import lean
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning import PlanRequest, make_policy
@@ -331,3 +332,14 @@ def test_memory_counts_bits_of_a_rectifier_in_place_behind_an_instance_norm() ->
     with untouched(model), realised(plan, model, profile.graph):
         kept = kept_bytes(model, lambda: compute_loss(model, loss_fn, batch))
     assert abs(kept - predicted) <= 0.05 * kept + 100
+
+
+def test_a_linear_layer_in_bias_mode_may_be_followed_by_a_rectifier_in_place() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    inputs = torch.randn(4, 5, 6)
+    with lean(model, {"0": Mode.BIAS, "2": Mode.FULL}):
+        model(inputs).sum().backward()
+    found = model[0].bias.grad.clone()
+    model.zero_grad()
+    model(inputs).sum().backward()
+    assert torch.allclose(found, model[0].bias.grad, rtol=1e-5)
