@@ -110,7 +110,8 @@ def _rank(cut: Cut) -> tuple[int, bool, int]:
 def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
     """Return the outermost modules that ran before the call at ``index`` and do not contain it.
 
-    None if one of them puts out something else than a tensor, for which nothing can stand in.
+    None if one of them puts out something else than a tensor, for which nothing can stand in, or also runs around
+    that call.
     """
     around = {*calls[index].parents}
     skipped: dict[str, tuple[int, ...]] = {}
@@ -120,6 +121,9 @@ def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, .
                 None,
                 call.output_shape,
             ):
+                return None
+            # Called once before and once around the cut: standing in for it would hide the cut.
+            if any(calls[parent].module == call.module for parent in around):
                 return None
             skipped[call.module] = call.output_shape
     return tuple(skipped.items())

@@ -75,8 +75,14 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     """Call ``model`` on ``inputs``.
 
     A dict is passed as keywords when its keys are names of ``forward``'s parameters, and a tuple or list
-    as positional arguments when ``forward`` takes that many; otherwise it is passed whole.
+    as positional arguments when ``forward`` takes that many; otherwise it is passed whole. A model that works on
+    its inputs in place gets copies.
     """
+    with _unwritten(model, inputs) as given:
+        return _called(model, given)
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
@@ -135,21 +141,32 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
 def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
     """Yield the inputs, or copies of them where the model changes what it is given in place.
 
-    Whether it does is found out at its first call in each training mode.
+    Whether it does is found out at its first call in each training mode; who did it once may do it again.
     """
     known = _WRITES.setdefault(model, {})
-    if known.get(model.training) is False:
-        yield inputs
-        return
+    writes = known.get(model.training)
     versions: list[tuple[Tensor, int]] = []
 
-    def copied(tensor: Tensor) -> Tensor:
-        copy = tensor.clone()
-        versions.append((copy, copy._version))
-        return copy
+    def watched(tensor: Tensor) -> Tensor:
+        given = tensor if writes is False else tensor.clone()
+        versions.append((given, _writes_to(given)))
+        return given
 
-    yield map_tensors(copied, inputs)
-    known[model.training] = any(copy._version != before for copy, before in versions)
+    given = map_tensors(watched, inputs)
+    # Watched as well when it is given the inputs themselves, in case its content makes it write later on.
+    ended = False
+    try:
+        yield given
+        ended = True
+    finally:
+        wrote = any(_writes_to(tensor) != before for tensor, before in versions)
+        if wrote or (ended and writes is None):
+            known[model.training] = wrote
+
+
+def _writes_to(tensor: Tensor) -> int:
+    """Return how often a tensor was written; torch does not count it for those of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:
@@ -164,7 +181,7 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
     """
     inputs, targets = split_batch(batch)
     with refusing_misfits(batch), _unwritten(model, inputs) as given:
-        outputs = call_model(model, given)
+        outputs = _called(model, given)
         loss = loss_fn(outputs, targets)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -23,9 +23,9 @@ def visit_layers(
     layers: Mapping[int, nn.Module],
     visit: Visit,
 ) -> None:
-    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each layer, loss side first.
+    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each call of a layer, loss first.
 
-    The tensors are detached; each layer's input is let go after its visit. Weights, buffers, gradients and RNG are
+    The tensors are detached; each call's input is let go after its visit. Weights, buffers, gradients and RNG are
     left as they were.
 
     Raises
@@ -33,25 +33,27 @@ def visit_layers(
     TrainingError
         If the loss is not finite.
     """
-    inputs: dict[int, Tensor] = {}
+    entered: list[Tensor] = []
     handles = []
 
     def listen(key: int, layer: nn.Module) -> None:
         def entering(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            inputs[key] = arguments[0].detach().clone()
+            entered.append(arguments[0].detach().clone())
 
         def leaving(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+            # Of this call: another batch than the traced one may come by a layer several times.
+            given = [entered.pop()]
             if output.requires_grad:
                 output.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient: came_back(key, layer, gradient)
+                    lambda gradient: came_back(key, layer, given, gradient)
                 )
 
         handles.append(layer.register_forward_pre_hook(entering))
         handles.append(layer.register_forward_hook(leaving))
 
-    def came_back(key: int, layer: nn.Module, gradient: Tensor) -> None:
+    def came_back(key: int, layer: nn.Module, given: list[Tensor], gradient: Tensor) -> None:
         with torch.enable_grad():
-            visit(key, layer, inputs.pop(key), gradient.detach())
+            visit(key, layer, given.pop(), gradient.detach())
 
     for key, layer in layers.items():
         listen(key, layer)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_elastic.groups import BackwardGraph, TensorGroup
+from fl_elastic.ops.lean_forward import owns_weights
 
 __all__ = ["Layer", "Tap", "Taps", "scored_layers"]
 
@@ -75,7 +76,8 @@ def scored_layers(
     holders = defaultdict(list)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
+        # Weights that are computed, as by a weight norm, are no parameters; asking moves those of a spectral norm.
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and owns_weights(module):
             holders[names.get(id(module.weight), "")].append(module)
     places = {
         group.name: nodes for group, nodes in zip(graph.groups, graph.group_nodes(), strict=True)

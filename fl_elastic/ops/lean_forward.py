@@ -118,13 +118,17 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
         return LeanKind.NONE
     found = LeanKind.NONE
+    # What works in place on a view, as behind an InstanceNorm, leaves a node of another name.
+    in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
     for kind, name, replacement, dimensions in kinds:
-        if isinstance(module, kind) and name in node:
+        if isinstance(module, kind) and (in_view or name in node):
             found = replacement if dimensions is None or len(shape) in dimensions else found
     if found is LeanKind.NORM:
         # A frozen one runs in eval mode, where it needs running statistics.
         plain = type(module).forward is _BatchNorm.forward and owns_weights(module)
-        return found if plain and module.running_mean is not None else LeanKind.NONE
+        # One without parameters is never frozen: it stays in the mode that it is in now.
+        stays = module.training and module._parameters.get("weight") is None
+        return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
     if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
         return LeanKind.NONE
     return found

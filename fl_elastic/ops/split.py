@@ -92,6 +92,10 @@ class SplitModel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Make the model whole again, before the block ends; nothing happens the second time."""
         for module, before in reversed(self._before):
             if before is None:
                 del module.__dict__["forward"]

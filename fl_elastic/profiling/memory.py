@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
-_PRODUCTS = ("Addmm", "Mm", "Linear")
+_PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 @dataclass(frozen=True)
@@ -187,15 +187,15 @@ def _kept_bytes(
     whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
     extra = float(table.extra[nodes].sum()) if lean else 0.0
     for group, mode in enumerate(modes):
-        if mode.is_frozen or mode.kind == "bias":
+        if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
             continue
-        for index in table.owners[group]:
-            if nodes[index] and not whole[index]:
-                own = _own_bytes(profile, index, mode)
-                if own is None:
-                    whole[index] = True
-                else:
-                    extra += own
+        owners = table.owners[group]
+        for index in owners:
+            if nodes[index]:
+                # A layer that runs several times is trained whole.
+                own = _own_bytes(profile, index, mode) if len(owners) == 1 else None
+                whole[index] = own is None
+                extra += own or 0.0
     unknown = [index for index in outputs if table.saved.outputs[index] < 0]
     extra += sum(_output_bytes(profile, index) for index in unknown)
     return table.saved.bytes_of(whole, outputs) + extra
@@ -235,7 +235,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     """Return what a trained group's node keeps under lean layers; None for all that torch keeps."""
     node = profile.graph.nodes[index]
     lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
-    if not lean or mode.kind == "full":
+    if not lean or mode.kind in ("full", "bias"):
         return None
     given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
     if len(given) != 4:
@@ -243,11 +243,18 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     if mode.kind == "channels":
         if mode.axis == "out" and not _is_depthwise(profile, node):
             return None
-        return _FLOAT * math.prod(given) / given[1] * mode.channel_count(given[1])
+        # Of a depthwise layer each channel that is put out reads one of those that go in.
+        channels = node.shape[1] if mode.axis == "out" else given[1]
+        return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
     stride = max(1, round(given[2] / max(node.shape[2], 1)))
     side = mode.patch * stride
     patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
     return _FLOAT * float(given[0] * given[1] * patches)
+
+
+def _needs_input(group: TensorGroup, mode: Mode) -> bool:
+    """Whether gradients need what goes in: not those of a bias, but those of a norm's factor, a vector too."""
+    return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 
 def _is_depthwise(profile: CostProfile, node: BackwardNode) -> bool:

@@ -147,14 +147,16 @@ class ElasticForward:
         cut = None if self._whole else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
-                split = SplitModel(
-                    self._model, graph, cut, channels_last=self.options.channels_last
+                split = stack.enter_context(
+                    SplitModel(self._model, graph, cut, channels_last=self.options.channels_last)
                 )
-                stack.enter_context(split)
                 if self._works(split, cut, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
                     self._open_cache(split, graph, cut, split_batch(batch)[0])
+                else:
+                    # Steps of the whole model find their forwards and modes.
+                    stack.close()
             elif graph.unused:
                 names = ", ".join(graph.groups[group].name for group in graph.unused[:3])
                 self.refused = (
@@ -181,6 +183,8 @@ class ElasticForward:
 
     def go_whole(self, reason: str) -> None:
         """Run the rest of the fit without a split."""
+        if self._split is not None:
+            self._split.leave()
         self._split, self._whole = None, True
         self.refused = f"no elastic forward pass: {reason}"
 

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.freeze import frozen_outside
@@ -48,12 +49,14 @@ def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[Non
 
 def _modes_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, Mode]:
     """Return the modes that torch's own layers do not offer, by the module that owns the group."""
-    kinds = ("channels", "filtered", "bias") if plan.lean else ("channels", "filtered")
-    return {
-        graph.nodes[owners[0]].module: mode
-        for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True)
-        if len(owners) == 1 and mode.kind in kinds and graph.nodes[owners[0]].module
-    }
+    found = {}
+    for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True):
+        once = len(owners) == 1 and mode.kind in ("channels", "filtered")
+        # A bias alone needs no input, however often its layer runs.
+        for index in owners if once or (plan.lean and mode.kind == "bias") else ():
+            if graph.nodes[index].module:
+                found[graph.nodes[index].module] = mode
+    return found
 
 
 def _channels_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, tuple[int, ...]]:
@@ -72,8 +75,12 @@ def _recomputed(module: nn.Module) -> Iterator[None]:
     def forward(x: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return plain(x)
+        chances, buffers = Chances.now(), _other_buffers(module)
         return checkpoint(
-            plain, x, use_reentrant=False, context_fn=lambda: (ExitStack(), _still_norms(module))
+            plain,
+            x,
+            use_reentrant=False,
+            context_fn=lambda: (ExitStack(), _as_before(module, chances, buffers)),
         )
 
     module.__dict__["forward"] = forward
@@ -81,6 +88,37 @@ def _recomputed(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         _put_back(before)
+
+
+_Buffers = list[tuple[dict[str, Any], str, Tensor]]
+
+
+def _other_buffers(module: nn.Module) -> _Buffers:
+    """Return copies of the buffers of all but torch's norms, with where each is held."""
+    return [
+        (inner._buffers, name, buffer.detach().clone())
+        for inner in module.modules()
+        if not isinstance(inner, _NormBase)
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+    ]
+
+
+@contextmanager
+def _as_before(module: nn.Module, chances: Chances, buffers: _Buffers) -> Iterator[None]:
+    """Let a block run again as it ran, also where its own statistics and its draws have moved on since."""
+    now, held = Chances.now(), [own[name] for own, name, _ in buffers]
+    # Other tensors for the while: the values of one that the backward pass needs must not be written.
+    for own, name, before in buffers:
+        own[name] = before
+    chances.put_back()
+    try:
+        with _still_norms(module):
+            yield
+    finally:
+        now.put_back()
+        for (own, name, _), value in zip(buffers, held, strict=True):
+            own[name] = value
 
 
 @contextmanager
