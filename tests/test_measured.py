@@ -13,6 +13,7 @@ from fl_elastic.bench.federation_ablations import ablation_markdown
 from fl_elastic.bench.federation_methods import OURS, REFERENCE
 from fl_elastic.bench.federation_page import federation_markdown
 from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.first_fits import first_fits_markdown
 from fl_elastic.bench.liars import LIES
 from fl_elastic.bench.liars import RULES as LIARS_RULES
 from fl_elastic.bench.online import CHOSEN_ON, DEFAULT, METHODS, online_markdown, online_means
@@ -72,6 +73,12 @@ def test_budget_rows_are_the_committed_ones() -> None:
     for model in models:
         cells = [rows[f"{model} at {speedup}"]["achieved_speedup"] for speedup in (1.5, 2.0, 2.5)]
         assert f"| {model} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in MEASURED
+
+
+def test_first_fits_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "first_fits.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert first_fits_markdown(rows) in section("First fits, with everything charged")
 
 
 def test_transfer_rows_are_the_committed_ones() -> None:

@@ -21,7 +21,7 @@ from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions
 
 __all__ = ["bench_first_fits", "first_fits_markdown"]
 
-_CLASSES, _REPEATS = 10, 5
+_CLASSES, _REPEATS = 10, 3
 _SPEEDUPS = (1.5, 2.0, 3.0)
 _DEADLINES = (5, 15)
 

@@ -142,14 +142,17 @@ def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool)
 def group_activation_bytes(
     profile: CostProfile, group: int, mode: Mode, inside: set[int], *, lean: bool
 ) -> float:
-    """Return the bytes that a group keeps in ``mode`` beyond what it keeps when it is frozen."""
+    """Return the bytes that a group keeps in ``mode`` beyond what it keeps when it is frozen, at least 0.
+
+    A convolution trained by channels may keep less than a frozen one of torch's own, which keeps its whole input; it
+    is then counted as that, so that the sum over groups never falls short.
+    """
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
     own = np.zeros(len(profile.graph.nodes), dtype=bool)
     own[[index for index in _table(profile).owners[group] if index not in inside]] = True
-    return _kept_bytes(profile, trained, own, lean=lean) - _kept_bytes(
-        profile, frozen, own, lean=lean
-    )
+    more = _kept_bytes(profile, trained, own, lean=lean)
+    return max(more - _kept_bytes(profile, frozen, own, lean=lean), 0.0)
 
 
 def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
