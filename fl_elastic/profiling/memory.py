@@ -144,8 +144,8 @@ def group_activation_bytes(
 ) -> float:
     """Return the bytes that a group keeps in ``mode`` beyond what it keeps when it is frozen, at least 0.
 
-    A convolution trained by channels may keep less than a frozen one of torch's own, which keeps its whole input; it
-    is then counted as that, so that the sum over groups never falls short.
+    A convolution trained by channels may keep less than a frozen one of torch's own, which keeps its whole input;
+    it is then counted as that, so that the sum over groups never falls short.
     """
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
