@@ -311,7 +311,7 @@ def test_a_refusal_names_both_budgets_in_one_line() -> None:
     with pytest.raises(BudgetError) as caught:
         mask_of("elastic", request)
     message = str(caught.value)
-    assert "memory (budget 1.0)" in message and "uplink (budget 2.0)" in message
+    assert "of memory, the budget is 1:" in message and "the uplink budget is 2:" in message
     assert "\n" not in message
 
 
