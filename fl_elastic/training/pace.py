@@ -39,6 +39,8 @@ class Pace:
         Whether the profile is an estimate, so that the first steps are looked at sooner.
     full_seconds : float
         What a full step takes.
+    fits_memory : bool
+        Whether a full step stays within the memory budget, so that one may be timed.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Pace:
         relative: bool = False,
         estimated: bool = False,
         full_seconds: float = 0.0,
+        fits_memory: bool = True,
     ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
@@ -65,13 +68,13 @@ class Pace:
         self._relative = relative
         self._references: list[float] = []
         self._reference_seconds = 0.0
-        self.watches_references = True
         self._replans = 0
         self._patient_until = 0
         self._next_reference = _WINDOW
         self._early = estimated
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
+        self._fits_memory = fits_memory
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
 
@@ -114,7 +117,7 @@ class Pace:
         fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
         of that limit, and the others may take an eighth.
         """
-        if not (self.watches_references and self.correct and self._relative and self._limited):
+        if not (self._fits_memory and self.correct and self._relative and self._limited):
             return False
         if self._early and not self._references:
             return self.steps >= _FIRST_LOOK - 1

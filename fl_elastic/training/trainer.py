@@ -192,9 +192,8 @@ class ElasticTrainer:
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
+            fits_memory=self.chooser.full_step_fits_memory,
         )
-        # A full pass would take the memory that the budget does not give.
-        pace.watches_references = self.chooser.full_step_fits_memory
         log = StepLog(batch_shape(batches[0]), clock)
         log.selection_seconds += measuring
         deep = self.chooser.deep_plan()

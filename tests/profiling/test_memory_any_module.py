@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from kept_bytes import kept_bytes
 from small_models import Batch, loss_fn, sgd
 from torch import Tensor, nn
 from torch.nn import functional
@@ -114,21 +115,6 @@ def pictures() -> Batch:
     return torch.randn(8, 3, 16, 16, generator=generator), torch.arange(8) % 3
 
 
-def counted(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes of the distinct storages that a forward pass keeps, without parameters and buffers."""
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = run()
-    del loss
-    return sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in own)
-
-
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> None:
@@ -144,7 +130,7 @@ def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> No
         plan = request.plan_of_mask("test", mask)
         predicted = step_memory(profile, plan.modes, lean=lean).activations
         with untouched(model), realised(plan, model, profile.graph):
-            kept = counted(model, lambda: compute_loss(model, loss_fn, batch))
+            kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         # Besides activations a trained norm keeps its batch's mean and deviation, the loss a few numbers.
         assert abs(kept - predicted) <= 0.05 * kept + 600, (mask.tolist(), kept, predicted)
 

@@ -23,7 +23,6 @@ __all__ = [
     "Reference",
     "Surroundings",
     "far_apart",
-    "kept_bytes",
     "trained_by_plans",
 ]
 
@@ -184,22 +183,6 @@ class Surroundings:
         """Return the names of what differs."""
         now = self._now()
         return [name for name, value in self._then.items() if now[name] != value]
-
-
-def kept_bytes(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes of the distinct storages that a forward pass keeps, without parameters and buffers."""
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = run()
-    del loss
-    own |= {t.untyped_storage().data_ptr() for t in model.buffers()}
-    return sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in own)
 
 
 class Breaks:

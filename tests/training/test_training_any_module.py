@@ -338,7 +338,9 @@ def test_lists_of_images_count_images_not_channels() -> None:
     assert trainer.update().num_examples == 20
 
 
-def test_a_stream_without_end_is_refused() -> None:
+def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_elastic.training.batches._MOST_BATCHES", 1000)
+
     class Endless(IterableDataset[Batch]):
         def __iter__(self) -> Iterator[Any]:
             batch = vectors(1)[0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fit_checks import kept_bytes
+from kept_bytes import kept_bytes
 from small_models import (
     conv_net,
     images,
@@ -269,7 +269,7 @@ def test_the_bias_of_a_layer_that_runs_twice_is_trained_without_its_input() -> N
     plan = make_policy("bias").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
     with untouched(model), realised(plan, model, profile.graph):
-        kept = kept_bytes(model, lambda: compute_loss(model, loss_fn, batch))
+        kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         loss = compute_loss(model, loss_fn, batch)
         found = torch.autograd.grad(loss, [model.conv.bias])[0]
     exact = torch.autograd.grad(compute_loss(model, loss_fn, batch), [model.conv.bias])[0]
@@ -330,7 +330,7 @@ def test_memory_counts_bits_of_a_rectifier_in_place_behind_an_instance_norm() ->
     plan = make_policy("full").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
     with untouched(model), realised(plan, model, profile.graph):
-        kept = kept_bytes(model, lambda: compute_loss(model, loss_fn, batch))
+        kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
     assert abs(kept - predicted) <= 0.05 * kept + 100
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fit_checks import Breaks, Surroundings, far_apart, kept_bytes, same, trained_by_plans
+from fit_checks import Breaks, Surroundings, far_apart, same, trained_by_plans
+from kept_bytes import kept_bytes
 from random_models import RandomModel, random_model
 from small_models import adam, loss_fn, sgd
 from torch import nn
@@ -245,7 +246,7 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
                 loss = compute_loss(model, loss_fn, batch)
                 return loss
 
-            kept = kept_bytes(model, run)
+            kept = kept_bytes(run, besides=model)
         # Torch's copy of what is written in place through a view counts in full, although a lean layer keeps bits.
         views = any(
             node.name.endswith(("CopySlices", "AsStridedBackward0")) for node in profile.graph.nodes

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 def kept_bytes(run: Callable[[], Any], *, besides: nn.Module | None = None) -> int:
     """Bytes of the distinct storages that ``run()`` saves, without parameters and buffers of ``besides``."""
-    known = set()
-    if besides is not None:
-        for tensor in (*besides.parameters(), *besides.buffers()):
-            known.add(tensor.untyped_storage().data_ptr())
+    known = _own_places(besides)
     # The tensors are held, so that no storage's address is used twice.
     kept: dict[int, Tensor] = {}
 
@@ -25,9 +22,16 @@ def kept_bytes(run: Callable[[], Any], *, besides: nn.Module | None = None) -> i
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = run()
     del output
+    # Also buffers that the pass assigned anew.
+    known |= _own_places(besides)
     return sum(
         tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in known
     )
+
+
+def _own_places(model: nn.Module | None) -> set[int]:
+    tensors = () if model is None else (*model.parameters(), *model.buffers())
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def gradients(
