@@ -197,6 +197,11 @@ class ElasticTrainer:
         log = StepLog(batch_shape(batches[0]), clock)
         log.selection_seconds += measuring
         deep = self.chooser.deep_plan()
+        if deep is not None:
+            pace.reserved = deep.sending_seconds
+            if pace.steps_left(deep) == 0:
+                # Not paid for, even once: this fit trains what is, as in every other fit.
+                deep = None
         plan = deep or self._select(batches, pace, log, current=None)
         pace.reserved = plan.sending_seconds
         plans = [(0, plan)]

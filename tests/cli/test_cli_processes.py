@@ -27,7 +27,7 @@ methods = ["full", "elastic"]
 
 [data]
 dataset = "digits"
-train_limit = 120
+train_limit = 240
 test_limit = 100
 min_examples = 10
 

@@ -248,3 +248,15 @@ def test_a_deep_fit_that_cannot_send_everything_sends_what_was_left_out_longest(
         assert sizes[report.plan.mask].sum() <= budget.uplink
         trained |= set(report.plan.trained_parameters)
     assert trained == {name for group in profile.graph.groups for name in group.parameters}
+
+
+def test_a_fit_whose_turn_it_is_trains_what_is_paid_for_where_everything_is_not() -> None:
+    batches, model = vectors(2), chain()
+    profile = flat_profile(model, batches[0])
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(deadline=0.9 * profile.full_step_seconds),
+        profile=profile, options=TrainerOptions(closed_loop=False, deep_every=1),
+    )  # fmt: skip
+    report = trainer.fit(batches)
+    assert report.steps == 1 and report.plan.policy == "elastic"
+    assert 0 < len(report.plan.trained_parameters) < len(trainer.manifest.names)
