@@ -243,7 +243,8 @@ class ElasticClient(NumPyClient):
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile)
         metrics |= fit_metrics(self.report)
-        if told.wants_importance:
+        if told.wants_importance and trainer.state.complete:
+            # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
             worth = {name: max(score, 0.0) for name, score in self.report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)

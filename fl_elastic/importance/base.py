@@ -49,9 +49,18 @@ class Probe:
 
 
 class Importance(ABC):
-    """Scores tensor groups: the expected loss decrease, or a stand-in for it, if a group is trained."""
+    """Scores tensor groups: the expected loss decrease, or a stand-in for it, if a group is trained.
+
+    Attributes
+    ----------
+    batches_needed : int
+        Batches that a probe takes.
+    read_from_steps : bool
+        Whether consecutive training steps give the same score, see `fl_elastic.training.step_importance`.
+    """
 
     batches_needed: int = 0
+    read_from_steps: bool = False
 
     @abstractmethod
     def score(self, probe: Probe) -> Scores:

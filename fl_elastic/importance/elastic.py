@@ -27,6 +27,7 @@ class ElasticImportance(Importance):
     """
 
     batches_needed = 2
+    read_from_steps = True
 
     def score(self, probe: Probe) -> Scores:
         """Return the score of each group, shape (N,); raises TrainingError if the loss is not finite."""
@@ -59,6 +60,7 @@ class SameBatchImportance(ElasticImportance):
     """The score as ElasticTrainer published it: update and gradient from one batch, to compare with."""
 
     batches_needed = 1
+    read_from_steps = False
 
 
 def probe_gradients(

@@ -27,6 +27,7 @@ from fl_elastic.training.selection import SelectionState
 __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
+_STEPS_THAT_TELL = 2
 _DEEP = 0xDEE9
 
 
@@ -150,8 +151,23 @@ class PlanChooser:
         self._batches = batches
         self.measure_fidelity(batches[-1])
         self._measured = True
-        scores = self.importance.score(self.probe(batches))
-        return self.state.absorb(self._with_unreachable(scores), self.options)
+        found = self.importance.score(self.probe(batches))
+        # What is out of reach was not probed and keeps what it had.
+        scores = np.full(len(self.state.names), np.nan)
+        scores[: len(found)] = found
+        return self.state.absorb(scores, self.options)
+
+    @property
+    def learns_from_steps(self) -> bool:
+        """Whether the steps of a fit tell what the groups are worth that they train."""
+        own = self.policy.importance_name is not None
+        return self.policy.uses_importance and not own and self.importance.read_from_steps
+
+    def learn(self, scores: Scores) -> None:
+        """Take in what training steps told, NaN for groups of which they told nothing; shape (N,)."""
+        together = bool(np.isfinite(scores[: self._reachable]).all())
+        self._measured |= together
+        self.state.absorb(scores, self.options, together=together)
 
     def measure_fidelity(self, batch: Batch) -> None:
         """Measure what the policy's cheaper modes keep of the gradient now."""
@@ -167,15 +183,39 @@ class PlanChooser:
         graph = self._known_costs().graph
         return with_channels(plan, graph, self.channel_score, lambda: self.probe(self._batches))
 
-    def deep_plan(self) -> Plan | None:
-        """Return the plan that trains everything in fewer steps, if it is this fit's turn."""
-        if not self.policy.covers or not self.state.deep_due(self.options, self._deep_generator):
+    def deep_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
+        """Return the plan that trains everything in fewer steps, if this fit is to.
+
+        It is where it is its turn, and where nothing is known of what the groups are worth and a probe is too dear:
+        two such steps tell it. A fit that cannot pay for them goes without.
+
+        Parameters
+        ----------
+        affordable : callable
+            Returns how many steps of a plan the fit pays for.
+        """
+        if not self.policy.covers:
             return None
-        if self._everything_fits(1.0):
+        due = self.state.deep_due(self.options, self._deep_generator)
+        if not (due or self._must_learn()) or self._everything_fits(1.0):
             return None
-        self.based_on = "everything, in turn"
         request = self._request(1.0)
-        return request.plan_of_mask("full", self._longest_left_out(request))
+        plan = request.plan_of_mask("full", self._longest_left_out(request))
+        if affordable(plan) < (1 if due else _STEPS_THAT_TELL):
+            return None
+        self.based_on = "everything, in turn" if due else "everything, to learn its worth"
+        return plan
+
+    def _must_learn(self) -> bool:
+        """Whether nobody knows what the groups are worth, and only training everything tells."""
+        if not (self.learns_from_steps and self.options.deep_every) or self.state.scores:
+            return False
+        return not self._fleet_knows and not self._can_pay_for_probe()
+
+    @property
+    def _fleet_knows(self) -> bool:
+        others = self.options.fleet_importance
+        return any(others.get(name, 0.0) > 0 for name in self.state.names)
 
     def _longest_left_out(self, request: PlanRequest) -> Mask:
         """Return everything, or what fits memory and uplink of the groups that were left out for longest."""
@@ -199,15 +239,6 @@ class PlanChooser:
             generator=self._generator,
         )
 
-    def _with_unreachable(self, scores: Scores) -> Scores:
-        """Return scores for all groups: those out of reach were not probed and keep what they had."""
-        old = np.array(self.state.scores)
-        if self._reachable is None or len(scores) == len(old):
-            return scores
-        largest = float(np.abs(old[: self._reachable]).max(initial=0.0))
-        scale = float(np.abs(scores).max(initial=0.0)) / largest if largest > 0 else 0.0
-        return np.concatenate([scores, old[self._reachable :] * scale])
-
     def _known_costs(self) -> CostProfile:
         if self._costs is None:
             raise TrainingError("there is no cost profile before the first fit")
@@ -229,10 +260,9 @@ class PlanChooser:
             return "fixed rule"
         if self.policy.importance_name is None and self._everything_fits(correction):
             return "everything fits"
-        if any(score > 0 for score in self.state.scores):
+        if bool((np.nan_to_num(self.state.measured) > 0).any()):
             return "measured importance" if self._measured else "remembered importance"
-        others = self.options.fleet_importance
-        if self.policy.importance_name is None and any(others.get(n) for n in self.state.names):
+        if self.policy.importance_name is None and self._fleet_knows:
             return "the fleet's importance"
         return "size and turns"
 
@@ -266,7 +296,7 @@ def worth_for(
 ) -> Scores:
     """Return what groups are worth to ``policy`` now; one with a score of its own gets it without exploration."""
     if policy.importance_name is not None or not policy.uses_importance:
-        return np.array(state.scores or np.zeros(len(costs)))
+        return np.nan_to_num(state.measured) if state.names else np.zeros(len(costs))
     return state.worth(options, costs.parameter_bytes)
 
 

@@ -60,7 +60,6 @@ class Pace:
         self.corrected = False
         self.drift = 1.0
         self.spent = 0.0
-        self.reserved = 0.0
         self.predicted = 0.0
         self.steps = 0
         self._allowed_seconds = allowed_seconds
@@ -78,10 +77,9 @@ class Pace:
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
 
-    @property
-    def allowed_seconds(self) -> float:
-        """Seconds that all steps of the fit may take, at the device's present speed, less what is reserved."""
-        return self._allowed_seconds * self.drift - self.reserved
+    def allowed_seconds(self, plan: Plan) -> float:
+        """Return the seconds that all steps of the fit may take, at the device's present speed, less sending."""
+        return self._allowed_seconds * self.drift - plan.sending_seconds
 
     def record(
         self,
@@ -151,7 +149,7 @@ class Pace:
             return left
         if self.correct:
             step = self._measured() or plan.predicted_step_seconds * self.drift
-            left_seconds = self.allowed_seconds - self.spent
+            left_seconds = self.allowed_seconds(plan) - self.spent
             if self._relative:
                 # Half a step of grace: the budget is met on average instead of always undershot.
                 affordable = math.floor(left_seconds / step + 0.5)
@@ -162,7 +160,7 @@ class Pace:
         elif self._relative:
             affordable = math.floor(self.requested_steps * plan.step_fraction + 1e-9) - self.steps
         else:
-            unspent = self.allowed_seconds - self.predicted
+            unspent = self.allowed_seconds(plan) - self.predicted
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
         if self._relative and self.steps == 0:
             # A speed-up holds on average: what choosing took does not keep a short fit from its one step.
@@ -180,7 +178,7 @@ class Pace:
         if not plan.feasible:
             # Its steps are longer than their share by choice; taking fewer of them holds the budget.
             return False
-        allowed = self.allowed_seconds / self.requested_steps
+        allowed = self.allowed_seconds(plan) / self.requested_steps
         wanted = measured / (plan.predicted_step_seconds * self.drift)
         self.corrected = (
             abs(measured / allowed - 1) > _TOLERANCE

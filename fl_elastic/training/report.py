@@ -37,7 +37,8 @@ class FitReport:
     losses : tuple of float
         Loss of every step.
     importance : dict
-        Score per group name at the last selection; empty if the policy uses none.
+        Loss decrease per step that a group is expected to bring, by group name, as known after the fit; without
+        the groups that were never measured, and empty if the policy uses none.
     num_examples : int
         Examples in the loader.
     forward : ForwardReport or None
@@ -46,9 +47,10 @@ class FitReport:
         Median time of the full passes that were timed between the steps, over the cost profile's; None if none was.
     based_on : str
         What the choice of the plan was based on: "everything fits", "fixed rule" (a policy without importance),
-        "measured importance" (probed in this fit), "remembered importance" (of earlier fits), "the fleet's
-        importance", "size and turns" (no scores at all), "everything, in turn" (a fit that trains everything for
-        coverage), or "the server's choice".
+        "measured importance" (of all groups, in this fit), "remembered importance" (of earlier probes and training
+        steps), "the fleet's importance", "size and turns" (no scores at all), "everything, in turn" (a fit that
+        trains everything for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe),
+        or "the server's choice".
     """
 
     plan: Plan

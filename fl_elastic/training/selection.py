@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -25,18 +26,19 @@ class SelectionState:
     ----------
     names : tuple of str
         Groups in backward order; scores of another model are dropped.
-    scores : list of float
-        Moving average of importance, each probe scaled to a largest absolute score of 1.
+    scores : list of float or None
+        Moving average of importance, in the units of the newest; None for a group that was never measured, the
+        whole list empty if none was.
     left_out : list of int
         Fits since each group was last trained.
     steps_since_probe, probe_gap : int
-        Steps taken since the last probe, and after how many the next one is due.
+        Steps taken since all groups were last measured together, and after how many a probe is due.
     known : bool
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
     """
 
     names: tuple[str, ...] = ()
-    scores: list[float] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
     steps_since_probe: int = 0
     probe_gap: int = 0
@@ -54,28 +56,53 @@ class SelectionState:
         """Whether importance must be measured before the next selection."""
         return not self.scores or self.steps_since_probe >= self.probe_gap
 
-    def absorb(self, scores: Scores, options: TrainerOptions) -> bool:
-        """Take in a new probe; return whether importance has drifted (always for the first)."""
-        largest = float(np.abs(scores).max(initial=0.0))
-        new = scores / largest if largest > 0 else scores
-        self.steps_since_probe = 0
-        if not self.scores:
-            self.scores, self.probe_gap = new.tolist(), options.reselect_every
-            return True
-        old = np.array(self.scores)
-        norms = float(np.linalg.norm(old) * np.linalg.norm(new))
-        drifted = norms == 0 or float(old @ new) / norms < options.drift
-        longest = options.reselect_every * _LONGEST_GAP
-        self.probe_gap = options.reselect_every if drifted else min(2 * self.probe_gap, longest)
+    @property
+    def measured(self) -> Scores:
+        """The scores, NaN for a group that was never measured; shape (N,)."""
+        return np.array(self.scores or [None] * len(self.names), dtype=float)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every group was measured at some time."""
+        return bool(self.scores) and None not in self.scores
+
+    def absorb(self, scores: Scores, options: TrainerOptions, *, together: bool = True) -> bool:
+        """Take in new scores; return whether importance has drifted (always for the first).
+
+        Parameters
+        ----------
+        scores : ndarray, shape (N,)
+            NaN where nothing was measured: those groups keep what they had.
+        options : TrainerOptions
+            Gives smoothing, drift and the gap between probes.
+        together : bool
+            Whether all that can be trained was measured at once, as a probe does.
+        """
+        new, old = np.asarray(scores, dtype=float), self.measured
+        now, both = np.isfinite(new), np.isfinite(new) & np.isfinite(old)
+        if not now.any():
+            return False
+        norms = float(np.linalg.norm(old[both]) * np.linalg.norm(new[both]))
+        drifted = norms == 0 or float(old[both] @ new[both]) / norms < options.drift
+        if not self.scores or together:
+            longest = options.reselect_every * _LONGEST_GAP
+            go_on = bool(self.scores) and not drifted
+            self.probe_gap = min(2 * self.probe_gap, longest) if go_on else options.reselect_every
+            self.steps_since_probe = 0
+        if together and norms > 0:
+            # What a step is worth falls while the model learns: the shares are averaged, not the sizes.
+            old = old * (np.abs(new[both]).max() / np.abs(old[both]).max())
         keep = options.smoothing
-        self.scores = (keep * old + (1 - keep) * new).tolist()
+        merged = np.where(both, keep * old + (1 - keep) * new, np.where(now, new, old))
+        self.scores = [float(each) if np.isfinite(each) else None for each in merged]
         return drifted
 
     def worth(self, options: TrainerOptions, sizes: ArrayLike) -> Scores:
         """Return what the policy sees: the share of importance, and the bonus for being left out.
 
         Without scores of its own the fleet's count in full; without either, the bonus alone, or each group's size
-        if there is none.
+        if there is none. A group that was never measured counts beside those that were as it does in the fleet,
+        else by its size.
 
         Parameters
         ----------
@@ -84,14 +111,19 @@ class SelectionState:
         sizes : array-like, shape (N,)
             Weights per group: the bonus grows with a group's share of them, and with its mere presence.
         """
-        scores = np.array(self.scores or np.zeros(len(self.names))).clip(min=0.0)
-        total = scores.sum()
-        shares = scores / total if total > 0 else scores
+        presence = (1.0 / len(self.names) + np.asarray(sizes, dtype=float) / np.sum(sizes)) / 2
+        others = np.array([options.fleet_importance.get(name, 0.0) for name in self.names])
+        scores = self.measured.clip(min=0.0)
+        known = np.isfinite(scores)
+        total = scores[known].sum()
+        if total > 0:
+            stand_in = others if others[known].sum() > 0 else presence
+            scores[~known] = stand_in[~known] * (total / stand_in[known].sum())
+            total = scores.sum()
+        shares = scores / total if total > 0 else np.zeros(len(scores))
         if options.fleet_importance:
             blend = options.blend if total > 0 else 1.0
-            others = np.array([options.fleet_importance.get(name, 0.0) for name in self.names])
             shares = (1 - blend) * shares + blend * others
-        presence = (1.0 / len(scores) + np.asarray(sizes, dtype=float) / np.sum(sizes)) / 2
         turns = 1.0 + np.array(self.left_out, dtype=float)
         worth: Scores = shares + options.exploration * presence * turns
         return worth if worth.any() else presence
@@ -123,7 +155,7 @@ class SelectionState:
             fields = json.loads(text)
             state = cls(
                 names=tuple(str(name) for name in fields["names"]),
-                scores=[float(score) for score in fields["scores"]],
+                scores=[None if score is None else float(score) for score in fields["scores"]],
                 left_out=[int(count) for count in fields["left_out"]],
                 steps_since_probe=int(fields["steps_since_probe"]),
                 probe_gap=int(fields["probe_gap"]),
@@ -139,4 +171,5 @@ class SelectionState:
         lowest_gap = 1 if self.scores else 0
         counts_fit = min([self.steps_since_probe, *self.left_out]) >= 0
         counts_fit &= self.probe_gap >= lowest_gap
-        return lengths_fit and counts_fit and bool(np.isfinite(self.scores).all())
+        finite = all(score is None or math.isfinite(score) for score in self.scores)
+        return lengths_fit and counts_fit and finite

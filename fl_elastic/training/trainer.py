@@ -43,6 +43,7 @@ from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.realise import realised
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.training.step_log import StepLog
 from fl_elastic.update import Manifest, PartialUpdate, weights_of
 
@@ -123,6 +124,8 @@ class ElasticTrainer:
         self._forward: ElasticForward | None = None
         self._guard: ChannelGuard | None = None
         self._pull = ProximalPull()
+        self._worth: StepImportance | None = None
+        self._whole: tuple[int, ...] = ()
         self._base: dict[str, NDArray[Any]] | None = None
         self._start: FitStart
         self._tensor_steps: Counter[str] = Counter()
@@ -196,14 +199,13 @@ class ElasticTrainer:
         )
         log = StepLog(batch_shape(batches[0]), clock)
         log.selection_seconds += measuring
-        deep = self.chooser.deep_plan()
-        if deep is not None:
-            pace.reserved = deep.sending_seconds
-            if pace.steps_left(deep) == 0:
-                # Not paid for, even once: this fit trains what is, as in every other fit.
-                deep = None
+        self._worth = (
+            StepImportance(self.model, self._start.weights, profile.graph.groups)
+            if self.chooser.learns_from_steps
+            else None
+        )
+        deep = self.chooser.deep_plan(pace.steps_left)
         plan = deep or self._select(batches, pace, log, current=None)
-        pace.reserved = plan.sending_seconds
         plans = [(0, plan)]
         if pace.steps_left(plan) == 0:
             raise self._no_step(plan, requested)
@@ -233,6 +235,7 @@ class ElasticTrainer:
         self.plan = plan
         self._tensor_steps = log.tensor_steps
         self._trained = tuple(each for _, each in taken)
+        self._learn()
         self.state.trained(np.any([each.mask for _, each in taken], axis=0).tolist())
         return FitReport(
             plan=plan,
@@ -246,7 +249,11 @@ class ElasticTrainer:
             full_step_seconds=profile.full_step_seconds,
             loss=statistics.fmean(log.losses[-(requested // max(epochs, 1)) :]),
             losses=tuple(log.losses),
-            importance=dict(zip(self.state.names, self.state.scores, strict=False)),
+            importance={
+                name: score
+                for name, score in zip(self.state.names, self.state.scores, strict=False)
+                if score is not None
+            },
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=pace.full_ratio,
@@ -273,6 +280,7 @@ class ElasticTrainer:
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
             self._guard = ChannelGuard(plan, self.model)
+            self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
             tensors = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
             self._start.about_to_train(tensors.values())
             statistics = self._statistics()
@@ -415,6 +423,8 @@ class ElasticTrainer:
             # Nothing that the plan trains took part, as with routing: the batch is passed over.
             return value
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._worth is not None:
+            self._worth.observe(self._whole)
         self._pull.add_to_gradients()
         optimizer.step()
         if self._guard is not None:
@@ -437,6 +447,7 @@ class ElasticTrainer:
         keep = False
         if self._forward is not None:
             self.chooser.go_on(self._planned_with(self._profiled()), self._forward.locked_groups)
+        self._learn()
         if self.chooser.probe_due(pace.correction):
             drifted = self.chooser.measure_importance(batches)
             keep = not drifted and not pace.corrected
@@ -446,12 +457,16 @@ class ElasticTrainer:
                 pace.predicted += probe
         plan = current if keep and current is not None else self.chooser.plan(pace.correction)
         pace.replanned()
-        pace.reserved = plan.sending_seconds
         spent = log.clock() - started
         log.selection_seconds += spent
         if self.options.charge_probes:
             pace.spent += spent
         return plan
+
+    def _learn(self) -> None:
+        """Remember what the steps so far told of the worth of what they trained."""
+        if self._worth is not None:
+            self.chooser.learn(self._worth.scores())
 
     def _time_full_pass(self, batch: Batch, log: StepLog) -> tuple[float, float]:
         started = log.clock()

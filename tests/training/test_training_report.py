@@ -98,7 +98,11 @@ SHORT = {"charge_probes": True}
 
 def test_a_short_fit_without_scores_goes_by_size_and_turns() -> None:
     report = report_of(**SHORT)
-    assert report.importance == {} and report.based_on == "size and turns"
+    assert report.based_on == "size and turns"
+    # What it trained it knows from its own steps.
+    assert set(report.importance) == {
+        group.name for group, on in zip(report.plan.groups, report.plan.mask, strict=True) if on
+    }
 
 
 def test_the_fleets_importance_counts_where_there_is_no_own() -> None:
@@ -117,6 +121,25 @@ def test_scores_without_anything_above_zero_are_no_basis() -> None:
         state=SelectionState(NAMES, [-1.0] * 4, [0] * 4, 0, 100),
     )  # fmt: skip
     assert trainer.fit(batches).based_on == "size and turns"
+
+
+def test_a_short_first_fit_learns_from_full_steps_and_the_next_chooses_by_it() -> None:
+    batches, model = vectors(4), chain()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=HALF, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(closed_loop=False, deep_every=100),
+    )  # fmt: skip
+    first, second = trainer.fit(batches), trainer.fit(batches)
+    assert first.based_on == "everything, to learn its worth"
+    assert first.plan.policy == "full" and first.steps == 2
+    assert set(first.importance) == set(NAMES)
+    assert second.based_on == "remembered importance" and second.plan.policy == "elastic"
+
+
+def test_a_first_fit_that_pays_for_one_full_step_only_learns_nothing_from_it() -> None:
+    assert (
+        report_of(deep_every=100, budget=Budget(speedup=3.0), **SHORT).based_on == "size and turns"
+    )
 
 
 def test_a_fit_that_trains_everything_for_coverage_says_so() -> None:

@@ -27,11 +27,17 @@ def step(state: SelectionState, steps: int) -> None:
     state.steps_since_probe += steps
 
 
+def test_scores_that_were_never_measured_are_remembered_as_such() -> None:
+    state = fresh()
+    state.absorb(np.array([3.0, np.nan, -1.0]), OPTIONS, together=False)
+    assert SelectionState.from_json(state.to_json()).scores == [3.0, None, -1.0]
+
+
 def test_the_first_probe_is_due_at_once_and_counts_as_drift() -> None:
     state = fresh()
     assert state.probe_due()
     assert state.absorb(np.array([2.0, 1.0, -4.0]), OPTIONS)
-    assert state.scores == [0.5, 0.25, -1.0]
+    assert state.scores == [2.0, 1.0, -4.0]
     assert not state.probe_due()
 
 
@@ -77,7 +83,7 @@ def test_drift_does_not_depend_on_the_size_of_the_scores() -> None:
     state = fresh()
     state.absorb(np.array([1.0, 0.5, 0.2]), OPTIONS)
     assert not state.absorb(1e-9 * np.array([1.0, 0.5, 0.2]), OPTIONS)
-    assert state.scores == pytest.approx([1.0, 0.5, 0.2])
+    assert state.scores == pytest.approx([1e-9, 0.5e-9, 0.2e-9])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 0.9])
@@ -87,7 +93,32 @@ def test_scores_are_a_moving_average_of_scaled_probes(smoothing: float) -> None:
     state.absorb(np.array([1.0, 0.5, -0.5]), options)
     state.absorb(np.array([0.0, 8.0, 4.0]), options)
     expected = smoothing * np.array([1.0, 0.5, -0.5]) + (1 - smoothing) * np.array([0.0, 1.0, 0.5])
-    assert state.scores == pytest.approx(expected)
+    assert state.scores == pytest.approx(8.0 * expected)
+
+
+def test_groups_that_were_not_measured_keep_their_scores_and_the_gap() -> None:
+    state = fresh()
+    state.absorb(np.array([4.0, 2.0, 1.0]), OPTIONS)
+    step(state, 3)
+    assert not state.absorb(np.array([2.0, 1.0, np.nan]), OPTIONS, together=False)
+    assert state.scores == pytest.approx([3.0, 1.5, 1.0])
+    assert state.probe_gap == 10 and state.steps_since_probe == 3
+    assert not state.absorb(np.full(3, np.nan), OPTIONS, together=False)
+    assert state.scores == pytest.approx([3.0, 1.5, 1.0])
+
+
+def test_a_group_that_was_never_measured_counts_by_its_size_or_as_in_the_fleet() -> None:
+    state = fresh()
+    state.absorb(np.array([3.0, 1.0, np.nan]), OPTIONS, together=False)
+    assert state.scores == [3.0, 1.0, None]
+    plain = replace(OPTIONS, exploration=0.0)
+    # Weights of 10, 30 and 60 are shares of 13/60, 19/60 and 28/60 with a third for being there.
+    total = 4.0 * 60 / 32
+    assert state.worth(plain, [10, 30, 60]) == pytest.approx(
+        np.array([3.0, 1.0, total * 28 / 60]) / total
+    )
+    fleet = replace(plain, fleet_importance={"head": 0.5, "stem": 0.5})
+    assert state.worth(fleet, [10, 30, 60]) == pytest.approx(np.array([3.0, 1.0, 4.0]) / 8)
 
 
 def test_probes_of_zeros_are_taken_as_drift_and_divide_nothing() -> None:

@@ -1,0 +1,84 @@
+"""Importance from the gradients of steps that train anyway."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.groups import TensorGroup
+from fl_elastic.importance.base import Scores
+
+__all__ = ["StepImportance"]
+
+_TELLING = 2
+
+
+class StepImportance:
+    r"""Reads the importance of what is trained from two consecutive training steps.
+
+    :math:`I_k = -\langle g_k(B),\ \Delta w_k(A)\rangle`, with :math:`\Delta w_k(A)` what the first step of a fit on
+    its batch A made of group k, and g the gradient of the next step on its batch B. This is `ElasticImportance` of
+    those two batches, without a pass of its own: the weights before the fit are kept anyway, and what is left to do
+    is one product per tensor.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model in training.
+    before : mapping of str to array
+        Weights at the start of the fit, by name; may grow while it lasts.
+    groups : sequence of TensorGroup
+        In backward order.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        before: Mapping[str, NDArray[Any]],
+        groups: Sequence[TensorGroup],
+    ) -> None:
+        self._before = before
+        self._unread = [
+            {name: model.get_parameter(name) for name in group.parameters} for group in groups
+        ]
+        self._stepped: set[str] = set()
+        self._steps: Counter[int] = Counter()
+        self._scores = np.full(len(groups), np.nan)
+
+    def observe(self, whole: Iterable[int]) -> None:
+        """Look at the gradients of a step, before the optimiser takes it.
+
+        Parameters
+        ----------
+        whole : iterable of int
+            Groups that the step trains in all their weights, by their number.
+        """
+        for index in whole:
+            unread, self._steps[index] = self._unread[index], self._steps[index] + 1
+            for name, parameter in [*unread.items()]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if name not in self._stepped:
+                    self._stepped.add(name)
+                    continue
+                del unread[name]
+                with torch.no_grad():
+                    moved = parameter - torch.as_tensor(self._before[name]).to(parameter)
+                    read = -float(torch.sum(gradient * moved, dtype=torch.float32))
+                self._scores[index] = np.nan_to_num(self._scores[index]) + read
+            if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
+                # Read already, or of no use to these batches: then a step changes nothing.
+                self._scores[index] = np.nan_to_num(self._scores[index])
+
+    def scores(self) -> Scores:
+        """Return what was read since this was last asked, NaN for a group of which nothing was; shape (N,)."""
+        found = self._scores.copy()
+        self._scores[:] = np.nan
+        return found
