@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -205,6 +206,34 @@ class PlanChooser:
             return None
         self.based_on = "everything, in turn" if due else "everything, to learn its worth"
         return plan
+
+    def rest_plan(self, plan: Plan, seconds: float) -> Plan | None:
+        """Return the deepest part of a plan, from the loss on, of which one more step takes at most so long.
+
+        Only parts of what the fit trains anyway: sending it is paid for. None if not even one group's does.
+
+        Parameters
+        ----------
+        plan : Plan
+            What the fit trained by.
+        seconds : float
+            By the cost profile.
+        """
+        plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"} and not plan.recomputed
+        if seconds <= 0 or not plain or not self.policy.covers:
+            return None
+        request, trained = self._request(1.0), np.flatnonzero(plan.mask)
+        parts = []
+        for count in range(1, len(trained)):
+            mask = np.zeros(len(plan.mask), dtype=bool)
+            mask[trained[:count]] = True
+            parts.append(mask)
+
+        def step_seconds(mask: Mask) -> float:
+            return request.plan_of_mask(plan.policy, mask).predicted_step_seconds
+
+        affordable = bisect_right(parts, seconds, key=step_seconds)
+        return request.plan_of_mask(plan.policy, parts[affordable - 1]) if affordable else None
 
     def _must_learn(self) -> bool:
         """Whether nobody knows what the groups are worth, and only training everything tells."""

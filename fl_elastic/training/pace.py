@@ -168,6 +168,17 @@ class Pace:
             affordable = max(affordable, int(paid))
         return max(min(left, affordable), 0)
 
+    def rest_seconds(self, plan: Plan) -> float:
+        """Return what a deadline leaves for steps cheaper than the plan's; nothing once all steps are taken.
+
+        A speed-up leaves nothing: it holds on average over many fits.
+        """
+        if self._relative or not self._limited or self.steps >= self.requested_steps:
+            return 0.0
+        spent = self.spent if self.correct else self.predicted
+        slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
+        return max(self.allowed_seconds(plan) - spent, 0.0) / slower
+
     def wants_replan(self, plan: Plan) -> bool:
         """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""
         measured = self._measured()

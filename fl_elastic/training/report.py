@@ -17,7 +17,8 @@ class FitReport:
     Attributes
     ----------
     plan : Plan
-        The plan in force at the end.
+        The plan in force at the end, but for the rest of a deadline that is too short for one more of its steps:
+        that is spent on a part of what it trains.
     plans : tuple of (int, Plan)
         Every plan with the step at which it came into force.
     steps, requested_steps : int

@@ -227,11 +227,16 @@ class ElasticTrainer:
             raise TrainingError(_READ_ONCE)
         taken = stepped(plans, pace.steps)
         plan = taken[-1][1]
-        self._refuse_overflow(log.tensor_steps)
         if profile.estimated and self.options.closed_loop and forward is None:
             self.profile = refined(
                 profile, pace.full_ratio, plan.predicted_step_seconds, pace.recent_step_seconds
             )
+        step_seconds = log.median_step_seconds
+        rest = self._rest_plan(plan, batch, pace, log)
+        if rest is not None and batch is not None:
+            taken = (*taken, (pace.steps, rest))
+            self._train(rest, batch, stream, pace, log, to_the_end=True)
+        self._refuse_overflow(log.tensor_steps)
         self.plan = plan
         self._tensor_steps = log.tensor_steps
         self._trained = tuple(each for _, each in taken)
@@ -245,7 +250,7 @@ class ElasticTrainer:
             seconds=log.seconds,
             selection_seconds=log.selection_seconds,
             predicted_seconds=log.predicted_seconds,
-            step_seconds=log.median_step_seconds,
+            step_seconds=step_seconds,
             full_step_seconds=profile.full_step_seconds,
             loss=statistics.fmean(log.losses[-(requested // max(epochs, 1)) :]),
             losses=tuple(log.losses),
@@ -462,6 +467,19 @@ class ElasticTrainer:
         if self.options.charge_probes:
             pace.spent += spent
         return plan
+
+    def _rest_plan(self, plan: Plan, batch: Batch | None, pace: Pace, log: StepLog) -> Plan | None:
+        """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
+        if batch is None:
+            return None
+        started = log.clock()
+        rest = self.chooser.rest_plan(plan, pace.rest_seconds(plan))
+        spent = log.clock() - started
+        log.selection_seconds += spent
+        if self.options.charge_probes:
+            pace.spent += spent
+        pace.replanned()
+        return rest if rest is not None and pace.steps_left(rest) > 0 else None
 
     def _learn(self) -> None:
         """Remember what the steps so far told of the worth of what they trained."""

@@ -160,8 +160,10 @@ def test_a_deadline_pays_for_the_probe_and_as_many_steps_as_are_left() -> None:
     trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget, charge_probes=True)
     report = trainer.fit(batches)
     # The importance of the groups was probed on two batches.
-    assert report.importance and report.steps == 12
-    assert report.predicted_seconds == pytest.approx(14 * full)
+    (_, plan), (at, rest) = report.plans
+    assert report.based_on == "measured importance" and (at, report.steps) == (12, 13)
+    assert report.predicted_seconds == pytest.approx(14 * full + rest.predicted_step_seconds)
+    assert plan is report.plan and report.predicted_seconds <= 14.5 * full
 
 
 def test_a_deadline_that_a_probe_would_eat_up_is_spent_on_steps() -> None:
@@ -172,7 +174,7 @@ def test_a_deadline_that_a_probe_would_eat_up_is_spent_on_steps() -> None:
     trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget, charge_probes=True)
     report = trainer.fit(batches)
     # A probe would have been two steps of the seven.
-    assert report.steps == 7 and len(report.plans) == 1
+    assert [at for at, _ in report.plans] == [0, 7] and report.steps == 8
 
 
 def test_memory_and_uplink_are_respected_or_refused() -> None:
@@ -261,3 +263,48 @@ def test_a_fit_whose_turn_it_is_trains_what_is_paid_for_where_everything_is_not(
     report = trainer.fit(batches)
     assert report.steps == 1 and report.plan.policy == "elastic"
     assert 0 < len(report.plan.trained_parameters) < len(trainer.manifest.names)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.0, 1.57, 2.3, 3.99])
+@pytest.mark.parametrize("deep_every", [0, 1])
+def test_the_rest_of_a_deadline_is_spent_on_a_part_of_the_plan(
+    share: float, deep_every: int
+) -> None:
+    batches, model = vectors(20), chain()
+    profile = flat_profile(model, batches[0])
+    deadline = share * profile.full_step_seconds
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(deadline=deadline), profile=profile,
+        options=TrainerOptions(closed_loop=False, deep_every=deep_every),
+    )  # fmt: skip
+    head = trainer_of(chain(), batches[0], ["6"]).fit(batches).plan.predicted_step_seconds
+    if deadline < head:
+        with pytest.raises(BudgetError):
+            trainer.fit(batches)
+        return
+    report = trainer.fit(batches)
+    ends = [*(at for at, _ in report.plans[1:]), report.steps]
+    steps = [end - at for end, (at, _) in zip(ends, report.plans, strict=True)]
+    spent = sum(
+        count * plan.predicted_step_seconds
+        for count, (_, plan) in zip(steps, report.plans, strict=True)
+    )
+    assert report.predicted_seconds == pytest.approx(spent)
+    assert spent <= deadline * (1 + 1e-9)
+    # Not even one more step of the head alone fits.
+    assert deadline - spent < head * (1 + 1e-9)
+    trained = {name for _, plan in report.plans for name in plan.trained_parameters}
+    assert trained == set(report.plan.trained_parameters)
+
+
+def test_two_full_steps_and_a_half_are_two_and_the_part_next_to_the_loss() -> None:
+    batches, model = vectors(20), chain()
+    profile = flat_profile(model, batches[0])
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(deadline=2.6 * profile.full_step_seconds),
+        profile=profile, options=TrainerOptions(closed_loop=False, deep_every=1),
+    )  # fmt: skip
+    report = trainer.fit(batches)
+    assert report.steps == 3 and report.plan.policy == "full"
+    steps = trainer.update().steps
+    assert steps["6.weight"] == 3 and steps["0.weight"] == 2
