@@ -233,7 +233,10 @@ class PlanChooser:
             return request.plan_of_mask(plan.policy, mask).predicted_step_seconds
 
         affordable = bisect_right(parts, seconds, key=step_seconds)
-        return request.plan_of_mask(plan.policy, parts[affordable - 1]) if affordable else None
+        if not affordable:
+            return None
+        part = request.plan_of_mask(plan.policy, parts[affordable - 1])
+        return replace(part, sending_seconds=plan.sending_seconds)
 
     def _must_learn(self) -> bool:
         """Whether nobody knows what the groups are worth, and only training everything tells."""
