@@ -314,8 +314,10 @@ def trained(made: ElasticClient, deadline: float | None) -> tuple[float, float]:
     update = decode(arrays[0].tobytes(), known)
     sent = sum(4 * d.size for n, d in update.deltas.items() if "running" not in n)
     assert made.report is not None
-    seconds = metrics["steps"] * made.report.plan.predicted_step_seconds
-    return seconds, sent / (made.budget.bandwidth or float("inf"))
+    begins = [at for at, _ in made.report.plans]
+    steps = np.diff([*begins, metrics["steps"]])
+    plans = [plan.predicted_step_seconds for _, plan in made.report.plans]
+    return float(steps @ plans), sent / (made.budget.bandwidth or float("inf"))
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4, 0.25])
