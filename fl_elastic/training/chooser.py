@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph, Batch, LossFn
+from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.channels import ChannelScore, choose_channels, make_channel_score
@@ -29,6 +29,7 @@ __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
 _STEPS_THAT_TELL = 2
+_SEND_ALL = ("full", "filtered")
 _DEEP = 0xDEE9
 
 
@@ -82,6 +83,7 @@ class PlanChooser:
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
         self._batches: Sequence[Batch] = ()
+        self._first: Plan | None = None
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
         self.based_on = ""
@@ -106,6 +108,7 @@ class PlanChooser:
         self.budget = self.budget if budget is None else budget
         self.go_on(costs, None)
         self._batches = batches
+        self._first = None
         self._measured = False
         self.state.fit_to(costs.group_names)
 
@@ -115,12 +118,15 @@ class PlanChooser:
         self._costs, self._reachable = with_sending(costs, rate), reachable
         self._fitting = None
 
-    def probe_due(self, correction: float) -> bool:
+    def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
         """Whether importance must be measured: not while everything fits, at the measured pace.
 
-        A policy that is defined by its own importance neither asks whether everything fits nor what a probe costs.
+        A policy that is defined by its own importance neither asks whether everything fits nor what its first probe
+        costs. No later one may take more than a share of the time that is left.
         """
         if not (self.policy.uses_importance and self.state.probe_due()):
+            return False
+        if self.options.charge_probes and self._probe_seconds > _MOST_OF_TIME * left_seconds:
             return False
         if self.policy.importance_name is not None:
             return True
@@ -132,6 +138,10 @@ class PlanChooser:
         costs, memory = self._known_costs(), self.budget.memory
         return memory is None or mask_bytes(costs, np.ones(len(costs), dtype=bool)) <= memory
 
+    @property
+    def _probe_seconds(self) -> float:
+        return self.batches_needed * self._known_costs().full_step_seconds
+
     def _can_pay_for_probe(self) -> bool:
         """Whether a probe fits the memory and leaves most of the time; else older or others' scores must do."""
         if not self.full_step_fits_memory:
@@ -140,7 +150,7 @@ class PlanChooser:
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
         if np.isinf(allowed) or not self.options.charge_probes:
             return True
-        probe, steps = self.batches_needed * full, self.requested_steps
+        probe, steps = self._probe_seconds, self.requested_steps
         if self.budget.deadline is not None or not self.state.known:
             return probe <= _MOST_OF_TIME * allowed * steps
         # A speed-up holds over many fits, and what a probe finds serves for as many steps as are between two.
@@ -178,11 +188,25 @@ class PlanChooser:
             )
 
     def plan(self, correction: float) -> Plan:
-        """Return what the policy chooses at the measured pace, with the channels of its groups."""
-        plan = self.policy.plan(self._request(correction))
+        """Return what the policy chooses at the measured pace, with the channels of its groups.
+
+        Where sending is limited, later plans of a fit train parts of what the first one trains: the update holds
+        whatever any of them trained.
+        """
+        first, request = self._first, self._request(correction)
+        if first is not None:
+            request = replace(request, importance=request.importance * first.mask)
+        plan = self.policy.plan(request)
         self.based_on = self._basis(correction)
         graph = self._known_costs().graph
-        return with_channels(plan, graph, self.channel_score, lambda: self.probe(self._batches))
+        part = plan if first is None else _part_of(first, plan, request)
+        plan = with_channels(part, graph, self.channel_score, lambda: self.probe(self._batches))
+        if first is not None:
+            channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
+            return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
+        if request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
+            self._first = plan
+        return plan
 
     def deep_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if this fit is to.
@@ -330,6 +354,17 @@ def worth_for(
     if policy.importance_name is not None or not policy.uses_importance:
         return np.nan_to_num(state.measured) if state.names else np.zeros(len(costs))
     return state.worth(options, costs.parameter_bytes)
+
+
+def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
+    """Return the part of a plan that sends nothing that the first one does not."""
+    modes = [
+        mode if before.kind in _SEND_ALL or mode == before else Mode.FROZEN
+        for mode, before in zip(plan.modes, first.modes, strict=True)
+    ]
+    if all(mode.is_frozen for mode in modes):
+        return first
+    return request.plan(plan.policy, modes)
 
 
 def with_channels(

@@ -175,9 +175,12 @@ class Pace:
         """
         if self._relative or not self._limited or self.steps >= self.requested_steps:
             return 0.0
-        spent = self.spent if self.correct else self.predicted
         slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
-        return max(self.allowed_seconds(plan) - spent, 0.0) / slower
+        return max(self.left_seconds(plan), 0.0) / slower
+
+    def left_seconds(self, plan: Plan) -> float:
+        """Return what is left of the time for all steps; may be infinite."""
+        return self.allowed_seconds(plan) - (self.spent if self.correct else self.predicted)
 
     def wants_replan(self, plan: Plan) -> bool:
         """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""

@@ -219,7 +219,7 @@ class ElasticTrainer:
                 pace.reference(ratio, seconds)
                 if self.options.charge_probes:
                     pace.spent += seconds
-            due = plan is not deep and (pace.corrected or self.chooser.probe_due(pace.correction))
+            due = plan is not deep and (pace.corrected or self._probe_due(plan, pace))
             if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
@@ -310,9 +310,7 @@ class ElasticTrainer:
                     break
                 if pace.reference_due():
                     break
-                if not to_the_end and (
-                    self.chooser.probe_due(pace.correction) or pace.wants_replan(plan)
-                ):
+                if not to_the_end and (self._probe_due(plan, pace) or pace.wants_replan(plan)):
                     break
             now = self._statistics()
             moved = [
@@ -453,7 +451,7 @@ class ElasticTrainer:
         if self._forward is not None:
             self.chooser.go_on(self._planned_with(self._profiled()), self._forward.locked_groups)
         self._learn()
-        if self.chooser.probe_due(pace.correction):
+        if self._probe_due(current, pace):
             drifted = self.chooser.measure_importance(batches)
             keep = not drifted and not pace.corrected
             probe = self.chooser.batches_needed * self._profiled().full_step_seconds
@@ -467,6 +465,11 @@ class ElasticTrainer:
         if self.options.charge_probes:
             pace.spent += spent
         return plan
+
+    def _probe_due(self, plan: Plan | None, pace: Pace) -> bool:
+        """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
+        left = np.inf if plan is None else pace.left_seconds(plan)
+        return self.chooser.probe_due(pace.correction, left)
 
     def _rest_plan(self, plan: Plan, batch: Batch | None, pace: Pace, log: StepLog) -> Plan | None:
         """Return what to train in the rest of a deadline that is too short for one more step of the plan."""

@@ -6,6 +6,7 @@ import gc
 import weakref
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from small_models import (
@@ -28,6 +29,7 @@ from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.testing import Snapshot
 from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
+from fl_elastic.update.partial import trained_part
 
 
 @pytest.mark.parametrize("optimizer_fn", [sgd, adam], ids=["sgd", "adam"])
@@ -308,3 +310,39 @@ def test_two_full_steps_and_a_half_are_two_and_the_part_next_to_the_loss() -> No
     assert report.steps == 3 and report.plan.policy == "full"
     steps = trainer.update().steps
     assert steps["6.weight"] == 3 and steps["0.weight"] == 2
+
+
+@pytest.mark.parametrize("policy", ["elastic", "random", "joint", "tinytrain", "last_k"])
+@pytest.mark.parametrize("limit", ["uplink", "bandwidth"])
+def test_plans_of_one_fit_together_send_no_more_than_the_uplink(policy: str, limit: str) -> None:
+    for seed in range(4):
+        batches, model = images(40, seed=seed), conv_net()
+        profile = flat_profile(model, batches[0])
+        everything = float(profile.parameter_bytes.sum())
+        steps = 40 * profile.full_step_seconds
+        budget = (
+            Budget(uplink=0.5 * everything, speedup=1.5)
+            if limit == "uplink"
+            else Budget(deadline=steps, bandwidth=everything / (0.8 * steps))
+        )
+        trainer = ElasticTrainer(
+            model, loss_fn, sgd, budget=budget, profile=profile, policy=policy,
+            options=TrainerOptions(
+                closed_loop=False, deep_every=0, reselect_every=3, drift=2.0, smoothing=0.0,
+                seed=seed,
+            ),
+        )  # fmt: skip
+        report = trainer.fit(batches)
+        update = trainer.update()
+        parameters = dict(model.named_parameters())
+        sent = 0.0
+        for name, delta in update.deltas.items():
+            if name in parameters:
+                part = trained_part(update, name)
+                share = 1.0 if part is None else np.broadcast_to(part, delta.shape).mean()
+                sent += share * delta.nbytes
+        if budget.uplink is not None:
+            assert sent <= budget.uplink * (1 + 1e-9)
+        else:
+            spent = report.predicted_seconds + budget.sending_seconds(sent)
+            assert spent <= steps * (1 + 1e-6)
