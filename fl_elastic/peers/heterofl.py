@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,7 +16,12 @@ from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
 from fl_elastic.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic.peers.narrow import kept_lengths, narrow_model, part_of_axes, spread
 from fl_elastic.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic.peers.task_data import first_batch, num_examples, requested_steps
+from fl_elastic.peers.task_data import (
+    first_batch,
+    num_examples,
+    requested_steps,
+    steps_in_time,
+)
 from fl_elastic.peers.widths import LayerChannels, channels_of
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.measure import model_device
@@ -62,9 +66,7 @@ class HeteroFl(Peer):
             raise ModelError(f"heterofl takes one tensor as input, not {type(first[0]).__name__}")
         layers = _layers_of(wide, first[0])
         rate, seconds = affordable_rate(task, layers, first)
-        steps = requested
-        if not math.isinf(task.allowed_seconds):
-            steps = min(requested, max(1, math.floor(task.allowed_seconds / seconds + 1e-9)))
+        steps = steps_in_time(task, seconds)
         present = labels_present(task.batches, layers)
         manifest = Manifest.of(wide)
         base = weights_of(wide, manifest)
@@ -111,14 +113,15 @@ def affordable_rate(
 ) -> tuple[float, float]:
     """Return the largest rate whose whole round fits the allowed time, and the seconds of its step.
 
-    The narrowest if none fits. The whole model costs what the task's profile says; narrower ones are measured
-    once per process, model and batch shape.
+    The narrowest if none fits. The whole model costs what the task's profile says; narrower ones what the task
+    knows, or they are measured once per process, model and batch shape.
     """
     steps = requested_steps(task)
     seconds = task.profile.full_step_seconds
     for rate in RATES:
         if rate < 1:
-            seconds = _narrow_step_seconds(task, layers, rate, first)
+            known = task.narrow_seconds.get(rate)
+            seconds = _narrow_step_seconds(task, layers, rate, first) if known is None else known
         if steps * seconds <= task.allowed_seconds * (1 + 1e-9):
             return rate, seconds
     return RATES[-1], seconds

@@ -180,7 +180,9 @@ class ElasticTrainer:
         began, known = clock(), self.profile
         self._optimizing()
         profile = self._profile_for(batches[0])
-        measuring = clock() - began if profile is not known and self.options.closed_loop else 0.0
+        measuring = self.options.profile_seconds
+        if self.options.closed_loop:
+            measuring = clock() - began if profile is not known else 0.0
         budget = self.budget.after(measuring, profile.full_step_seconds, requested)
         forward = self._forward = self._elastic_forward(epochs, clock)
         self.chooser.begin(self._planned_with(profile), requested, batches, budget)
@@ -196,6 +198,7 @@ class ElasticTrainer:
         )
         log = StepLog(batch_shape(batches[0]), clock)
         log.selection_seconds += measuring
+        log.predicted_seconds += 0.0 if self.options.closed_loop else measuring
         deep = self.chooser.deep_plan()
         if deep is not None:
             pace.reserved = deep.sending_seconds
@@ -250,6 +253,7 @@ class ElasticTrainer:
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=pace.full_ratio,
+            choosing_seconds=log.choosing_seconds,
             based_on=self.chooser.based_on,
         )
 
@@ -441,10 +445,16 @@ class ElasticTrainer:
             drifted = self.chooser.measure_importance(batches)
             keep = not drifted and not pace.corrected
             probe = self.chooser.batches_needed * self._profiled().full_step_seconds
-            log.predicted_seconds += probe
+            log.charge(probe)
             if self.options.charge_probes:
                 pace.predicted += probe
-        plan = current if keep and current is not None else self.chooser.plan(pace.correction)
+        if keep and current is not None:
+            plan = current
+        else:
+            planning = self.chooser.pay_for_plan()
+            log.charge(planning)
+            pace.predicted += planning
+            plan = self.chooser.plan(pace.correction)
         pace.replanned()
         pace.reserved = plan.sending_seconds
         spent = log.clock() - started
