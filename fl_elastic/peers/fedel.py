@@ -50,8 +50,8 @@ class FedEl(Peer):
     scaled to a largest of 1 before they are mixed (which cancels the learning rate the paper divides by);
     selection is exact, and its budget is the allowed step time less the forward pass to the front and the exit;
     where the whole window fits, all of it is trained without a probe; frozen norms run in eval mode; the probe, two
-    passes over one batch at the round's start, is taken off the allowed time, and where that does not pay for it and
-    a step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
+    passes over one batch at the round's start, is taken off the allowed time; where that does not pay for it and a
+    step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
     client that has no time for one stays out, and its window moves on.
     """
 
@@ -75,13 +75,13 @@ class FedEl(Peer):
         window = _window_of(task.memory, costs.block_seconds, limit)
         mask, probe_seconds = costs.mask(window), 0.0
         if costs.step_seconds(window, mask) > limit * (1 + 1e-9):
-            probe_seconds = self._probe_seconds(task, costs, window)
+            probing = self._probe_seconds(task, costs, window)
             worth = (
                 _change_alone(task, costs, window)
-                if probe_seconds is None
+                if probing is None
                 else _importance(task, model, costs, window)
             )
-            probe_seconds = probe_seconds or 0.0
+            probe_seconds = probing or 0.0
             mask = costs.select(window, worth, (task.allowed_seconds - probe_seconds) / requested)
         task.memory[_WINDOW] = [window.end, window.front]
         task.memory[_SELECTED] = costs.blocks_of(mask)

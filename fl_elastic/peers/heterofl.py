@@ -24,13 +24,20 @@ from fl_elastic.peers.task_data import (
 )
 from fl_elastic.peers.widths import LayerChannels, channels_of
 from fl_elastic.profiling import profile_model
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.changes import changes
 from fl_elastic.training.freeze import training_statistics
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
 
-__all__ = ["RATES", "HeteroFl", "affordable_rate", "labels_present", "masked_loss"]
+__all__ = [
+    "RATES",
+    "HeteroFl",
+    "affordable_rate",
+    "labels_present",
+    "masked_loss",
+    "narrow_seconds",
+]
 
 RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
@@ -138,6 +145,24 @@ def _narrow_step_seconds(
         profile = profile_model(narrow, task.loss_fn, batch, optimizer_fn=task.optimizer_fn)
         _SECONDS[case] = profile.full_step_seconds
     return _SECONDS[case]
+
+
+def narrow_seconds(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, optimizer_fn: OptimizerFn
+) -> dict[float, float]:
+    """Return the measured seconds of a step at each rate below 1, by the time of this thread."""
+    layers = _layers_of(model, batch[0])
+    return {
+        rate: profile_model(
+            narrow_model(model, layers, rate),
+            loss_fn,
+            batch,
+            optimizer_fn=optimizer_fn,
+            clock="cpu",
+        ).full_step_seconds
+        for rate in RATES
+        if rate < 1
+    }
 
 
 def _of_size(batch: Batch, size: int) -> Batch:

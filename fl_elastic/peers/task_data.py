@@ -62,7 +62,7 @@ def steps_in_time(task: LocalTask, step_seconds: float, spent: float = 0.0) -> i
     steps = min(requested, math.floor(left / step_seconds + 1e-9))
     if steps < 1:
         raise BudgetError(
-            f"{max(left, 0.0):.3g} s do not pay for one step of {step_seconds:.3g} s: allow more time, or leave this "
-            "device out of the round"
+            f"{max(left, 0.0):.3g} s do not pay for one step of {step_seconds:.3g} s: allow more time, or leave "
+            "this device out of the round"
         )
     return steps

@@ -379,7 +379,9 @@ def test_what_is_trained_is_the_best_by_own_and_global_importance() -> None:
         assert task.memory["window"] == [0, 3]
         worth = adjusted_importance(own, groups, change)
         masks = [np.array(bits) for bits in product([False, True], repeat=4)]
-        fitting = [mask for mask in masks if mask.any() and profile.step_seconds(mask) <= step_limit]
+        fitting = [
+            mask for mask in masks if mask.any() and profile.step_seconds(mask) <= step_limit
+        ]
         best = max(fitting, key=lambda mask: float(worth[mask].sum()))
         trained = {name.split(".")[0] for name in result.update.deltas}
         assert trained == {name for name, on in zip(profile.group_names, best, strict=True) if on}

@@ -68,7 +68,8 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 def test_the_published_methods_are_all_there() -> None:
     assert peers() == [
-        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "full_steps", "heterofl", "random_layers", "timelyfl",
+        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "full_steps", "heterofl",
+        "random_layers", "timelyfl",
     ]  # fmt: skip
     for name in peers():
         peer = make_peer(name)
