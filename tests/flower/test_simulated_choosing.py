@@ -105,13 +105,13 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
 
 
 @pytest.mark.parametrize("method", [*CHOOSING, *FREE])
-def test_charges_are_inside_the_deadline(
-    method: str, tmp_path: Path, profile: CostProfile
-) -> None:
+def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
     made, full = scenario(profile), profile.full_step_seconds
     costs = flat_choosing(made, profile=1.5 * full, plan=0.5 * full)
     costs = replace(costs, width_seconds=tuple((r, r * full) for r in (0.5, 0.25, 0.125, 0.0625)))
-    one, other = (ran(tmp_path / n, made, profile, method, c) for n, c in (("a", None), ("b", costs)))
+    one, other = (
+        ran(tmp_path / n, made, profile, method, c) for n, c in (("a", None), ("b", costs))
+    )
     if method in FREE:
         assert charged(other) == (0.0, 0.0) and other.simulated_seconds > 0
     if method == "wait":
@@ -139,7 +139,11 @@ def test_a_slower_planner_leaves_fewer_steps(tmp_path: Path, profile: CostProfil
         sum(
             step.share
             for step in ran(
-                tmp_path / str(plan), made, profile, "elastic", flat_choosing(made, plan=plan * full)
+                tmp_path / str(plan),
+                made,
+                profile,
+                "elastic",
+                flat_choosing(made, plan=plan * full),
             ).steps
             if step.device == "slow"
         )
@@ -187,7 +191,9 @@ def test_a_round_of_nobody_takes_time(tmp_path: Path, profile: CostProfile) -> N
 def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostProfile) -> None:
     made = scenario(profile)
     costs = measure_choosing(made, None, profile)
-    assert [m.name for m in made.methods if chooses(m)] == list(CHOOSING) == list(costs.plan_seconds)
+    assert (
+        [m.name for m in made.methods if chooses(m)] == list(CHOOSING) == list(costs.plan_seconds)
+    )
     assert costs.profile_seconds > 0
     assert all(set(each) == {"fast", "slow"} for each in costs.plan_seconds.values())
     assert all(taken > 0 for each in costs.plan_seconds.values() for taken in each.values())

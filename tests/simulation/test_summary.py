@@ -213,7 +213,9 @@ def test_tests_at_equal_times_end_with_the_last_tenth_of_the_time() -> None:
 def test_choosing_and_profiles_are_shares_of_all_clients_time() -> None:
     charged = {"client_seconds": 50.0, "choosing_seconds": 4.0, "profile_seconds": 1.0}
     cells = [cell("full", 0, RISING), cell("elastic", 0, RISING, **charged)]
-    found = summarise(scenario(), [*cells, cell("elastic", 1, RISING, **charged)], GROUPS)["methods"]
+    found = summarise(scenario(), [*cells, cell("elastic", 1, RISING, **charged)], GROUPS)[
+        "methods"
+    ]
     assert (found["elastic"]["choosing_share"], found["elastic"]["profile_share"]) == (0.08, 0.02)
     assert (found["full"]["choosing_share"], found["full"]["profile_share"]) == (0.0, 0.0)
 
