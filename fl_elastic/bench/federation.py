@@ -17,6 +17,7 @@ from fl_elastic.bench.federation_methods import METHODS
 from fl_elastic.bench.federation_page import write_federation_page
 from fl_elastic.bench.federation_summary import summarise_task
 from fl_elastic.bench.federation_tasks import (
+    SEEDS,
     TASKS,
     FederationTask,
     bandwidth_of,
@@ -39,7 +40,6 @@ from fl_elastic.simulation.workload import measure_profile
 
 __all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_costs"]
 
-SEEDS = (0, 1, 2)
 _DECIMALS = 4
 # Headers of messages make a round a little longer than its numbers do.
 _SPARE = 1.01

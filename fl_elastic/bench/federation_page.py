@@ -11,7 +11,7 @@ from typing import Any
 from fl_elastic.bench.federation_curves import chart
 from fl_elastic.bench.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic.bench.federation_summary import Curve, summarise_task
-from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.federation_tasks import SEEDS, TASKS
 from fl_elastic.report.formats import MISSING, TIMES, bytes_text
 from fl_elastic.report.static_page import static_page
 from fl_elastic.storage import write_atomically
@@ -89,7 +89,7 @@ def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
 
     Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times
     sooner, with how many times fewer bytes sent, and with how many times fewer bytes sent and received the method
-    reaches the accuracy of waiting; with how many seeds, if not all.
+    reaches the accuracy of waiting; with how many seeds, if not all. A cell without all of its seeds says so.
     """
     return _markdown(rows, tasks, _short)
 
@@ -127,7 +127,8 @@ def _short(row: Mapping[str, Any]) -> str:
         some = f" in {row['reached']} of {row['seeds']}" if row["reached"] < row["seeds"] else ""
         factors = (row["time_ratio"], row["uplink_ratio"], row["bytes_ratio"])
         ratios = ", ".join(f"{factor:.1f}x" for factor in factors) + some
-    return f"{100 * row['accuracy']:.1f}{around} ({ratios})"
+    seeds = "" if row["seeds"] == len(SEEDS) else f" [{row['seeds']} of {len(SEEDS)} seeds]"
+    return f"{100 * row['accuracy']:.1f}{around} ({ratios}){seeds}"
 
 
 def _charged(row: Mapping[str, Any]) -> str:

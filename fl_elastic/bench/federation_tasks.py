@@ -10,12 +10,14 @@ from fl_elastic.bench.federation_methods import METHODS, REFERENCE
 from fl_elastic.profiling import CostProfile
 from fl_elastic.simulation.scenario import Scenario
 
-__all__ = ["TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenario"]
+__all__ = ["SEEDS", "TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenario"]
 
 Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05
 _TESTS = 40
+SEEDS = (0, 1, 2)
+"""With which every cell of the table is run."""
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,14 @@ def test_the_short_table_says_where_only_some_seeds_got_there(
     rows: dict[str, dict[str, Any]],
 ) -> None:
     lines = {line.split(" | ")[0][2:]: line for line in federation_markdown(rows, [TASK])}
-    assert lines[OURS].endswith("(1.5x, 3.0x, 2.0x) |") and lines["fedel"].endswith("(never) |")
+    assert lines[OURS].endswith("(1.5x, 3.0x, 2.0x) [2 of 3 seeds] |")
+    assert lines["fedel"].endswith("(never) [2 of 3 seeds] |")
     rows[f"{TASK} | fedel | 1"] = cell(0.6, 1e6)
     (line,) = (each for each in federation_markdown(rows, [TASK]) if each.startswith("| fedel"))
-    assert line.endswith("x in 1 of 2) |")
+    assert line.endswith("x in 1 of 2) [2 of 3 seeds] |")
+    everything = rows | {f"{TASK} | {REFERENCE} | 2": cell(0.4, 1e6)}
+    (line,) = (e for e in federation_markdown(everything, [TASK]) if e.startswith(f"| {REFERENCE}"))
+    assert line.endswith("(1.0x, 1.0x, 1.0x) |")
 
 
 def test_what_choosing_takes_is_named_in_seconds_and_shares(
