@@ -15,9 +15,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from fl_elastic.bench.federation_methods import METHODS, OURS, REFERENCE, SPARSE
-from fl_elastic.bench.federation_page import federation_markdown
-from fl_elastic.bench.federation_tasks import TASKS
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.merging_cost import MERGED
 
@@ -98,15 +95,6 @@ def test_linked_files_exist(link: str) -> None:
 
 
 RESULTS = ROOT / "simulations" / "benchmarks" / "results"
-
-
-def test_the_short_table_of_unequal_clients_is_the_committed_one() -> None:
-    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
-    shown = [name for name, task in TASKS.items() if f" {task.title} |" in README]
-    methods = [name for name in METHODS if f"\n| {name} | " in README]
-    assert len(shown) >= 4 and {REFERENCE, OURS, SPARSE, "fedel"} <= set(methods)
-    for line in federation_markdown(rows, shown, methods):
-        assert line in README
 
 
 def _rows(name: str) -> dict[str, Any]:

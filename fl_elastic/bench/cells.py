@@ -17,8 +17,8 @@ __all__ = ["chosen_tasks", "finished_cells"]
 Row = dict[str, Any]
 
 
-def chosen_tasks(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the tasks to run: those named, or else all.
+def chosen_tasks(names: Iterable[str], known: Iterable[str], *, what: str = "task") -> list[str]:
+    """Return the tasks, or methods, to run: those named, or else all.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def chosen_tasks(names: Iterable[str], known: Iterable[str]) -> list[str]:
     for name in chosen:
         if name not in every:
             raise ScenarioError(
-                f"unknown task {name!r}{closest(name, every)}: known are {', '.join(every)}"
+                f"unknown {what} {name!r}{closest(name, every)}: known are {', '.join(every)}"
             )
     return chosen
 

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from fl_elastic.bench.cells import chosen_tasks, finished_cells
+from fl_elastic.bench.federation_methods import METHODS
 from fl_elastic.bench.federation_page import write_federation_page
 from fl_elastic.bench.federation_summary import summarise_task
 from fl_elastic.bench.federation_tasks import (
+    SEEDS,
     TASKS,
     FederationTask,
     bandwidth_of,
@@ -24,23 +26,24 @@ from fl_elastic.bench.federation_tasks import (
 )
 from fl_elastic.bench.quiet import quiet_log
 from fl_elastic.bench.results import Results
-from fl_elastic.errors import ProfileError
+from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.flower.in_process_grid import InProcessGrid
 from fl_elastic.flower.simulated_client import simulated_client_app
 from fl_elastic.flower.simulated_server import Simulation, run_cell
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.simulation.cell import Cell
+from fl_elastic.simulation.choosing import ChoosingCosts, measure_choosing
 from fl_elastic.simulation.datasets import data_root_folder
 from fl_elastic.simulation.scenario import Scenario
-from fl_elastic.simulation.summary import environment
+from fl_elastic.simulation.summary import environment, final_accuracy
 from fl_elastic.simulation.workload import measure_profile
 
-__all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_profile"]
+__all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_costs"]
 
-SEEDS = (0, 1, 2)
-_TESTS = 40
 _DECIMALS = 4
-_QUICK_TASKS = ("cifar-independent-0.3", "cifar-correlated-0.3")
+# Headers of messages make a round a little longer than its numbers do.
+_SPARE = 1.01
+_QUICK_TASKS = ("cifar-correlated-0.3", "har-correlated")
 _QUICK_SHARE = 0.25
 
 
@@ -63,6 +66,7 @@ def bench_federation(
     *,
     tasks: Iterable[str] = (),
     seeds: Iterable[int] = SEEDS,
+    methods: Iterable[str] = (),
     quick: bool = False,
     workers: int = 2,
     tell: Callable[[str], None] = print,
@@ -70,7 +74,8 @@ def bench_federation(
     """Run every method of every task with every seed; finished cells are kept.
 
     All methods of a task get the simulated time in which the reference, FedAvg waiting for its slowest client, does
-    its rounds, and the same measured costs, stored beside the table.
+    its rounds, and the same measured costs, of training and of choosing, stored beside the table. Several processes
+    may fill one table, each with cells of its own.
 
     Parameters
     ----------
@@ -82,6 +87,8 @@ def bench_federation(
         Names in `TASKS`; all of them if none is given.
     seeds : iterable of int
         Of splits, first weights and batches.
+    methods : iterable of str
+        Names in `METHODS`; all of them if none is given.
     quick : bool
         A quarter of the time of two tasks with one seed.
     workers : int
@@ -92,20 +99,21 @@ def bench_federation(
     Raises
     ------
     ScenarioError
-        If a task is unknown.
+        If a task or method is unknown.
     """
     root = str(data_root_folder(data_root))
     names = chosen_tasks(tasks or (_QUICK_TASKS if quick else ()), TASKS)
     chosen = {name: _quick(TASKS[name]) if quick else TASKS[name] for name in names}
+    wanted = chosen_tasks(methods, METHODS, what="method")
     profiles = results.path.parent / "federation"
     for name, task in chosen.items():
-        task_profile(name, task, profiles, root)
+        task_costs(name, task, profiles, root)
     cells = {
         cell_name(name, method, seed): (name, task, method, seed, str(profiles), root)
         for seed in ([0] if quick else list(seeds))
         for name, task in chosen.items()
-        for method in task.all_methods
-        if cell_name(name, method, seed) not in results.rows
+        for method in task.methods
+        if method in wanted and cell_name(name, method, seed) not in results.rows
     }
     try:
         for done, (cell, row) in enumerate(
@@ -118,8 +126,9 @@ def bench_federation(
             )
     finally:
         # Also where it was interrupted: what is there is worth a table.
+        results.catch_up()
         for name, task in chosen.items():
-            for method, row in summarise_task(results.rows, name, list(task.all_methods)).items():
+            for method, row in summarise_task(results.rows, name, list(task.methods)).items():
                 results.add(f"summary {name} | {method}", row)
         if results.rows:
             write_federation_page(results.rows, environment(), results.path.with_suffix(".html"))
@@ -130,16 +139,24 @@ def cell_name(task: str, method: str, seed: int) -> str:
     return f"{task} | {method} | {seed}"
 
 
-def task_profile(name: str, task: FederationTask, folder: Path, data_root: str) -> CostProfile:
-    """Return the costs that a task's clock goes by: stored ones, or else measured now and stored."""
-    path = folder / f"{name}.json"
+def task_costs(
+    name: str, task: FederationTask, folder: Path, data_root: str
+) -> tuple[CostProfile, ChoosingCosts]:
+    """Return what a task's clock goes by: costs of training and of choosing, as stored, or else measured now.
+
+    Both are measured at the same time, so that one is as fast as the other.
+    """
+    path, beside = folder / f"{name}.json", folder / f"{name}-choosing.json"
     try:
-        return load_profile(path)
-    except ProfileError:
+        return load_profile(path), ChoosingCosts.load(beside)
+    except (ProfileError, ScenarioError):
         torch.set_num_threads(1)
         profile = measure_profile(task_scenario(task), data_root)
+        scenario = task_scenario(task, bandwidth_of(task, profile))
+        choosing = measure_choosing(scenario, data_root, profile)
         save_profile(profile, path)
-        return profile
+        choosing.save(beside)
+        return profile, choosing
 
 
 def federation_cell(
@@ -147,7 +164,7 @@ def federation_cell(
 ) -> dict[str, Any]:
     """Run one method of one task with one seed in this process; return its row."""
     torch.set_num_threads(1)
-    profile = task_profile(name, task, Path(profiles), data_root)
+    profile, choosing = task_costs(name, task, Path(profiles), data_root)
     scenario = _timed(task, profile)
     section = next(each for each in scenario.methods if each.name == method_key(method))
     started = time.process_time()
@@ -155,41 +172,47 @@ def federation_cell(
         simulation = Simulation(scenario, Path(scratch), data_root)
         save_profile(profile, simulation.profile_file)
         grid = InProcessGrid(len(scenario.clients), simulated_client_app())
-        cell = run_cell(simulation, grid, Silent(), section, seed, profile)
+        cell = run_cell(simulation, grid, Silent(), section, seed, profile, choosing)
     return _row(cell) | {"cpu_seconds": round(time.process_time() - started, 1)}
 
 
 def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
-    """Return the scenario with the simulated time of the reference's rounds, and about forty tests."""
+    """Return the scenario with the simulated time of the reference's rounds."""
     bandwidth = bandwidth_of(task, profile)
     slowest = max(slowdown for slowdown, _ in task.speeds)
     sent = float(profile.parameter_bytes.sum())
     full_round = (
         task.training["local_steps"] * profile.full_step_seconds * slowest + 1.5 * sent / bandwidth
     )
-    seconds = task.reference_rounds * full_round
-    every = max(round(task.reference_rounds * slowest / _TESTS), 1)
-    return task_scenario(task, bandwidth, seconds, every)
+    return task_scenario(task, bandwidth, task.reference_rounds * full_round * _SPARE)
 
 
 def _row(cell: Cell) -> dict[str, Any]:
-    """Return what is kept of a cell: the curve, final figures, and how much of the model each class trained."""
+    """Return what is kept of a cell: the curve, final figures, and how much of the model each class trained.
+
+    A point of the curve is simulated seconds, bytes up and down until then, and accuracy.
+    """
     last = cell.history[-1]
-    tested = cell.history[1:] or cell.history
     coverage = {
         device: np.mean(shares, axis=0) for device, shares in cell.coverage.items() if shares
     }
     return {
-        "final_accuracy": float(np.mean([row["accuracy"] for row in tested[-5:]])),
+        "final_accuracy": final_accuracy(
+            [row["accuracy"] for row in cell.history[1:]], at_equal_times=True
+        ),
         "rounds": int(last["round"]),
         "simulated_seconds": last["simulated_seconds"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],
         "rejected": cell.rejected,
+        "client_seconds": cell.client_seconds,
+        "choosing_seconds": cell.choosing_seconds,
+        "profile_seconds": cell.profile_seconds,
         "curve": [
             [
                 round(row["simulated_seconds"], _DECIMALS),
                 row["uplink_bytes"],
+                row["downlink_bytes"],
                 round(row["accuracy"], _DECIMALS),
             ]
             for row in cell.history
@@ -203,4 +226,4 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 def _quick(task: FederationTask) -> FederationTask:
     rounds = max(round(task.reference_rounds * _QUICK_SHARE), 1)
-    return replace(task, reference_rounds=rounds, ablated=False)
+    return replace(task, reference_rounds=rounds)

@@ -16,7 +16,6 @@ __all__ = ["chart"]
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 34
 _GRID = 120
-_SMOOTH = 5
 _FAINT = "var(--line)"
 
 
@@ -26,7 +25,7 @@ def chart(curves: Mapping[str, Sequence[Curve]], highlighted: Sequence[str]) -> 
     Parameters
     ----------
     curves : mapping of str to list of curves
-        By method, a curve per seed: simulated seconds, uplink bytes and accuracy of each test.
+        By method, a curve per seed: simulated seconds, bytes up and down, and accuracy of each test.
     highlighted : sequence of str
         Methods that are drawn in colour, the first in grey; all others are faint.
     """
@@ -57,13 +56,10 @@ def chart(curves: Mapping[str, Sequence[Curve]], highlighted: Sequence[str]) -> 
 
 
 def _mean(seeds: Sequence[Curve], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean accuracy over seeds at each time, each curve smoothed over five tests."""
-    rows = []
-    for curve in seeds:
-        times = [row[0] for row in curve]
-        values = np.array([row[2] for row in curve])
-        smooth = [values[max(i - _SMOOTH + 1, 0) : i + 1].mean() for i in range(len(values))]
-        rows.append(np.interp(grid, times, smooth))
+    """Return the mean accuracy over seeds at each time."""
+    rows = [
+        np.interp(grid, [row[0] for row in curve], [row[-1] for row in curve]) for curve in seeds
+    ]
     return np.asarray(np.mean(rows, axis=0))
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from fl_elastic.bench.federation_curves import chart
-from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, OURS, REFERENCE, SPARSE
-from fl_elastic.bench.federation_summary import Curve
-from fl_elastic.bench.federation_tasks import TASKS
+from fl_elastic.bench.federation_methods import METHODS, OURS, REFERENCE
+from fl_elastic.bench.federation_summary import Curve, summarise_task
+from fl_elastic.bench.federation_tasks import SEEDS, TASKS
 from fl_elastic.report.formats import MISSING, TIMES, bytes_text
 from fl_elastic.report.static_page import static_page
 from fl_elastic.storage import write_atomically
 
-__all__ = ["federation_markdown", "federation_table", "points_text", "write_federation_page"]
+__all__ = [
+    "charged_markdown",
+    "federation_markdown",
+    "federation_table",
+    "filled",
+    "write_federation_page",
+]
 
 HEADINGS = (
     "Method",
@@ -24,58 +31,88 @@ HEADINGS = (
     "Against waiting",
     "Time to its accuracy",
     "Uplink to it",
+    "Up and down to it",
     "Rounds",
     "Uplink in total",
+    "Downlink in total",
+    "Stayed out",
+    "Choosing",
+    "Cost profiles",
     "Least coverage",
 )
-_HIGHLIGHTED = (REFERENCE, OURS, SPARSE, "fewer full steps", "fedel", "fedavg, dropping")
+_HIGHLIGHTED = (
+    REFERENCE, OURS, "fewer full steps, our server", "fedel", "timelyfl, our server", "heterofl",
+)  # fmt: skip
 _INTRO = (
     "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
-    "slowdown, and bytes by bandwidth. <strong>Time</strong> and <strong>uplink</strong> are those that FedAvg "
-    "waiting for its slowest client needs to its own final accuracy, over the method's to the same: "
-    f"3{TIMES} is a third of the time. {MISSING} means never. Intervals are 95 %, by Student's t over "
-    "seeds.</p>"
+    "slowdown, and bytes by bandwidth. What a client needs to choose is part of it, and of the deadline of a "
+    "round: its cost profile once, and each plan and probe. <strong>Choosing</strong> and <strong>cost "
+    "profiles</strong> are their shares of the time of all clients. All are tested at the same forty times, each "
+    "time the newest model whose round had ended; final accuracy is the mean over the last tenth of the time. "
+    "<strong>Time</strong>, <strong>uplink</strong> and <strong>up and down</strong> are those that FedAvg "
+    "waiting for its slowest client needs until the first test that reaches its own final accuracy, over the "
+    f"method's until the same: 3{TIMES} is a third of the time. {MISSING} means never. <strong>Stayed "
+    "out</strong> counts fits that had no time for a step. Intervals are 95 %, by Student's t over seeds.</p>"
 )
 _Rows = Mapping[str, Mapping[str, Any]]
+_NONE_YET = "No cell of this table is measured yet."
 
 
 def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
-    """Return the cells of a task's table under `HEADINGS`, methods first and ablations after them."""
+    """Return the cells of a task's table under `HEADINGS`."""
     table: list[tuple[str, ...]] = []
-    for method in [*METHODS, *ABLATIONS]:
-        row = rows.get(f"summary {task} | {method}")
-        if row is None:
-            continue
+    for method, row in summarise_task(rows, task, list(METHODS)).items():
         reached = f" ({row['reached']} of {row['seeds']})" if row["reached"] < row["seeds"] else ""
         table.append(
             (
                 method,
                 str(row["seeds"]),
                 _percent(row["accuracy"], row["interval"]),
-                points_text(row["against_reference"], row["against_interval"]),
+                _points(row["against_reference"], row["against_interval"]),
                 _ratio(row["time_ratio"], reached),
                 _ratio(row["uplink_ratio"], ""),
+                _ratio(row["bytes_ratio"], ""),
                 f"{row['rounds']:.0f}",
                 bytes_text(row["uplink_bytes"]),
+                bytes_text(row["downlink_bytes"]),
+                f"{row['rejected']:.0f}",
+                f"{100 * row['choosing_share']:.1f} %",
+                f"{100 * row['profile_share']:.1f} %",
                 f"{min(row['least_coverage'].values(), default=0.0):.2f}",
             )
         )
     return table
 
 
-def federation_markdown(
-    rows: _Rows, tasks: Sequence[str], methods: Iterable[str] = METHODS
-) -> list[str]:
-    """Return the lines of one Markdown table of these methods in these tasks.
+def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+    """Return the lines of one Markdown table of all methods in these tasks.
 
-    Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times sooner
-    and with how many times fewer bytes the method reaches the accuracy of waiting; with how many seeds, if not all.
+    Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times
+    sooner, with how many times fewer bytes sent, and with how many times fewer bytes sent and received the method
+    reaches the accuracy of waiting; with how many seeds, if not all. A cell without all of its seeds says so.
     """
-    titles = [TASKS[task].title for task in tasks]
-    lines = [f"| method | {' | '.join(titles)} |", "| --- |" + " --- |" * len(tasks)]
-    for method in methods:
-        found = [rows.get(f"summary {task} | {method}") for task in tasks]
-        cells = ["" if row is None else _short(row) for row in found]
+    return _markdown(rows, tasks, _short)
+
+
+def charged_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table of what choosing and cost profiles take.
+
+    Simulated seconds of all clients together, mean over seeds, and in brackets their share of all clients' time.
+    """
+    return _markdown(rows, tasks, _charged)
+
+
+def _markdown(
+    rows: _Rows, tasks: Sequence[str], cell: Callable[[Mapping[str, Any]], str]
+) -> list[str]:
+    found = {task: summarise_task(rows, task, list(METHODS)) for task in tasks}
+    shown = [task for task in tasks if found[task]]
+    if not shown:
+        return [_NONE_YET]
+    titles = " | ".join(TASKS[task].title for task in shown)
+    lines = [f"| method | {titles} |", "| --- |" + " --- |" * len(shown)]
+    for method in METHODS:
+        cells = [cell(found[task][method]) if method in found[task] else "" for task in shown]
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
     return lines
@@ -88,8 +125,42 @@ def _short(row: Mapping[str, Any]) -> str:
         ratios = "never"
     else:
         some = f" in {row['reached']} of {row['seeds']}" if row["reached"] < row["seeds"] else ""
-        ratios = f"{row['time_ratio']:.1f}x, {row['uplink_ratio']:.1f}x{some}"
-    return f"{100 * row['accuracy']:.1f}{around} ({ratios})"
+        factors = (row["time_ratio"], row["uplink_ratio"], row["bytes_ratio"])
+        ratios = ", ".join(f"{factor:.1f}x" for factor in factors) + some
+    seeds = "" if row["seeds"] == len(SEEDS) else f" [{row['seeds']} of {len(SEEDS)} seeds]"
+    return f"{100 * row['accuracy']:.1f}{around} ({ratios}){seeds}"
+
+
+def _charged(row: Mapping[str, Any]) -> str:
+    if not row["choosing_seconds"] and not row["profile_seconds"]:
+        return "none"
+    return ", ".join(
+        f"{row[f'{name}_seconds']:.3g} s ({100 * row[f'{name}_share']:.1f} %)"
+        for name in ("choosing", "profile")
+    )
+
+
+def filled(text: str, rows: _Rows) -> str:
+    r"""Return a document with the tables of these rows between its marks.
+
+    A mark is ``<!-- federation accuracy -->`` or ``<!-- federation charges -->``, and the table ends with
+    ``<!-- end -->``.
+
+    >>> filled("<!-- federation accuracy -->\nold\n<!-- end -->", {}).splitlines()[1]
+    'No cell of this table is measured yet.'
+    """
+    tables = {"accuracy": federation_markdown, "charges": charged_markdown}
+
+    def table(found: re.Match[str]) -> str:
+        lines = tables[found[2]](rows, list(TASKS))
+        return "\n".join([found[1], *lines, found[3]])
+
+    return _MARKED.sub(table, text)
+
+
+_MARKED = re.compile(
+    r"(<!-- federation (accuracy|charges) -->)\n.*?(<!-- end -->)", flags=re.DOTALL
+)
 
 
 def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
@@ -132,10 +203,10 @@ def _percent(value: float, interval: float | None) -> str:
     return f"{100 * value:.1f}{around} %"
 
 
-def points_text(value: float, interval: float | None) -> str:
+def _points(value: float, interval: float | None) -> str:
     """Return a difference of accuracies in points, with its interval.
 
-    >>> points_text(0.012, 0.003), points_text(-0.5, None)
+    >>> _points(0.012, 0.003), _points(-0.5, None)
     ('+1.2 ± 0.3', '-50.0')
     """
     around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"

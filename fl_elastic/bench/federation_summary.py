@@ -9,9 +9,8 @@ from typing import Any
 
 from fl_elastic.bench.federation_methods import REFERENCE
 
-__all__ = ["interval", "reached", "smoothed", "summarise_task"]
+__all__ = ["Curve", "interval", "reached", "summarise_task"]
 
-_WINDOW = 3
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _STUDENT = {
     1: 12.706,
@@ -26,6 +25,7 @@ _STUDENT = {
 }
 
 Curve = Sequence[Sequence[float]]
+"""Of each test simulated seconds, bytes up and down until then, and accuracy."""
 
 
 def summarise_task(
@@ -33,9 +33,9 @@ def summarise_task(
 ) -> dict[str, dict[str, Any]]:
     """Return a row per method over the seeds for which it and the reference were run.
 
-    The target of each seed is the reference's final accuracy, the mean of its last five tests. Time and uplink
-    to it are those of the first of three tests whose mean reaches it, the reference's own over the method's; a
-    method that never gets there has none.
+    The target of each seed is the reference's final accuracy. Time and bytes to it are those of the first test that
+    reaches it, the reference's own over the method's; a method that never gets there has none. Tests come at the
+    same times for all, so a method is not helped or delayed by how long its rounds are.
 
     Parameters
     ----------
@@ -68,7 +68,10 @@ def _summary(
     against = [cells[s]["final_accuracy"] - reference[s]["final_accuracy"] for s in seeds]
     ratios = [_ratios(cells[seed], reference[seed]) for seed in seeds]
     found = [each for each in ratios if each is not None]
+    means: list[float | None] = [statistics.fmean(each) for each in zip(*found, strict=True)]
+    time, uplink, both = means or [None] * 3
     devices = cells[seeds[0]]["coverage"]
+    clients = sum(cells[seed]["client_seconds"] for seed in seeds)
     return {
         "seeds": len(seeds),
         "accuracy": statistics.fmean(finals),
@@ -76,52 +79,53 @@ def _summary(
         "against_reference": statistics.fmean(against),
         "against_interval": interval(against),
         "reached": len(found),
-        "time_ratio": statistics.fmean(time for time, _ in found) if found else None,
-        "uplink_ratio": statistics.fmean(sent for _, sent in found) if found else None,
-        "rounds": statistics.fmean(cells[seed]["rounds"] for seed in seeds),
-        "simulated_seconds": statistics.fmean(cells[s]["simulated_seconds"] for s in seeds),
-        "uplink_bytes": statistics.fmean(cells[seed]["uplink_bytes"] for seed in seeds),
-        "rejected": sum(cells[seed]["rejected"] for seed in seeds),
-        "cpu_seconds": statistics.fmean(cells[seed]["cpu_seconds"] for seed in seeds),
+        "time_ratio": time,
+        "uplink_ratio": uplink,
+        "bytes_ratio": both,
+        "choosing_share": sum(cells[seed]["choosing_seconds"] for seed in seeds) / clients,
+        "profile_share": sum(cells[seed]["profile_seconds"] for seed in seeds) / clients,
+        **{
+            name: statistics.fmean(cells[seed][name] for seed in seeds)
+            for name in (
+                "rounds", "simulated_seconds", "uplink_bytes", "downlink_bytes", "rejected",
+                "choosing_seconds", "profile_seconds", "client_seconds", "cpu_seconds",
+            )
+        },
         "least_coverage": {
             device: min(
                 cells[seed]["coverage"].get(device, {"least": 0.0})["least"] for seed in seeds
             )
             for device in devices
         },
-    }
+    }  # fmt: skip
 
 
-def _ratios(cell: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the reference's time and uplink to its own accuracy over the method's; None if it never gets there."""
+def _ratios(
+    cell: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[float, float, float] | None:
+    """Return the reference's time, uplink and bytes both ways to its own accuracy over the method's.
+
+    None if the method never gets there.
+    """
     target = reference["final_accuracy"]
     ours, theirs = reached(cell["curve"], target), reached(reference["curve"], target)
-    if ours is None or theirs is None or ours[0] <= 0 or ours[1] <= 0:
+    if ours is None or theirs is None or min(ours[:2]) <= 0:
         return None
-    return theirs[0] / ours[0], theirs[1] / ours[1]
+    return theirs[0] / ours[0], theirs[1] / ours[1], sum(theirs[1:]) / sum(ours[1:])
 
 
-def reached(curve: Curve, target: float) -> tuple[float, float] | None:
-    """Return simulated seconds and uplink bytes at the first test whose smoothed accuracy is at least ``target``.
+def reached(curve: Curve, target: float) -> tuple[float, float, float] | None:
+    """Return simulated seconds, bytes up and bytes down at the first test whose accuracy is at least ``target``.
 
-    >>> reached([[0.0, 0, 0.1], [1.0, 5, 0.3], [2.0, 9, 0.5], [3.0, 12, 0.5]], 0.3)
-    (2.0, 9)
+    Tests of the model before any round are left out.
+
+    >>> reached([[0.0, 0, 0, 0.1], [1.0, 5, 8, 0.3], [2.0, 9, 16, 0.5]], 0.4)
+    (2.0, 9, 16)
     """
-    for row, accuracy in zip(curve, smoothed([row[2] for row in curve]), strict=True):
-        if accuracy >= target:
-            return row[0], row[1]
+    for seconds, up, down, accuracy in curve:
+        if accuracy >= target and down > 0:
+            return seconds, up, down
     return None
-
-
-def smoothed(values: Sequence[float]) -> list[float]:
-    """Return the mean of each value and the two before it.
-
-    >>> smoothed([1.0, 2.0, 3.0, 4.0])
-    [1.0, 1.5, 2.0, 3.0]
-    """
-    return [
-        statistics.fmean(values[max(end - _WINDOW, 0) : end]) for end in range(1, len(values) + 1)
-    ]
 
 
 def interval(values: Sequence[float]) -> float | None:

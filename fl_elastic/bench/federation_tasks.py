@@ -6,18 +6,18 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_elastic.bench.federation_methods import ABLATIONS, METHODS, OURS, REFERENCE
+from fl_elastic.bench.federation_methods import METHODS, REFERENCE
 from fl_elastic.profiling import CostProfile
 from fl_elastic.simulation.scenario import Scenario
 
-__all__ = ["TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenario"]
+__all__ = ["SEEDS", "TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenario"]
 
 Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05
-_CIFAR: Table = {"dataset": "cifar10_jpegq75", "partition": "dirichlet", "test_limit": 2000}
-_HAR: Table = {"dataset": "har", "partition": "natural", "min_examples": 1}
-_SIGNS: Table = {"dataset": "gtsrb", "partition": "natural", "test_limit": 1500}
+_TESTS = 40
+SEEDS = (0, 1, 2)
+"""With which every cell of the table is run."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class FederationTask:
         The scenario's section, besides rounds and time.
     reference_rounds : int
         Rounds of the reference that waits for everyone; all methods get the simulated time that these take.
-    ablated : bool
-        Whether our method is also run with one thing changed at a time.
     weights : str, optional
         File of pretrained weights in the data folder.
     methods : dict
@@ -52,68 +50,46 @@ class FederationTask:
     speeds: tuple[tuple[float, int], ...]
     training: Table
     reference_rounds: int
-    ablated: bool = False
     weights: str | None = None
     methods: dict[str, Table] = field(default_factory=lambda: METHODS)
 
-    @property
-    def all_methods(self) -> dict[str, Table]:
-        """Every method of the task by name, ablations after the others."""
-        return self.methods | (ABLATIONS if self.ablated else {})
-
-
-_FOUR_OF_40 = ((1.0, 10), (2.0, 10), (3.0, 10), (4.0, 10))
-_FOUR_OF_23 = ((1.0, 6), (2.0, 6), (3.0, 6), (4.0, 5))
-_TWO_OF_10 = ((1.0, 5), (2.0, 5))
-_CIFAR_TRAINING: Table = {
-    "local_steps": 8, "batch_size": 32, "learning_rate": 0.1, "client_fraction": 0.25,
-}  # fmt: skip
-_HAR_TRAINING: Table = {
-    "local_steps": 12, "batch_size": 16, "learning_rate": 0.05, "client_fraction": 0.5,
-}  # fmt: skip
-_SIGNS_TRAINING: Table = {"local_steps": 12, "batch_size": 32, "learning_rate": 0.1}
-_VGG_TRAINING: Table = {"local_steps": 5, "batch_size": 32, "learning_rate": 0.05}
-
-
-def _cifar(layout: str, alpha: float, *, ablated: bool = False) -> FederationTask:
-    return FederationTask(
-        title=f"CIFAR-10, {layout}, alpha {alpha}",
-        data=_CIFAR | {"layout": layout, "alpha": alpha, "min_examples": 32},
-        model="resnet8",
-        speeds=_FOUR_OF_40,
-        training=_CIFAR_TRAINING,
-        reference_rounds=45,
-        ablated=ablated,
-    )
-
 
 TASKS: dict[str, FederationTask] = {
-    "cifar-correlated-0.3": _cifar("correlated", 0.3, ablated=True),
-    "cifar-independent-0.3": _cifar("independent", 0.3),
-    "cifar-independent-0.1": _cifar("independent", 0.1),
-    "cifar-correlated-0.1": _cifar("correlated", 0.1),
-    **{
-        f"har-{layout}": FederationTask(
-            title=f"Activities of 23 people, {layout}",
-            data=_HAR | {"layout": layout},
-            model="har_cnn",
-            speeds=_FOUR_OF_23,
-            training=_HAR_TRAINING,
-            reference_rounds=30,
-        )
-        for layout in ("independent", "correlated")
-    },
-    **{
-        f"signs-{layout}": FederationTask(
-            title=f"Traffic signs, {layout}",
-            data=_SIGNS | {"layout": layout},
-            model="resnet8",
-            speeds=_TWO_OF_10,
-            training=_SIGNS_TRAINING,
-            reference_rounds=30,
-        )
-        for layout in ("independent", "correlated")
-    },
+    "cifar-correlated-0.3": FederationTask(
+        title="CIFAR-10, correlated, alpha 0.3",
+        data={
+            "dataset": "cifar10_jpegq75", "partition": "dirichlet", "layout": "correlated",
+            "alpha": 0.3, "min_examples": 32, "test_limit": 2000,
+        },
+        model="resnet8",
+        speeds=((1.0, 10), (2.0, 10), (3.0, 10), (4.0, 10)),
+        training={
+            "local_steps": 8, "batch_size": 32, "learning_rate": 0.1, "client_fraction": 0.25,
+        },
+        reference_rounds=45,
+    ),
+    "har-correlated": FederationTask(
+        title="Activities of 23 people, correlated",
+        data={
+            "dataset": "har", "partition": "natural", "layout": "correlated", "min_examples": 1,
+        },
+        model="har_cnn",
+        speeds=((1.0, 6), (2.0, 6), (3.0, 6), (4.0, 5)),
+        training={
+            "local_steps": 12, "batch_size": 16, "learning_rate": 0.05, "client_fraction": 0.5,
+        },
+        reference_rounds=30,
+    ),
+    "signs-correlated": FederationTask(
+        title="Traffic signs, correlated",
+        data={
+            "dataset": "gtsrb", "partition": "natural", "layout": "correlated", "test_limit": 1500,
+        },
+        model="resnet8",
+        speeds=((1.0, 5), (2.0, 5)),
+        training={"local_steps": 12, "batch_size": 32, "learning_rate": 0.1},
+        reference_rounds=30,
+    ),
     "birds-independent-0.3": FederationTask(
         title="Birds, pretrained MobileNetV2",
         data={"dataset": "cub50", "partition": "dirichlet", "alpha": 0.3, "min_examples": 16},
@@ -122,17 +98,8 @@ TASKS: dict[str, FederationTask] = {
         training={"local_steps": 6, "batch_size": 16, "learning_rate": 0.01, "momentum": 0.9},
         reference_rounds=6,
         weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
-        methods=METHODS | {"inference prefix": METHODS[OURS] | {"inference_prefix": True}},
     ),
-    "vgg-independent-0.1": FederationTask(
-        title="CIFAR-10, VGG-11, as in FedEL",
-        data=_CIFAR | {"layout": "independent", "alpha": 0.1, "test_limit": 1000},
-        model="vgg11_bn",
-        speeds=_TWO_OF_10,
-        training=_VGG_TRAINING,
-        reference_rounds=12,
-    ),
-}
+}  # fmt: skip
 """By the name on the command line."""
 
 
@@ -149,7 +116,6 @@ def task_scenario(
     task: FederationTask,
     bandwidth: float = 1e9,
     seconds: float | None = None,
-    evaluate_every: int = 1,
 ) -> Scenario:
     """Return the scenario of a task: as many rounds as fit into the simulated time, or the reference's.
 
@@ -162,9 +128,7 @@ def task_scenario(
     bandwidth : float
         Bytes per second to the server; from it twice as many.
     seconds : float, optional
-        Simulated time.
-    evaluate_every : int
-        Rounds between two tests of the global model.
+        Simulated time, with forty tests at equal intervals.
     """
     table: Table = {
         "title": task.title,
@@ -174,10 +138,9 @@ def task_scenario(
         "training": task.training
         | {
             "rounds": task.reference_rounds if seconds is None else 100_000,
-            "evaluate_every": evaluate_every,
             "optimizer": "sgd",
         }
-        | ({} if seconds is None else {"simulated_seconds": seconds}),
+        | ({} if seconds is None else {"simulated_seconds": seconds, "tests": _TESTS}),
         "deadline": {"quantile": 0.0},
         "fleet": [
             {
@@ -190,8 +153,8 @@ def task_scenario(
             }
             for slowdown, count in task.speeds
         ],
-        "methods": [method_key(name) for name in task.all_methods],
-        "method": {method_key(name): method for name, method in task.all_methods.items()},
+        "methods": [method_key(name) for name in task.methods],
+        "method": {method_key(name): method for name, method in task.methods.items()},
         "target": {"method": method_key(REFERENCE)},
     }
     return Scenario.from_json(json.dumps(table))

@@ -104,6 +104,9 @@ def federation(
     seed: Annotated[
         list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
     ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Run this method only (repeatable).")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A quarter of the time of two tasks, one seed.")
     ] = False,
@@ -117,7 +120,8 @@ def federation(
     console = Console(stderr=True)
     bench_federation(
         results, data_root,
-        tasks=task or (), seeds=seed or SEEDS, quick=quick, workers=workers, tell=console.print,
+        tasks=task or (), seeds=seed or SEEDS, methods=method or (), quick=quick, workers=workers,
+        tell=console.print,
     )  # fmt: skip
     _show(results, as_json, prefix="summary ")
 

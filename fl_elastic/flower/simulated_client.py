@@ -14,17 +14,24 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ProfileError, ScenarioError, TrainingError
+from fl_elastic.errors import (
+    ElasticError,
+    ProfileError,
+    ScenarioError,
+    TrainingError,
+)
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
-from fl_elastic.flower.simulated_peer import PeerClient
+from fl_elastic.flower.simulated_peer import CHOOSING, PeerClient
 from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import make_policy
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.simulation.batches import Batches
+from fl_elastic.simulation.charges import Charges
+from fl_elastic.simulation.choosing import ChoosingCosts
 from fl_elastic.simulation.scenario import Client, MethodSection, Scenario
 from fl_elastic.simulation.workload import (
     client_batches,
@@ -37,8 +44,10 @@ from fl_elastic.simulation.workload import (
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import make_codec
 
-__all__ = ["LATE", "simulated_client", "simulated_client_app"]
+__all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
 
+CHARGES = "charged.json"
+"""Where a client notes what it was charged."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
 
@@ -93,6 +102,7 @@ class _Role:
     client: Client
     config: dict[str, Any]
     profile: CostProfile
+    choosing: ChoosingCosts | None
     data_root: str | None
 
     @classmethod
@@ -111,6 +121,7 @@ class _Role:
             client=scenario.clients[index],
             config=config,
             profile=profile or measure_profile(scenario, data_root),
+            choosing=_choosing(str(config.get("choosing", ""))),
             data_root=data_root,
         )
 
@@ -122,6 +133,10 @@ class _Role:
     def state_directory(self) -> Path:
         mine = Path(self.method.name) / str(self.seed) / str(self.client.index)
         return Path(str(self.config["state-dir"])) / mine
+
+    @property
+    def charges_file(self) -> Path:
+        return self.state_directory / CHARGES
 
     def batches(self) -> Batches:
         return client_batches(
@@ -150,11 +165,48 @@ class _Role:
             raise TrainingError(
                 f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
             )
-        if self.method.peer is None:
-            return self.elastic_client().fit(arrays, self._host_config())
-        return self._peer_client(deadline).fit(arrays, self.config)
+        charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
+        profile = plan = 0.0
+        if self.choosing is not None and self._limited(deadline):
+            profile = 0.0 if charges.fits else self.choosing.profile(self.method)
+            plan = self.choosing.plan(self.method, self.client.device.name)
+        packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
+        lost = ERROR in metrics
+        chosen = plan if lost else float(metrics.pop(CHOOSING))
+        charges.add(profile * slowdown, chosen * slowdown, lost=lost)
+        charges.save(self.charges_file)
+        return packed, examples, metrics
 
-    def elastic_client(self) -> ElasticClient:
+    def _trained(
+        self, arrays: list[NDArray[Any]], deadline: float | None, profile: float, plan: float
+    ) -> _Reply:
+        """Train, with so many host seconds for estimating costs and for each plan."""
+        try:
+            if self.method.peer is not None:
+                return self._peer_client(deadline, profile, plan).fit(arrays, self.config)
+            client = self.elastic_client(profile, plan)
+            packed, examples, metrics = client.fit(arrays, self._host_config())
+        except ElasticError as error:
+            packed, examples, metrics = [], 0, {ERROR: str(error)}
+        else:
+            if client.report is not None:
+                metrics[CHOOSING] = client.report.choosing_seconds
+        if ERROR in metrics and profile > 0:
+            # Others' updates were there before it knew its costs.
+            metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"
+        return packed, examples, metrics
+
+    def _limited(self, deadline: float | None) -> bool:
+        """Whether there is anything to choose for: somebody with all the time in the world trains everything."""
+        fitting = deadline is not None and self.method.stragglers == "fit"
+        if self.method.peer is not None:
+            return fitting
+        own = self.client.speedup > 1 or self.client.uplink_share is not None
+        return self.method.budgeted and (fitting or own)
+
+    def elastic_client(
+        self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
+    ) -> ElasticClient:
         scenario, method, batches = self.scenario, self.method, self.batches()
         steps = len(batches) * scenario.training.local_epochs
         profile, slowdown = self.profile, self.client.device.slowdown
@@ -184,6 +236,8 @@ class _Role:
                 exploration=method.exploration,
                 deep_every=method.deep_every,
                 returns=method.returns,
+                profile_seconds=profile_seconds,
+                planning_seconds=planning_seconds,
                 proximal=method.proximal,
                 forward=ForwardOptions() if method.inference_prefix else None,
                 seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
@@ -201,7 +255,7 @@ class _Role:
             config[DEADLINE] = deadline / self.client.device.slowdown
         return config
 
-    def _peer_client(self, deadline: float | None) -> PeerClient:
+    def _peer_client(self, deadline: float | None, profile: float, plan: float) -> PeerClient:
         capabilities, device = self.capabilities(), self.client.device
         allowed = float("inf")
         if deadline is not None and self.method.stragglers == "fit":
@@ -215,6 +269,9 @@ class _Role:
             training=self.scenario.training,
             profile=self.profile,
             allowed_seconds=allowed,
+            profile_seconds=profile,
+            choosing_seconds=plan,
+            narrow_seconds=dict(() if self.choosing is None else self.choosing.width_seconds),
             fraction=fastest / device.slowdown,
             place=(self.client.index, len(self.scenario.clients)),
             seed=self.seed,
@@ -245,6 +302,12 @@ def _budget(client: Client, method: MethodSection, full_round: float, full_bytes
         deadline=None if client.speedup <= 1 else full_round / client.speedup,
         uplink=None if share is None else share * full_bytes,
     )
+
+
+@lru_cache(maxsize=4)
+def _choosing(text: str) -> ChoosingCosts | None:
+    """Return what the server measured; without it nothing is charged."""
+    return ChoosingCosts.from_json(text) if text else None
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import BudgetError
 from fl_elastic.flower.terms import Instructions
 from fl_elastic.losses import classification_loss
 from fl_elastic.peers import LocalTask, make_peer
@@ -23,7 +23,10 @@ from fl_elastic.simulation.workload import optimizer_fn
 from fl_elastic.storage import write_atomically
 from fl_elastic.update import Manifest, decode_weights, encode, load_weights
 
-__all__ = ["PeerClient"]
+__all__ = ["CHOOSING", "PeerClient"]
+
+CHOOSING = "choosing-seconds"
+"""The metric of what probes and choices of a fit took, in host seconds."""
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -45,7 +48,11 @@ class PeerClient:
     profile : CostProfile
         Costs on the host.
     allowed_seconds : float
-        Host seconds for local training.
+        Host seconds for local training, and what comes before it.
+    profile_seconds, choosing_seconds : float
+        Of these, those of estimating costs in this round, and of one choice of what to train.
+    narrow_seconds : dict of float to float
+        Seconds of a step at each rate of the model's width below 1.
     fraction : float
         Speed of the device relative to the fastest.
     place : tuple of (int, int)
@@ -64,6 +71,9 @@ class PeerClient:
     training: TrainingSection
     profile: CostProfile
     allowed_seconds: float
+    profile_seconds: float
+    choosing_seconds: float
+    narrow_seconds: dict[float, float]
     fraction: float
     place: tuple[int, int]
     seed: int
@@ -74,32 +84,38 @@ class PeerClient:
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Load the global model, train by the method, return the packed update and what it cost."""
-        if not self.allowed_seconds > 0:
-            raise TrainingError("sending alone takes longer than the deadline: allow more time")
+        if not self.allowed_seconds > self.profile_seconds:
+            raise BudgetError(
+                "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
+            )
         manifest = Manifest.of(self.model)
         weights, version = decode_weights(parameters[0].tobytes(), manifest)
         load_weights(self.model, manifest, weights)
         memory = self._memory()
-        result = make_peer(self.peer).train(
-            LocalTask(
-                model=self.model,
-                loss_fn=classification_loss,
-                optimizer_fn=optimizer_fn(self.training),
-                batches=self.batches,
-                epochs=self.training.local_epochs,
-                profile=self.profile,
-                allowed_seconds=self.allowed_seconds,
-                server_round=int(config["server-round"]),
-                base_version=version,
-                clients=self.place[1],
-                client=self.place[0],
-                seed=self.seed,
-                memory=memory,
-                global_change=_change(Instructions.from_config(config).change),
-                fraction=self.fraction,
-            )
+        task = LocalTask(
+            model=self.model,
+            loss_fn=classification_loss,
+            optimizer_fn=optimizer_fn(self.training),
+            batches=self.batches,
+            epochs=self.training.local_epochs,
+            profile=self.profile,
+            allowed_seconds=self.allowed_seconds - self.profile_seconds,
+            server_round=int(config["server-round"]),
+            base_version=version,
+            clients=self.place[1],
+            client=self.place[0],
+            seed=self.seed,
+            memory=memory,
+            global_change=_change(Instructions.from_config(config).change),
+            fraction=self.fraction,
+            choosing_seconds=self.choosing_seconds,
+            narrow_seconds=self.narrow_seconds,
         )
-        write_atomically(self._memory_file, json.dumps(memory).encode())
+        try:
+            result = make_peer(self.peer).train(task)
+        finally:
+            # Also of a round that it stays out of: a method may do something else in the next one.
+            write_atomically(self._memory_file, json.dumps(memory).encode())
         packed = encode(result.update, manifest, self.codec)
         metrics = {
             "train-loss": float(result.loss),
@@ -107,7 +123,8 @@ class PeerClient:
             "requested-steps": int(result.requested_steps),
             "step-seconds": float(result.step_seconds),
             "full-step-seconds": float(self.profile.full_step_seconds),
-            "predicted-seconds": float(result.host_seconds),
+            "predicted-seconds": float(result.host_seconds + self.profile_seconds),
+            CHOOSING: float(result.choosing_seconds),
         }
         return [np.frombuffer(packed, dtype=np.uint8)], result.update.num_examples, metrics
 

@@ -20,12 +20,15 @@ from torch import nn
 from fl_elastic.errors import ModelError, ScenarioError
 from fl_elastic.flower.methods import method_strategy
 from fl_elastic.flower.round_record import RoundRecord
-from fl_elastic.flower.simulated_client import LATE
+from fl_elastic.flower.simulated_client import CHARGES, LATE
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic.simulation.cell import Cell, ClientRound
-from fl_elastic.simulation.scenario import MethodSection, Scenario
+from fl_elastic.simulation.charges import Charges
+from fl_elastic.simulation.choosing import ChoosingCosts, measure_choosing
+from fl_elastic.simulation.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic.simulation.timed_tests import Test, TimedTests, Weights
 from fl_elastic.simulation.workload import measure_profile, method_model, test_batches
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
@@ -96,6 +99,11 @@ class Simulation:
         """Where the measured costs are kept, which all clients' virtual clocks go by."""
         return self.directory / "profile.json"
 
+    @property
+    def choosing_file(self) -> Path:
+        """Where it is kept beside the profile what choosing takes."""
+        return self.directory / "choosing.json"
+
     def cell_file(self, method: str, seed: int) -> Path:
         """Return where a finished cell is kept."""
         return self.directory / "cells" / f"{method}-{seed}.json"
@@ -109,6 +117,8 @@ def run_cells(
     scenario = simulation.scenario
     profile = measure_profile(scenario, simulation.data_root)
     save_profile(profile, simulation.profile_file)
+    choosing = measure_choosing(scenario, simulation.data_root, profile)
+    choosing.save(simulation.choosing_file)
     cells = []
     for seed in scenario.seeds:
         for method in scenario.methods:
@@ -117,7 +127,7 @@ def run_cells(
             if simulation.resume and path.exists():
                 cells.append(_finished_cell(path, _fingerprint(scenario, method)))
                 continue
-            cell = run_cell(simulation, grid, progress, method, seed, profile)
+            cell = run_cell(simulation, grid, progress, method, seed, profile, choosing)
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
     return cells, profile.graph.groups
@@ -150,8 +160,9 @@ def run_cell(
     method: MethodSection,
     seed: int,
     profile: CostProfile,
+    choosing: ChoosingCosts | None = None,
 ) -> Cell:
-    """Run one method with one seed.
+    """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
 
     Flower draws the clients of a round from Python's own random numbers, which are seeded for the run and put
     back afterwards.
@@ -159,7 +170,8 @@ def run_cell(
     scenario = simulation.scenario
     cell = Cell(method.name, seed, scenario=_fingerprint(scenario, method))
     # What clients remember of an earlier or interrupted run in this folder would sway this one.
-    shutil.rmtree(simulation.state_directory / method.name / str(seed), ignore_errors=True)
+    state_directory = simulation.state_directory / method.name / str(seed)
+    shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
     evaluate_fn = _evaluation(simulation, progress, cell, model)
     strategy = method_strategy(scenario, method, _bookkeeping(scenario, cell, profile))
@@ -177,6 +189,7 @@ def run_cell(
                     "method": method.name,
                     "seed": seed,
                     "profile": str(simulation.profile_file),
+                    "choosing": "" if choosing is None else choosing.to_json(),
                     "state-dir": str(simulation.state_directory),
                     "data-root": simulation.data_root or "",
                 }
@@ -187,6 +200,8 @@ def run_cell(
         pass
     finally:
         random.setstate(state)
+    found = state_directory.glob(f"*/{CHARGES}")
+    cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
     return cell
 
 
@@ -202,27 +217,49 @@ def _evaluation(
     manifest = Manifest.of(model)
     batches = test_batches(simulation.scenario, simulation.data_root)
 
-    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        limit = training.simulated_seconds
-        over = limit is not None and cell.simulated_seconds >= limit
-        last = over or server_round == training.rounds
-        if not last and server_round % training.evaluate_every:
-            return None
-        load_weights(model, manifest, {name: array.numpy() for name, array in arrays.items()})
+    def test(weights: Weights) -> tuple[float, float]:
+        load_weights(model, manifest, weights)
         result = evaluate(model, classification_loss, batches)
         if result.accuracy is None:
             raise ModelError(
                 "a simulation compares accuracies, and this model's outputs in eval mode are no class scores of "
                 "shape (batch, classes): let it return those"
             )
-        cell.evaluated(server_round, result.accuracy, result.loss)
-        seconds = cell.simulated_seconds
-        progress.round(server_round, result.accuracy, result.loss, seconds)
-        if over:
+        return result.accuracy, result.loss
+
+    after_round = (
+        _by_rounds(training, cell, test, progress)
+        if training.tests is None
+        else TimedTests(training, cell, test, progress.round).after_round
+    )
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        found = after_round(server_round, {name: each.numpy() for name, each in arrays.items()})
+        limit = training.simulated_seconds
+        if limit is not None and cell.simulated_seconds >= limit:
             raise _TimeIsUp
-        return MetricRecord({"accuracy": result.accuracy, "loss": result.loss})
+        return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})
 
     return evaluate_fn
+
+
+def _by_rounds(
+    training: TrainingSection, cell: Cell, test: Test, progress: Progress
+) -> Callable[[int, Weights], tuple[float, float] | None]:
+    """Return what tests the model every so many rounds, and at the end."""
+
+    def after_round(server_round: int, weights: Weights) -> tuple[float, float] | None:
+        limit = training.simulated_seconds
+        over = limit is not None and cell.simulated_seconds >= limit
+        last = over or server_round == training.rounds
+        if not last and server_round % training.evaluate_every:
+            return None
+        accuracy, loss = test(weights)
+        cell.evaluated(server_round, accuracy, loss)
+        progress.round(server_round, accuracy, loss, cell.simulated_seconds)
+        return accuracy, loss
+
+    return after_round
 
 
 def _bookkeeping(
@@ -232,6 +269,9 @@ def _bookkeeping(
 
     def on_round(record: RoundRecord) -> None:
         late = [each for each in record.rejected if LATE in each.reason]
+        # Who stays out got the model first; so a round of nobody takes time as well.
+        slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
+        told = record.downlink_bytes / slowest if record.rejected else 0.0
         cell.trained(
             [
                 _client_round(reply.metrics, reply.steps, reply.uplink_bytes)
@@ -241,7 +281,7 @@ def _bookkeeping(
             profile.graph.groups,
             record.downlink_bytes,
             len(record.rejected),
-            at_least=(record.deadline or 0.0) if late else 0.0,
+            at_least=max((record.deadline or 0.0) if late else 0.0, told),
         )
 
     return on_round

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.peers.task_data import everything_fits
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.registry import Registry
@@ -63,6 +64,11 @@ class LocalTask:
         Sum of squares of what the last round changed in each tensor of the global model; empty in round 1.
     fraction : float
         Speed of this device relative to the fastest.
+    choosing_seconds : float
+        Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
+        seconds where one is made.
+    narrow_seconds : dict of float to float
+        Seconds of a step of the model at each rate of its width below 1, where they are known.
     """
 
     model: nn.Module
@@ -80,6 +86,8 @@ class LocalTask:
     memory: dict[str, Any] = field(default_factory=dict)
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
+    choosing_seconds: float = 0.0
+    narrow_seconds: Mapping[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):
@@ -107,6 +115,8 @@ class LocalResult:
         Median measured time of a step with a whole batch, 0 if there was none.
     loss : float
         Mean loss over the last pass.
+    choosing_seconds : float
+        Of the host seconds those of probes and of choosing.
     """
 
     update: PartialUpdate
@@ -115,6 +125,7 @@ class LocalResult:
     requested_steps: int
     step_seconds: float
     loss: float
+    choosing_seconds: float = 0.0
 
 
 class Peer(ABC):
@@ -128,11 +139,14 @@ class Peer(ABC):
         Aggregation rule of its paper.
     weighting : {"examples", "uniform"}
         Whether its paper weighs clients by their data.
+    needs_costs : bool
+        Whether a client must know what each tensor group costs, and so has to estimate that first.
     """
 
     name: ClassVar[str] = ""
     rule: ClassVar[Literal["contributors", "all"]] = "contributors"
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
+    needs_costs: ClassVar[bool] = False
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model that server and clients train, the same for the same arguments.
@@ -151,14 +165,34 @@ class Peer(ABC):
             If there is no data or a loss is not finite.
         ModelError
             If the method does not take such a model.
+        BudgetError
+            If the time does not pay for one step.
         """
+        choosing = task.choosing_seconds if self.needs_costs and not everything_fits(task) else 0.0
+        if choosing >= task.allowed_seconds:
+            raise BudgetError(
+                f"choosing takes {choosing:.3g} s of the {task.allowed_seconds:.3g} s that are allowed"
+            )
+        task = replace(task, allowed_seconds=task.allowed_seconds - choosing)
         device = model_device(task.model)
         task.model.train()
         accelerators = [device.index or 0] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=accelerators):
             # torch.manual_seed would seed every accelerator, also those that are not restored here.
             torch.default_generator.manual_seed(int(task_generator(task).integers(2**63)))
-            return self.local_training(task)
+            result = self.local_training(task)
+        return replace(
+            result,
+            host_seconds=result.host_seconds + choosing,
+            choosing_seconds=result.choosing_seconds + choosing,
+        )
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Work out what `local_training` would train, apart from probes; nothing is trained or kept.
+
+        It is timed to know what choosing takes. By default there is nothing to choose.
+        """
+        del task
 
     @abstractmethod
     def local_training(self, task: LocalTask) -> LocalResult:

@@ -55,6 +55,7 @@ class PublishedElasticTrainer(Peer):
 
     rule = "all"
     weighting = "examples"
+    needs_costs = True
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Select and train, epoch by epoch."""
@@ -70,3 +71,10 @@ class PublishedElasticTrainer(Peer):
             charge_probes=False,
         )
         return train_by(task, PublishedSelectionPolicy(), options)
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Solve with all groups worth the same."""
+        profile = task.profile
+        paths = np.append(profile.path_seconds[1:], 0.0)
+        share = task.allowed_seconds / (requested_steps(task) * profile.full_step_seconds)
+        published_selection(profile.update_seconds, paths, np.ones(len(profile)), share)

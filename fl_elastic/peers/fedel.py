@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -13,9 +13,14 @@ from fl_elastic.groups import Batch, GroupKind, LossFn, Mode, TensorGroup, to_de
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.importance.base import Scores
 from fl_elastic.peers.base import LocalResult, LocalTask, Peer, register_peer, task_generator
-from fl_elastic.peers.early_exits import EarlyExits, with_exits
+from fl_elastic.peers.early_exits import EarlyExits, block_ends, with_exits
 from fl_elastic.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic.peers.task_data import first_batch, num_examples, requested_steps
+from fl_elastic.peers.task_data import (
+    first_batch,
+    num_examples,
+    requested_steps,
+    steps_in_time,
+)
 from fl_elastic.peers.window import Window, first_window, next_window
 from fl_elastic.peers.window_costs import WindowCosts
 from fl_elastic.planning import Plan
@@ -45,12 +50,15 @@ class FedEl(Peer):
     scaled to a largest of 1 before they are mixed (which cancels the learning rate the paper divides by);
     selection is exact, and its budget is the allowed step time less the forward pass to the front and the exit;
     where the whole window fits, all of it is trained without a probe; frozen norms run in eval mode; the probe, two
-    passes over one batch at the round's start, is part of the host seconds. All steps are always taken: what
-    they take beyond the allowed time is the method's own.
+    passes over one batch at the round's start, is taken off the allowed time; where that does not pay for it and a
+    step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
+    client that has no time for one stays out, and its window moves on.
     """
 
     rule = "contributors"
     weighting = "uniform"
+    needs_costs = True
+    probe_passes: ClassVar[int] = 2
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model with an exit behind each block; its own tensors keep their names."""
@@ -67,10 +75,17 @@ class FedEl(Peer):
         window = _window_of(task.memory, costs.block_seconds, limit)
         mask, probe_seconds = costs.mask(window), 0.0
         if costs.step_seconds(window, mask) > limit * (1 + 1e-9):
-            probe_seconds = 2 * costs.step_seconds(window, mask)
-            mask = costs.select(window, _importance(task, model, costs, window), limit)
+            probing = self._probe_seconds(task, costs, window)
+            worth = (
+                _change_alone(task, costs, window)
+                if probing is None
+                else _importance(task, model, costs, window)
+            )
+            probe_seconds = probing or 0.0
+            mask = costs.select(window, worth, (task.allowed_seconds - probe_seconds) / requested)
         task.memory[_WINDOW] = [window.end, window.front]
         task.memory[_SELECTED] = costs.blocks_of(mask)
+        steps = steps_in_time(task, costs.step_seconds(window, mask), probe_seconds)
         manifest = Manifest.of(model)
         base = weights_of(model, manifest)
         plan = _plan(task, model, window, mask)
@@ -80,7 +95,7 @@ class FedEl(Peer):
             model.left_after(window.front),
         ):
             statistics = training_statistics(model)
-            taken = take_steps(task, model, task.loss_fn, requested)
+            taken = take_steps(task, model, task.loss_fn, steps)
             names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
             deltas = changes(weights_of(model, manifest), base, names)
         return LocalResult(
@@ -95,7 +110,28 @@ class FedEl(Peer):
             requested_steps=requested,
             step_seconds=taken.step_seconds,
             loss=taken.last_loss(requested // task.epochs),
+            choosing_seconds=probe_seconds,
         )
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Move the window and select, with all groups worth the same."""
+        costs = WindowCosts(task.profile, block_ends(task.profile.graph))
+        limit = task.allowed_seconds / requested_steps(task)
+        window = _window_of(task.memory, costs.block_seconds, limit)
+        costs.select(window, np.ones(len(costs.groups(window))), limit)
+
+    def _probe_seconds(self, task: LocalTask, costs: WindowCosts, window: Window) -> float | None:
+        """Return what a probe takes; None where it and the cheapest step are not paid for."""
+        probe = self.probe_passes * costs.step_seconds(window, costs.mask(window))
+        cheapest = costs.step_seconds(window, costs.nearest(window))
+        return probe if probe + cheapest <= task.allowed_seconds * (1 + 1e-9) else None
+
+
+@register_peer("fedel_free_probe")
+class FedElFreeProbe(FedEl):
+    """`FedEl` whose probe costs nothing, as if its importance came from steps that train anyway."""
+
+    probe_passes = 0
 
 
 def _window_of(memory: Mapping[str, Any], seconds: Sequence[float], limit: float) -> Window:
@@ -122,6 +158,14 @@ def _importance(task: LocalTask, model: EarlyExits, costs: WindowCosts, window: 
     with model.left_after(window.front):
         own = make_importance("elastic_same_batch").score(probe)
     return adjusted_importance(own, groups, task.global_change)
+
+
+def _change_alone(task: LocalTask, costs: WindowCosts, window: Window) -> Scores:
+    """Return the global model's change in the window's groups; all alike where none is known."""
+    chosen = costs.groups(window)
+    groups = task.profile.graph.groups[chosen.start : chosen.stop]
+    change = adjusted_importance(np.zeros(len(groups)), groups, task.global_change)
+    return change if change.any() else np.ones(len(groups))
 
 
 def adjusted_importance(

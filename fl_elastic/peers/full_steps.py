@@ -12,7 +12,7 @@ __all__ = ["FullSteps"]
 
 @register_peer("full_steps")
 class FullSteps(Peer):
-    """Train the whole model in as many steps as the time allows, at least one.
+    """Train the whole model in as many steps as the time allows; a client without time for one stays out.
 
     FedAvg (McMahan et al., AISTATS 2017) with less local work on slow devices, as FedProx (Li et al., MLSys 2020)
     tolerates it, without its proximal term. Clients are weighed by their data.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,16 +16,28 @@ from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
 from fl_elastic.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic.peers.narrow import kept_lengths, narrow_model, part_of_axes, spread
 from fl_elastic.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic.peers.task_data import first_batch, num_examples, requested_steps
+from fl_elastic.peers.task_data import (
+    first_batch,
+    num_examples,
+    requested_steps,
+    steps_in_time,
+)
 from fl_elastic.peers.widths import LayerChannels, channels_of
 from fl_elastic.profiling import profile_model
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.changes import changes
 from fl_elastic.training.freeze import training_statistics
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
 
-__all__ = ["RATES", "HeteroFl", "affordable_rate", "labels_present", "masked_loss"]
+__all__ = [
+    "RATES",
+    "HeteroFl",
+    "affordable_rate",
+    "labels_present",
+    "masked_loss",
+    "narrow_seconds",
+]
 
 RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
@@ -62,9 +73,7 @@ class HeteroFl(Peer):
             raise ModelError(f"heterofl takes one tensor as input, not {type(first[0]).__name__}")
         layers = _layers_of(wide, first[0])
         rate, seconds = affordable_rate(task, layers, first)
-        steps = requested
-        if not math.isinf(task.allowed_seconds):
-            steps = min(requested, max(1, math.floor(task.allowed_seconds / seconds + 1e-9)))
+        steps = steps_in_time(task, seconds)
         present = labels_present(task.batches, layers)
         manifest = Manifest.of(wide)
         base = weights_of(wide, manifest)
@@ -111,14 +120,15 @@ def affordable_rate(
 ) -> tuple[float, float]:
     """Return the largest rate whose whole round fits the allowed time, and the seconds of its step.
 
-    The narrowest if none fits. The whole model costs what the task's profile says; narrower ones are measured
-    once per process, model and batch shape.
+    The narrowest if none fits. The whole model costs what the task's profile says; narrower ones what the task
+    knows, or they are measured once per process, model and batch shape.
     """
     steps = requested_steps(task)
     seconds = task.profile.full_step_seconds
     for rate in RATES:
         if rate < 1:
-            seconds = _narrow_step_seconds(task, layers, rate, first)
+            known = task.narrow_seconds.get(rate)
+            seconds = _narrow_step_seconds(task, layers, rate, first) if known is None else known
         if steps * seconds <= task.allowed_seconds * (1 + 1e-9):
             return rate, seconds
     return RATES[-1], seconds
@@ -135,6 +145,24 @@ def _narrow_step_seconds(
         profile = profile_model(narrow, task.loss_fn, batch, optimizer_fn=task.optimizer_fn)
         _SECONDS[case] = profile.full_step_seconds
     return _SECONDS[case]
+
+
+def narrow_seconds(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, optimizer_fn: OptimizerFn
+) -> dict[float, float]:
+    """Return the measured seconds of a step at each rate below 1, by the time of this thread."""
+    layers = _layers_of(model, batch[0])
+    return {
+        rate: profile_model(
+            narrow_model(model, layers, rate),
+            loss_fn,
+            batch,
+            optimizer_fn=optimizer_fn,
+            clock="cpu",
+        ).full_step_seconds
+        for rate in RATES
+        if rate < 1
+    }
 
 
 def _of_size(batch: Batch, size: int) -> Batch:

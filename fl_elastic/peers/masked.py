@@ -41,7 +41,7 @@ class FixedMask(Policy):
 
 
 def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
-    """Train the groups in ``mask``, in as many steps as the task's time allows but at least one.
+    """Train the groups in ``mask``, in as many steps as the task's time allows.
 
     Parameters
     ----------
@@ -53,6 +53,11 @@ def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = N
         In backward order.
     epochs : int, optional
         Passes over the data instead of the task's.
+
+    Raises
+    ------
+    BudgetError
+        If the time does not pay for one step.
     """
     return train_by(task, FixedMask(name, mask), TrainerOptions(), epochs=epochs)
 
@@ -87,6 +92,7 @@ def train_by(
         requested_steps=requested_steps(task),
         step_seconds=report.step_seconds,
         loss=report.loss,
+        choosing_seconds=report.choosing_seconds + probing,
     )
 
 

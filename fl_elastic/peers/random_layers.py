@@ -26,11 +26,19 @@ class RandomLayers(Peer):
 
     rule = "contributors"
     weighting = "examples"
+    needs_costs = True
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Draw and train."""
+        return train_mask(task, self.name, self._drawn(task))
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Draw."""
+        self._drawn(task)
+
+    def _drawn(self, task: LocalTask) -> Mask:
         allowed = task.allowed_seconds / requested_steps(task)
-        return train_mask(task, self.name, random_mask(task.profile, allowed, task_generator(task)))
+        return random_mask(task.profile, allowed, task_generator(task))
 
 
 def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.Generator) -> Mask:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_elastic.errors import TrainingError
-from fl_elastic.peers.base import LocalTask
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.training.batches import loader_size
 
-__all__ = ["first_batch", "num_examples", "requested_steps"]
+if TYPE_CHECKING:
+    from fl_elastic.peers.base import LocalTask
+
+__all__ = ["everything_fits", "first_batch", "num_examples", "requested_steps", "steps_in_time"]
 
 
 def first_batch(task: LocalTask) -> Any:
@@ -34,3 +37,32 @@ def requested_steps(task: LocalTask) -> int:
 def num_examples(task: LocalTask) -> int:
     """Return how many examples the client has."""
     return loader_size(task.batches, first_batch(task))[1]
+
+
+def everything_fits(task: LocalTask) -> bool:
+    """Whether all steps of the whole model fit, which a client knows from the time of its steps alone."""
+    if math.isinf(task.allowed_seconds):
+        return True
+    needed = requested_steps(task) * task.profile.full_step_seconds
+    return needed <= task.allowed_seconds * (1 + 1e-9)
+
+
+def steps_in_time(task: LocalTask, step_seconds: float, spent: float = 0.0) -> int:
+    """Return how many of the task's steps fit its time once ``spent`` seconds of it are gone.
+
+    Raises
+    ------
+    BudgetError
+        If not even one does.
+    """
+    requested = requested_steps(task)
+    if math.isinf(task.allowed_seconds):
+        return requested
+    left = task.allowed_seconds - spent
+    steps = min(requested, math.floor(left / step_seconds + 1e-9))
+    if steps < 1:
+        raise BudgetError(
+            f"{max(left, 0.0):.3g} s do not pay for one step of {step_seconds:.3g} s: allow more time, or leave "
+            "this device out of the round"
+        )
+    return steps

@@ -23,11 +23,12 @@ class TimelyFl(Peer):
     the output that can be trained in time; averaging over those who trained a layer. Assumed: at most twice the
     epochs that the task asks for, and just these without a deadline; the part is measured in predicted seconds
     instead of a share of the layers. The asynchronous buffer is the server's affair. Where not even the head fits,
-    it is trained in fewer steps. Clients are weighed by their data.
+    it is trained in fewer steps; a client that has no time for one stays out. Clients are weighed by their data.
     """
 
     rule = "contributors"
     weighting = "examples"
+    needs_costs = True
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Train what the time allows."""
@@ -36,6 +37,11 @@ class TimelyFl(Peer):
         epochs = epochs_in_time(task.allowed_seconds, full, task.epochs)
         mask = deepest_suffix(task.profile, task.allowed_seconds / per_epoch)
         return train_mask(task, self.name, mask, epochs=max(epochs, 1))
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Find the part of the model that fits."""
+        per_epoch = requested_steps(task) // task.epochs
+        deepest_suffix(task.profile, task.allowed_seconds / per_epoch)
 
 
 def epochs_in_time(allowed_seconds: float, epoch_seconds: float, epochs: int) -> int:

@@ -64,6 +64,12 @@ class WindowCosts:
         mask[list(self.groups(window))] = True
         return mask
 
+    def nearest(self, window: Window) -> Mask:
+        """Return the mask of the group nearest to the window's front."""
+        mask = np.zeros(len(self.profile), dtype=bool)
+        mask[self.groups(window).start] = True
+        return mask
+
     def blocks_of(self, mask: Mask) -> list[int]:
         """Return the blocks in which a group of ``mask`` lies."""
         return [place for place, block in enumerate(self.blocks) if mask[list(block)].any()]
@@ -112,9 +118,7 @@ class WindowCosts:
         )
         mask = np.zeros(len(profile), dtype=bool)
         mask[groups.start : groups.stop] = found.mask
-        if not mask.any():
-            mask[groups.start] = True
-        return mask
+        return mask if mask.any() else self.nearest(window)
 
     def _waiting(self, window: Window) -> float:
         """Return the seconds of a step apart from training in the window: its forward pass and exit."""

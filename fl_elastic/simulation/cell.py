@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fl_elastic.devices import round_cost, synchronous_round_seconds
 from fl_elastic.errors import ScenarioError
 from fl_elastic.groups import TensorGroup
+from fl_elastic.simulation.charges import Charges
 from fl_elastic.simulation.scenario import Client
 
 __all__ = ["Cell", "ClientRound", "MeasuredSteps"]
+
+_COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class ClientRound:
     tensors : frozenset of str
         Names of the tensors that it trained.
     host_seconds : float
-        Predicted cost of its steps and probes on the measuring host.
+        Predicted cost of its steps on the measuring host, with probes and what it was charged for choosing.
     step_seconds : float
         Measured median step on the measuring host.
     steps, requested_steps : int
@@ -73,6 +76,12 @@ class Cell:
         Updates that the server left out.
     scenario : str
         Which scenario it belongs to, so that a run is not continued with results of another.
+    spent : dict
+        Simulated seconds, uplink and downlink bytes of all rounds so far.
+    client_seconds : float
+        Simulated seconds of all clients together, sending and receiving included.
+    choosing_seconds, profile_seconds : float
+        Of these, those charged for plans and probes, and for cost profiles.
     """
 
     method: str
@@ -82,19 +91,33 @@ class Cell:
     steps: list[MeasuredSteps] = field(default_factory=list)
     rejected: int = 0
     scenario: str = ""
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COSTS, 0.0))
+    client_seconds: float = 0.0
+    choosing_seconds: float = 0.0
+    profile_seconds: float = 0.0
 
     @property
     def simulated_seconds(self) -> float:
         """Simulated time since the start, of all rounds entered."""
-        return self.history[-1]["next_simulated_seconds"] if self.history else 0.0
+        return self.spent["simulated_seconds"]
 
-    def evaluated(self, server_round: int, accuracy: float, loss: float) -> None:
-        """Enter the global model's quality after a round; costs are those entered so far."""
-        last = self.history[-1] if self.history else {}
-        costs = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
+    def evaluated(
+        self,
+        server_round: int,
+        accuracy: float,
+        loss: float,
+        *,
+        spent: Mapping[str, float] | None = None,
+    ) -> None:
+        """Enter the global model's quality after a round; costs are those so far, or the given ones."""
         row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
-        self.history.append(row | {name: last.get(f"next_{name}", 0.0) for name in costs})
-        self.history[-1] |= {f"next_{name}": self.history[-1][name] for name in costs}
+        self.history.append(row | dict(self.spent if spent is None else spent))
+
+    def charged(self, charges: Charges) -> None:
+        """Enter what all clients together were charged for choosing."""
+        self.choosing_seconds += charges.choosing_seconds
+        self.profile_seconds += charges.profile_seconds
+        self.client_seconds += charges.lost_seconds
 
     def trained(
         self,
@@ -123,8 +146,7 @@ class Cell:
             Simulated seconds that the server waited for them.
         """
         done = list(rounds)
-        last = self.history[-1]
-        seconds = synchronous_round_seconds(
+        costs = [
             round_cost(
                 clients[each.client].device,
                 host_seconds=each.host_seconds,
@@ -132,10 +154,11 @@ class Cell:
                 downlink_bytes=downlink_bytes,
             )
             for each in done
-        )
-        last["next_simulated_seconds"] += max(seconds, at_least)
-        last["next_uplink_bytes"] += sum(each.uplink_bytes for each in done)
-        last["next_downlink_bytes"] += downlink_bytes * (len(done) + rejected)
+        ]
+        self.client_seconds += sum(cost.total for cost in costs)
+        self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
+        self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
+        self.spent["downlink_bytes"] += downlink_bytes * (len(done) + rejected)
         self.rejected += rejected
         self._cover(done, clients, groups)
 
@@ -164,11 +187,8 @@ class Cell:
                 )
 
     def rows(self) -> list[dict[str, float]]:
-        """Return the history without what is carried to the next round."""
-        return [
-            {key: value for key, value in row.items() if not key.startswith("next_")}
-            for row in self.history
-        ]
+        """Return a copy of the history."""
+        return [dict(row) for row in self.history]
 
     def to_json(self) -> str:
         """Return the cell as JSON text."""

@@ -206,6 +206,8 @@ class Scenario:
         target = _target(table, [method.name for method in methods], problems)
         deadline = _deadline(table, problems)
         _across(sections["data"], fleet, problems)
+        if sections["training"]["tests"] and not sections["training"]["simulated_seconds"]:
+            problems.append("training.tests: give simulated_seconds, which they are spread over")
         raise_problems(source, problems)
         return cls(
             title=title,

@@ -88,6 +88,7 @@ SECTIONS: dict[str, dict[str, Rule]] = {
         "rounds": Rule(int, lowest=1),
         "simulated_seconds": Rule(float, None, above=0),
         "evaluate_every": Rule(int, 1, lowest=1),
+        "tests": Rule(int, None, lowest=1),
         "local_epochs": Rule(int, 1, lowest=1),
         "local_steps": Rule(int, None, lowest=1),
         "batch_size": Rule(int, 32, lowest=1),

@@ -72,6 +72,9 @@ class TrainingSection:
         The run ends with the round that reaches so much simulated time.
     evaluate_every : int
         The global model is tested every so many rounds, and at the end.
+    tests : int, optional
+        Instead, so many tests at equal intervals of ``simulated_seconds``: each of the newest model whose round had
+        ended by then, so that methods with short and with long rounds are tested alike.
     local_steps : int, optional
         Every client takes so many steps in a round, however much data it has, instead of whole passes.
     optimizer : str
@@ -92,6 +95,7 @@ class TrainingSection:
     client_fraction: float
     simulated_seconds: float | None = None
     evaluate_every: int = 1
+    tests: int | None = None
     local_steps: int | None = None
 
 

@@ -16,25 +16,33 @@ from fl_elastic.simulation.scenario import Scenario
 __all__ = ["environment", "final_accuracy", "summarise", "without_curves"]
 
 _FINAL_TESTS = 5
-_FINAL_SHARE = 4
+_FINAL_SHARE, _FINAL_TENTH = 4, 10
 
 
-def final_accuracy(tested: Sequence[float]) -> float:
-    """Return the mean accuracy at the end: of the last five tests, but at most of the last quarter of them.
+def final_accuracy(tested: Sequence[float], *, at_equal_times: bool = False) -> float:
+    """Return the mean accuracy at the end of a run.
 
-    A short run thereby ends with its last test, instead of a mean over rounds in which it was still learning.
+    Where tests come at equal intervals of time: over the last tenth of it. Where they come after rounds: of the
+    last five tests, but at most of the last quarter of them. A short run thereby ends with its last test, instead
+    of a mean over rounds in which it was still learning.
 
     Parameters
     ----------
     tested : sequence of float
-        Accuracy of every test after a round, at least one; the untrained model's is none of them.
+        Accuracy of every test, at least one; that of the untrained model at the start is none of them.
+    at_equal_times : bool
+        Whether the tests come at equal intervals of simulated time.
 
     Examples
     --------
     >>> final_accuracy([0.2, 0.6, 0.9])
     0.9
+    >>> final_accuracy([0.1] * 36 + [0.8] * 4, at_equal_times=True)
+    0.8
     """
     counted = min(_FINAL_TESTS, max(len(tested) // _FINAL_SHARE, 1))
+    if at_equal_times:
+        counted = max(len(tested) // _FINAL_TENTH, 1)
     return statistics.fmean(tested[-counted:])
 
 
@@ -43,7 +51,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the summary of all cells, as plain JSON values.
 
-    Final accuracy is `final_accuracy`, the mean over seeds; time to target is where the mean curve over seeds
+    Final accuracy is `final_accuracy`, the mean over seeds; what choosing and cost profiles take is a share of the
+    simulated time of all clients together; time to target is where the mean curve over seeds
     first reaches the target method's final accuracy minus the scenario's margin, after a round at least. Speed-ups
     compare measured steps: the median step that trained everything, in any cell of this simulation, over the
     device's median step (step speed-up), and over its mean time per step of a full round, steps that it left out
@@ -66,7 +75,9 @@ def summarise(
         "rounds": scenario.training.rounds,
         "seeds": list(scenario.seeds),
         "simulated": True,
-        "final_accuracy_rule": f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",
+        "final_accuracy_rule": "mean over the last tenth of the time"
+        if scenario.training.tests
+        else f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",
         "target_accuracy": target,
         "target_rule": None
         if scenario.target is None
@@ -99,8 +110,12 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _final_accuracy(cell: Cell) -> float:
-    return final_accuracy([row["accuracy"] for row in _after_rounds(cell) or cell.history])
+def _final_accuracy(scenario: Scenario, cell: Cell) -> float:
+    tested = cell.history[1:] if scenario.training.tests else _after_rounds(cell)
+    return final_accuracy(
+        [row["accuracy"] for row in tested or cell.history],
+        at_equal_times=scenario.training.tests is not None,
+    )
 
 
 def _after_rounds(cell: Cell) -> list[dict[str, float]]:
@@ -108,10 +123,14 @@ def _after_rounds(cell: Cell) -> list[dict[str, float]]:
     return [row for row in cell.history if row["round"] > 0]
 
 
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
 def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:
     if scenario.target is None or not by_method.get(scenario.target.method):
         return None
-    reached = [_final_accuracy(cell) for cell in by_method[scenario.target.method]]
+    reached = [_final_accuracy(scenario, cell) for cell in by_method[scenario.target.method]]
     return statistics.fmean(reached) - scenario.target.minus
 
 
@@ -144,7 +163,7 @@ def _method(
     target: float | None,
     full_step: float | None,
 ) -> dict[str, Any]:
-    finals = [_final_accuracy(cell) for cell in cells]
+    finals = [_final_accuracy(scenario, cell) for cell in cells]
     last = [cell.history[-1] for cell in cells]
     return {
         "final_accuracy": statistics.fmean(finals),
@@ -154,6 +173,12 @@ def _method(
         "seconds_to_target": None if target is None else _seconds_to(cells, target),
         "uplink_bytes": statistics.fmean(row["uplink_bytes"] for row in last),
         "downlink_bytes": statistics.fmean(row["downlink_bytes"] for row in last),
+        "choosing_share": _share(
+            sum(cell.choosing_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
+        ),
+        "profile_share": _share(
+            sum(cell.profile_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
+        ),
         "rejected_updates": sum(cell.rejected for cell in cells),
         "devices": {
             entry["device"]: {

@@ -208,6 +208,26 @@ class PlanChooser:
             self._first = plan
         return plan
 
+    def pay_for_plan(self) -> float:
+        """Take what the options charge for a plan out of the time that is left; return these seconds.
+
+        Where everything fits, or the policy has nothing to select, there is nothing to work out.
+
+        Raises
+        ------
+        BudgetError
+            If nothing is left of a deadline.
+        """
+        seconds = self.options.planning_seconds
+        if self.options.closed_loop or not seconds or not self.policy.selects:
+            return 0.0
+        if self._everything_fits(1.0):
+            return 0.0
+        full = self._known_costs().full_step_seconds
+        self.budget = self.budget.after(seconds, full, self.requested_steps)
+        self._fitting = None
+        return seconds
+
     def deep_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if this fit is to.
 

@@ -59,6 +59,9 @@ class TrainerOptions:
         Weight of ``fleet_importance`` against the model's own, in [0, 1).
     forward : ForwardOptions, optional
         Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
+    profile_seconds, planning_seconds : float
+        Where times are not measured (``closed_loop`` off): what a fit is charged with for costs that it had to
+        estimate first, and for each plan that has to be made, as a simulation says.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     seed : int
@@ -81,6 +84,8 @@ class TrainerOptions:
     fleet_importance: Mapping[str, float] = field(default_factory=dict)
     blend: float = 0.0
     forward: ForwardOptions | None = None
+    profile_seconds: float = 0.0
+    planning_seconds: float = 0.0
     clock: str = "auto"
     seed: int = 0
     shared_seed: int | None = None
@@ -106,5 +111,8 @@ class TrainerOptions:
             raise BudgetError(f"blend {self.blend} must be in [0, 1)")
         if not 0 <= self.proximal < float("inf"):
             raise BudgetError(f"proximal {self.proximal} must not be negative")
+        for name in ("profile_seconds", "planning_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BudgetError(f"{name} {getattr(self, name)} must not be negative")
         if not self.exploration >= 0:
             raise BudgetError(f"exploration {self.exploration} must not be negative")

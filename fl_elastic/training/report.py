@@ -28,7 +28,9 @@ class FitReport:
     selection_seconds : float
         Time of estimating costs, probing importance, planning, and full passes timed between the steps.
     predicted_seconds : float
-        Steps and probes by the cost profile: what a virtual clock uses.
+        Steps and probes by the cost profile, with what the options charge: what a virtual clock uses.
+    choosing_seconds : float
+        Of the predicted seconds those of probes and plans.
     step_seconds : float
         Median time of a step with a whole batch.
     full_step_seconds : float
@@ -69,6 +71,7 @@ class FitReport:
     num_examples: int
     forward: ForwardReport | None = None
     full_ratio: float | None = None
+    choosing_seconds: float = 0.0
     based_on: str = ""
 
     @property

@@ -33,6 +33,7 @@ class StepLog:
         self.seconds = 0.0
         self.selection_seconds = 0.0
         self.predicted_seconds = 0.0
+        self.choosing_seconds = 0.0
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
@@ -59,6 +60,11 @@ class StepLog:
             name for name, parameter in tensors.items() if parameter.grad is not None
         )
         return seconds, whole
+
+    def charge(self, seconds: float) -> None:
+        """Count predicted seconds of choosing: of a probe or a plan."""
+        self.predicted_seconds += seconds
+        self.choosing_seconds += seconds
 
     @property
     def median_step_seconds(self) -> float:

@@ -183,7 +183,9 @@ class ElasticTrainer:
         began, known = clock(), self.profile
         self._optimizing()
         profile = self._profile_for(batches[0])
-        measuring = clock() - began if profile is not known and self.options.closed_loop else 0.0
+        measuring = self.options.profile_seconds
+        if self.options.closed_loop:
+            measuring = clock() - began if profile is not known else 0.0
         budget = self.budget.after(measuring, profile.full_step_seconds, requested)
         forward = self._forward = self._elastic_forward(epochs, clock)
         self.chooser.begin(self._planned_with(profile), requested, batches, budget)
@@ -199,6 +201,7 @@ class ElasticTrainer:
         )
         log = StepLog(batch_shape(batches[0]), clock)
         log.selection_seconds += measuring
+        log.predicted_seconds += 0.0 if self.options.closed_loop else measuring
         self._worth = (
             StepImportance(self.model, self._start.weights, profile.graph.groups)
             if self.chooser.learns_from_steps
@@ -262,6 +265,7 @@ class ElasticTrainer:
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=pace.full_ratio,
+            choosing_seconds=log.choosing_seconds,
             based_on=self.chooser.based_on,
         )
 
@@ -455,10 +459,16 @@ class ElasticTrainer:
             drifted = self.chooser.measure_importance(batches)
             keep = not drifted and not pace.corrected
             probe = self.chooser.batches_needed * self._profiled().full_step_seconds
-            log.predicted_seconds += probe
+            log.charge(probe)
             if self.options.charge_probes:
                 pace.predicted += probe
-        plan = current if keep and current is not None else self.chooser.plan(pace.correction)
+        if keep and current is not None:
+            plan = current
+        else:
+            planning = self.chooser.pay_for_plan()
+            log.charge(planning)
+            pace.predicted += planning
+            plan = self.chooser.plan(pace.correction)
         pace.replanned()
         spent = log.clock() - started
         log.selection_seconds += spent

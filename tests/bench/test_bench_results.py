@@ -45,6 +45,27 @@ def test_fresh_and_damaged_tables_start_empty(tmp_path: Path) -> None:
     assert Results(path).rows == {}
 
 
+def test_several_processes_fill_one_table(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    one, other = Results(path), Results(path)
+    one.add("a", {"value": 1})
+    other.add("b", {"value": 2})
+    one.add("c", {"value": 3})
+    assert set(Results(path).rows) == {"a", "b", "c"} == set(one.rows)
+    other.catch_up()
+    assert set(other.rows) == {"a", "b", "c"}
+
+
+def test_a_fresh_table_forgets_the_rows_before_it_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    Results(path).add("old", {"value": 1})
+    fresh = Results(path, fresh=True)
+    fresh.add("a", {"value": 2})
+    Results(path).add("b", {"value": 3})
+    fresh.add("c", {"value": 4})
+    assert set(Results(path).rows) == {"a", "b", "c"}
+
+
 def test_measured_rows_are_not_measured_again(tmp_path: Path, monkeypatch) -> None:
     results = Results(tmp_path / "table.json")
     for name in ("time at 50 groups", "time at 200 groups", "time at 500 groups"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from choosing_costs import flat_choosing
 from flwr.app import ArrayRecord
 
 from fl_elastic.errors import ScenarioError
@@ -65,6 +66,7 @@ def profile() -> CostProfile:
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
     simulated_client._profile.cache_clear()
 
 
@@ -73,6 +75,7 @@ def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dic
     folder = tmp_path_factory.mktemp("cells")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+        patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
         return ran(scenario(), folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from choosing_costs import flat_choosing
 from flwr.app import Message
 from in_process_grid import InProcessGrid
 
@@ -50,6 +51,7 @@ def profile() -> CostProfile:
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Costs are measured, so two runs are alike only if they start from the same ones."""
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
     simulated_client._profile.cache_clear()
     yield
     simulated_client._profile.cache_clear()

@@ -13,7 +13,7 @@ from peer_tasks import RATE, assert_close, by_hand, known_costs, merged, task_of
 from small_models import conv_net, images, sgd, vectors
 from torch import Tensor, nn
 
-from fl_elastic.errors import ModelError
+from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.peers import heterofl, make_peer
 from fl_elastic.peers.heterofl import RATES, affordable_rate, labels_present
 from fl_elastic.peers.widths import channels_of
@@ -96,7 +96,7 @@ def test_what_no_one_holds_keeps_its_value() -> None:
 @pytest.mark.parametrize(
     ("share", "rate", "steps"),
     [(math.inf, 1, 4), (1, 1, 4), (0.99, 1 / 2, 4), (0.3, 1 / 4, 4), (1 / 16, 1 / 16, 4),
-     (0.4 / 16, 1 / 16, 1), (0.6 / 16, 1 / 16, 2), (1e-6, 1 / 16, 1)],
+     (0.4 / 16, 1 / 16, 1), (0.6 / 16, 1 / 16, 2)],
 )  # fmt: skip
 def test_the_widest_model_whose_round_fits(share: float, rate: float, steps: int) -> None:
     model, data = conv_net(), images(4)
@@ -106,6 +106,27 @@ def test_the_widest_model_whose_round_fits(share: float, rate: float, steps: int
     result = make_peer("heterofl").train(task)
     assert result.steps == steps
     assert result.host_seconds == pytest.approx(steps * rate * full)
+
+
+@pytest.mark.usefixtures("known_widths")
+def test_a_client_without_time_for_the_narrowest_step_stays_out() -> None:
+    model, data = conv_net(), images(4)
+    full = known_costs(model, data[0]).full_step_seconds
+    before = weights(model)
+    with pytest.raises(BudgetError, match="do not pay for one step"):
+        make_peer("heterofl").train(task_of(model, data, allowed_seconds=0.99 * full / 16))
+    assert all(np.array_equal(value, weights(model)[name]) for name, value in before.items())
+
+
+def test_widths_that_the_task_knows_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heterofl, "profile_model", None)
+    monkeypatch.setattr(heterofl, "_SECONDS", {})
+    model, data = conv_net(), images(4)
+    full = known_costs(model, data[0]).full_step_seconds
+    known = {rate: rate * full / 2 for rate in RATES[1:]}
+    task = task_of(model, data, allowed_seconds=4 * 0.3 * full, narrow_seconds=known)
+    result = make_peer("heterofl").train(task)
+    assert result.steps == 4 and result.host_seconds == pytest.approx(4 * 0.25 * full)
 
 
 def test_the_cost_of_a_width_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.peers import LocalResult, make_peer, peers
+from fl_elastic.peers.heterofl import RATES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, check_update
 
@@ -67,7 +68,8 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 def test_the_published_methods_are_all_there() -> None:
     assert peers() == [
-        "elastictrainer", "fedel", "fedpart", "full_steps", "heterofl", "random_layers", "timelyfl",
+        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "full_steps", "heterofl",
+        "random_layers", "timelyfl",
     ]  # fmt: skip
     for name in peers():
         peer = make_peer(name)
@@ -193,12 +195,60 @@ def test_a_task_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
         task_of(chain(), vectors(), **settings)
 
 
-@pytest.mark.parametrize("name", ["full_steps", "random_layers", "fedpart", "timelyfl"])
-@pytest.mark.parametrize("share", [0.9, 0.5, 0.3])
-@pytest.mark.parametrize("server_round", [1, 7])
-def test_the_predicted_time_is_within_the_allowed_one(
-    name: str, share: float, server_round: int
-) -> None:
-    model = prepared(name, "batch_norm")
-    result = run(name, "batch_norm", model, share, server_round=server_round)
-    assert result.host_seconds <= share * costs("batch_norm").full_step_seconds * 4 * (1 + 1e-9)
+IN_TIME = [name for name in peers() if name != "elastictrainer"]
+
+
+@pytest.mark.parametrize("name", IN_TIME)
+@pytest.mark.parametrize("kind", ["batch_norm", "residual"])
+def test_a_fit_keeps_to_its_time_or_there_is_none(name: str, kind: str) -> None:
+    """With budgets from nothing to plenty, choosing and probes included, in rounds that follow each other."""
+    generator, trained, refused = np.random.default_rng(7), 0, 0
+    full = costs(kind).full_step_seconds
+    memory: dict[str, Any] = {}
+    for number, share in enumerate(generator.uniform(0.01, 0.6, 24), start=1):
+        model, choosing = prepared(name, kind), float(generator.uniform(0, 0.3)) * full
+        before = weights(model)
+        try:
+            result = run(
+                name, kind, model, share, server_round=number, memory=memory,
+                choosing_seconds=choosing, narrow_seconds={rate: rate * full for rate in RATES},
+            )  # fmt: skip
+        except BudgetError:
+            refused += 1
+            assert all(np.array_equal(before[n], value) for n, value in weights(model).items())
+            continue
+        trained += 1
+        assert result.host_seconds <= share * 4 * full * (1 + 1e-9)
+        assert result.choosing_seconds <= result.host_seconds
+        if make_peer(name).needs_costs:
+            assert result.choosing_seconds >= choosing
+    assert trained and refused
+
+
+@pytest.mark.parametrize("name", [name for name in peers() if make_peer(name).needs_costs])
+def test_a_dearer_choice_leaves_less_time_for_steps(name: str) -> None:
+    full = costs("batch_norm").full_step_seconds
+    results = [
+        run(name, "batch_norm", prepared(name, "batch_norm"), 0.9, choosing_seconds=taken)
+        for taken in (0.0, 2.4 * full)
+    ]
+    training = [result.host_seconds - result.choosing_seconds for result in results]
+    assert training[1] <= (0.9 * 4 - 2.4) * full
+    # Without time for it FedEL takes no probe, and that time is there for steps.
+    assert training[1] < training[0] or name == "fedel"
+    plenty = run(name, "batch_norm", prepared(name, "batch_norm"), 1.0, choosing_seconds=9 * full)
+    # Where everything fits there is nothing to choose.
+    assert plenty.steps == 4 and plenty.choosing_seconds == 0.0
+
+
+@every_peer
+def test_a_choice_can_be_rehearsed_without_a_trace(name: str) -> None:
+    model = prepared(name, "residual")
+    before, state = weights(model), torch.get_rng_state()
+    full, memory = costs("residual").full_step_seconds, {}
+    make_peer(name).rehearse(
+        task_of(model, data_for(model), profile=costs("residual"), allowed_seconds=2 * full,
+                memory=memory)
+    )  # fmt: skip
+    assert memory == {} and torch.equal(state, torch.get_rng_state())
+    assert all(np.array_equal(before[n], value) for n, value in weights(model).items())

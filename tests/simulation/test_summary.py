@@ -41,7 +41,7 @@ def cell(
         {
             "seed": seed, "round": number, "accuracy": accuracy, "loss": 1 - accuracy,
             "simulated_seconds": number * round_seconds, "uplink_bytes": number * 1e6,
-            "downlink_bytes": number * 2e6, "next_uplink_bytes": 7e7,
+            "downlink_bytes": number * 2e6,
         }
         for number, accuracy in enumerate(accuracies)
     ]  # fmt: skip
@@ -195,13 +195,29 @@ def test_it_says_what_was_simulated() -> None:
     assert found["methods"]["full"]["rejected_updates"] == 2
 
 
-def test_it_is_plain_json_without_carried_costs() -> None:
+def test_it_is_plain_json() -> None:
     cells = [cell("full", 0, RISING), cell("elastic", 0, LATE)]
     found = summarise(scenario(), cells, GROUPS)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    rows = found["methods"]["full"]["history"]
-    assert len(rows) == 7
-    assert not any(key.startswith("next_") for row in rows for key in row)
+    assert len(found["methods"]["full"]["history"]) == 7
+
+
+def test_tests_at_equal_times_end_with_the_last_tenth_of_the_time() -> None:
+    training = {"rounds": 6, "simulated_seconds": 200.0, "tests": 20}
+    accuracies = [0.1] * 19 + [0.5, 0.9]
+    found = summarise(scenario(training=training), [cell("full", 0, accuracies)], GROUPS)
+    assert found["methods"]["full"]["final_accuracy"] == pytest.approx(0.7)
+    assert found["final_accuracy_rule"] == "mean over the last tenth of the time"
+
+
+def test_choosing_and_profiles_are_shares_of_all_clients_time() -> None:
+    charged = {"client_seconds": 50.0, "choosing_seconds": 4.0, "profile_seconds": 1.0}
+    cells = [cell("full", 0, RISING), cell("elastic", 0, RISING, **charged)]
+    found = summarise(scenario(), [*cells, cell("elastic", 1, RISING, **charged)], GROUPS)[
+        "methods"
+    ]
+    assert (found["elastic"]["choosing_share"], found["elastic"]["profile_share"]) == (0.08, 0.02)
+    assert (found["full"]["choosing_share"], found["full"]["profile_share"]) == (0.0, 0.0)
 
 
 def test_the_environment_names_versions() -> None:

@@ -1,0 +1,62 @@
+"""What a simulated client was charged for choosing, kept from round to round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fl_elastic.storage import write_atomically
+
+__all__ = ["Charges"]
+
+
+@dataclass
+class Charges:
+    """Seconds of one device, over all its fits of a run.
+
+    Attributes
+    ----------
+    fits : int
+        In which it was charged; the first pays for the cost profile.
+    profile_seconds, choosing_seconds : float
+        For its cost profile, and for plans and probes.
+    lost_seconds : float
+        Of these, those of fits that gave no update.
+    """
+
+    fits: int = 0
+    profile_seconds: float = 0.0
+    choosing_seconds: float = 0.0
+    lost_seconds: float = 0.0
+
+    def add(self, profile_seconds: float, choosing_seconds: float, *, lost: bool) -> None:
+        """Enter a fit."""
+        self.fits += 1
+        self.profile_seconds += profile_seconds
+        self.choosing_seconds += choosing_seconds
+        self.lost_seconds += profile_seconds + choosing_seconds if lost else 0.0
+
+    def save(self, path: Path) -> None:
+        """Write them to a file."""
+        write_atomically(path, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Charges:
+        """Read a file; a client without one was not charged yet."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    @classmethod
+    def sum(cls, each: Iterable[Charges]) -> Charges:
+        """Return those of several clients together.
+
+        >>> Charges.sum([Charges(1, 2.0), Charges(3, 0.0, 4.0)])
+        Charges(fits=4, profile_seconds=2.0, choosing_seconds=4.0, lost_seconds=0.0)
+        """
+        total = cls()
+        for charges in each:
+            for field in fields(cls):
+                sum_of = getattr(total, field.name) + getattr(charges, field.name)
+                setattr(total, field.name, sum_of)
+        return total

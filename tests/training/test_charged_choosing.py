@@ -1,0 +1,105 @@
+"""What a simulation says that estimating costs and making a plan take is part of a fit's time and of its budget."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import chain, flat_profile, loss_fn, sgd, vectors
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
+from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+
+# A full step of the chain takes 15 s, one of its head 6.
+STEPS, FULL, HEAD = 10, 15.0, 6.0
+
+
+def report_of(budget: Budget, policy: str = "elastic", **changes: object) -> FitReport:
+    options = {"closed_loop": False, "deep_every": 0} | changes
+    model, batches = chain(), vectors(STEPS)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(**options),  # type: ignore[arg-type]
+        # Scores at hand, so that no probe is due.
+        state=SelectionState(("6", "4", "2", "0"), [1.0] * 4, [0] * 4, 0, 10_000),
+    )  # fmt: skip
+    return trainer.fit(batches)
+
+
+def test_a_slower_planner_leaves_fewer_steps_under_the_same_deadline() -> None:
+    deadline = 9 * HEAD
+    steps = []
+    for planning in (0.0, 10.0, 25.0):
+        report = report_of(Budget(deadline=deadline), "head", planning_seconds=planning)
+        assert report.choosing_seconds == planning
+        assert report.predicted_seconds == report.steps * HEAD + planning <= deadline
+        steps.append(report.steps)
+    assert steps == [9, 7, 4]
+
+
+def test_an_estimate_of_the_costs_is_inside_the_deadline_too() -> None:
+    report = report_of(
+        Budget(deadline=9 * HEAD), "head", profile_seconds=20.0, planning_seconds=5.0
+    )
+    assert report.steps == 4 and report.predicted_seconds == 4 * HEAD + 25.0
+    assert report.choosing_seconds == 5.0
+
+
+def test_a_plan_knows_what_making_it_leaves() -> None:
+    """With planning taken off, the plan is that of the shorter deadline."""
+    charged = report_of(Budget(deadline=110.0), planning_seconds=20.0)
+    shorter = report_of(Budget(deadline=90.0))
+    assert charged.plan.mask.tolist() == shorter.plan.mask.tolist()
+    assert charged.steps == shorter.steps
+    assert charged.predicted_seconds == shorter.predicted_seconds + 20.0 <= 110.0
+
+
+@pytest.mark.parametrize("plans", [2, 5])
+def test_each_plan_that_is_made_is_charged(plans: int) -> None:
+    """Chosen anew every so many steps, and always drifted: a probe and a plan each time."""
+    taken = [
+        report_of(
+            Budget(deadline=140.0), planning_seconds=planning,
+            reselect_every=STEPS // plans, drift=2.0, charge_probes=False,
+        )
+        for planning in (0.0, 3.0)
+    ]  # fmt: skip
+    for report in taken:
+        assert report.predicted_seconds - report.choosing_seconds <= 140.0
+    assert taken[1].choosing_seconds >= 3.0 * len(taken[1].plans)
+
+
+def test_a_speed_up_pays_with_half_of_its_time_at_the_most() -> None:
+    free, charged = (
+        report_of(Budget(speedup=2.0), "head", planning_seconds=planning)
+        for planning in (0.0, 1000.0)
+    )
+    assert 1 <= charged.steps < free.steps
+    assert charged.predicted_seconds == charged.steps * HEAD + 1000.0
+
+
+def test_where_there_is_nothing_to_choose_no_plan_is_charged() -> None:
+    for policy, deadline in (("elastic", STEPS * FULL), ("full", 5 * FULL)):
+        report = report_of(Budget(deadline=deadline), policy, planning_seconds=FULL)
+        assert report.choosing_seconds == 0.0 and report.predicted_seconds == deadline
+    assert report_of(Budget(), planning_seconds=FULL).choosing_seconds == 0.0
+
+
+def test_a_deadline_that_choosing_uses_up_is_refused() -> None:
+    for charged in ({"profile_seconds": 60.0}, {"planning_seconds": 60.0}):
+        with pytest.raises(BudgetError, match="were spent before the first step"):
+            report_of(Budget(deadline=55.0), **charged)
+    with pytest.raises(BudgetError, match="does not pay for one step"):
+        report_of(Budget(deadline=55.0), planning_seconds=50.0)
+
+
+def test_where_times_are_measured_nothing_is_charged_besides() -> None:
+    report = report_of(
+        Budget(deadline=1e6), profile_seconds=9e5, planning_seconds=9e5, closed_loop=True
+    )
+    assert report.steps == STEPS and report.choosing_seconds < 9e5
+
+
+def test_seconds_below_none_are_refused() -> None:
+    for name in ("profile_seconds", "planning_seconds"):
+        with pytest.raises(BudgetError, match=f"{name} -1"):
+            TrainerOptions(**{name: -1.0})  # type: ignore[arg-type]
