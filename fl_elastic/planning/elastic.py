@@ -137,6 +137,8 @@ class _Search:
         self, request: PlanRequest, at_least: float = -np.inf, resolution: int = _FINE
     ) -> Mask | None:
         """Return the mask of most worth that fits time and bytes; None if none is worth so much."""
+        if float(self.worth.clip(min=0.0).sum()) < at_least:
+            return None
         best = self._in_time(request, self.worth, resolution)
         if float(self.worth[best].sum()) < at_least:
             return None

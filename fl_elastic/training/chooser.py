@@ -29,6 +29,7 @@ __all__ = ["PlanChooser", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
 _STEPS_THAT_TELL = 2
+_MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
 _SEND_ALL = ("full", "filtered")
 _DEEP = 0xDEE9
 
@@ -231,8 +232,9 @@ class PlanChooser:
     def deep_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if this fit is to.
 
-        It is where it is its turn, and where nothing is known of what the groups are worth and a probe is too dear:
-        two such steps tell it. A fit that cannot pay for them goes without.
+        It is where it is its turn; where nothing is known of what the groups are worth and a probe is too dear, for
+        two such steps tell it; and where choosing would take more than a twentieth of a deadline. A fit that cannot
+        pay for such steps goes without.
 
         Parameters
         ----------
@@ -242,14 +244,28 @@ class PlanChooser:
         if not self.policy.covers:
             return None
         due = self.state.deep_due(self.options, self._deep_generator)
-        if not (due or self._must_learn()) or self._everything_fits(1.0):
+        steps, basis = (1, "everything, in turn") if due else self._rather_everything()
+        if not steps or self._everything_fits(1.0):
             return None
         request = self._request(1.0)
         plan = request.plan_of_mask("full", self._longest_left_out(request))
-        if affordable(plan) < (1 if due else _STEPS_THAT_TELL):
+        if affordable(plan) < steps:
             return None
-        self.based_on = "everything, in turn" if due else "everything, to learn its worth"
+        self.based_on = basis
         return plan
+
+    def _rather_everything(self) -> tuple[int, str]:
+        """Return how many steps that train everything are better than a choice, and why; none where none are."""
+        if not (self.policy.uses_importance and self.options.deep_every):
+            return 0, ""
+        if self._must_learn():
+            return _STEPS_THAT_TELL, "everything, to learn its worth"
+        planning, deadline = self.state.planning_seconds, self.budget.deadline
+        if self.options.charge_probes and deadline and planning > _MOST_FOR_A_PLAN * deadline:
+            # What was slow once is tried again some day.
+            self.state.planning_seconds *= _FORGOTTEN
+            return 1, "everything, as choosing takes too long"
+        return 0, ""
 
     def rest_plan(self, plan: Plan, seconds: float) -> Plan | None:
         """Return the deepest part of a plan, from the loss on, of which one more step takes at most so long.
@@ -284,7 +300,7 @@ class PlanChooser:
 
     def _must_learn(self) -> bool:
         """Whether nobody knows what the groups are worth, and only training everything tells."""
-        if not (self.learns_from_steps and self.options.deep_every) or self.state.scores:
+        if not self.learns_from_steps or self.state.scores:
             return False
         return not self._fleet_knows and not self._can_pay_for_probe()
 

@@ -38,7 +38,8 @@ class TrainerOptions:
         budget's sake (`Policy.covers`) trains all of them for fewer steps in the same time (deep-few-steps against
         shallow-many-steps), so that each client trains every group with a known probability under any time budget.
         Where memory or uplink exclude everything at once, it trains what fits of the groups left out for longest.
-        0 turns it off, 1 does so always.
+        The same is done where a first fit cannot pay for a probe, and where making a plan takes more than a
+        twentieth of a deadline. 0 turns it off, 1 does so always.
     charge_probes : bool
         Whether a deadline holds for the probes of importance as well.
     closed_loop : bool

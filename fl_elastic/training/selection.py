@@ -33,6 +33,8 @@ class SelectionState:
         Fits since each group was last trained.
     steps_since_probe, probe_gap : int
         Steps taken since all groups were last measured together, and after how many a probe is due.
+    planning_seconds : float
+        What the last plan took to make; 0 while none was made.
     known : bool
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
     """
@@ -42,6 +44,7 @@ class SelectionState:
     left_out: list[int] = field(default_factory=list)
     steps_since_probe: int = 0
     probe_gap: int = 0
+    planning_seconds: float = 0.0
     known: bool = True
 
     def fit_to(self, names: Sequence[str]) -> None:
@@ -159,6 +162,7 @@ class SelectionState:
                 left_out=[int(count) for count in fields["left_out"]],
                 steps_since_probe=int(fields["steps_since_probe"]),
                 probe_gap=int(fields["probe_gap"]),
+                planning_seconds=float(fields.get("planning_seconds", 0.0)),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return cls()
@@ -172,4 +176,5 @@ class SelectionState:
         counts_fit = min([self.steps_since_probe, *self.left_out]) >= 0
         counts_fit &= self.probe_gap >= lowest_gap
         finite = all(score is None or math.isfinite(score) for score in self.scores)
+        finite &= 0.0 <= self.planning_seconds < math.inf
         return lengths_fit and counts_fit and finite

@@ -468,7 +468,11 @@ class ElasticTrainer:
             planning = self.chooser.pay_for_plan()
             log.charge(planning)
             pace.predicted += planning
+            began = log.clock()
             plan = self.chooser.plan(pace.correction)
+            self.state.planning_seconds = (
+                log.clock() - began if self.options.closed_loop else planning
+            )
         pace.replanned()
         spent = log.clock() - started
         log.selection_seconds += spent

@@ -103,3 +103,25 @@ def test_seconds_below_none_are_refused() -> None:
     for name in ("profile_seconds", "planning_seconds"):
         with pytest.raises(BudgetError, match=f"{name} -1"):
             TrainerOptions(**{name: -1.0})  # type: ignore[arg-type]
+
+
+def test_a_plan_too_dear_for_the_deadline_is_not_made_but_tried_now_and_then() -> None:
+    batches, model = vectors(STEPS), chain()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(deadline=100.0), profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(
+            closed_loop=False, deep_every=1000, planning_seconds=6.0, exploration=0.0
+        ),
+        # All worth is in the head: a choice trains nothing else.
+        state=SelectionState(("6", "4", "2", "0"), [1.0, 0.0, 0.0, 0.0], [0] * 4, 0, 10_000),
+    )  # fmt: skip
+    reports = [trainer.fit(batches) for _ in range(5)]
+    told = [report.based_on for report in reports]
+    too_long = "everything, as choosing takes too long"
+    assert told == ["remembered importance", too_long, too_long, "remembered importance", too_long]
+    # Seconds of a plan: 6, 5.4 and 4.86 as they are forgotten, of a hundred.
+    for report in reports:
+        chosen = report.based_on != too_long
+        assert report.choosing_seconds == (6.0 if chosen else 0.0)
+        assert report.predicted_seconds <= 100.0
+        assert chosen or report.plan.mask.all()
