@@ -24,6 +24,7 @@ class GivenPolicy(Policy):
     """
 
     uses_importance = True
+    covers = False
     basis = "the server's choice"
 
     def __init__(self, names: Collection[str]) -> None:

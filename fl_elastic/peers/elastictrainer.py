@@ -24,6 +24,7 @@ class PublishedSelectionPolicy(Policy):
     """
 
     uses_importance = True
+    covers = False
     importance_name = "elastic_same_batch"
 
     def plan(self, request: PlanRequest) -> Plan:

@@ -31,6 +31,7 @@ class FixedMask(Policy):
     """
 
     selects = False
+    covers = False
 
     def __init__(self, name: str, mask: Mask) -> None:
         self._name, self._mask = name, mask
