@@ -224,7 +224,8 @@ class ElasticClient(NumPyClient):
             self.optimizer_fn,
             budget=self._budget(told),
             policy=self.policy,
-            profile=self._measured_profile(),
+            # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
+            profile=self._known_profile(),
             options=self._options(
                 told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
             ),
@@ -299,7 +300,10 @@ class ElasticClient(NumPyClient):
         """Return what this device can do in a round; its costs are measured if they are not known."""
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
         per_epoch, examples = loader_size(self.train_loader, batch)
-        self._profile = self._measured_profile() or self._measure(batch)
+        self._profile = self._known_profile()
+        if self._profile is None:
+            self._profile = self._measure(batch)
+            self._state.keep_profile(self._profile)
         return Capabilities.of(
             self._profile, self._budget(Instructions()),
             device=self.device, num_examples=examples, steps=per_epoch * self.epochs,
@@ -373,14 +377,11 @@ class ElasticClient(NumPyClient):
         """Return what the server is told of a fit that started from this version."""
         return trainer.update(version)
 
-    def _measured_profile(self) -> CostProfile | None:
-        """Return the cost profile from memory or disk, measuring and storing it once."""
+    def _known_profile(self) -> CostProfile | None:
+        """Return the cost profile from memory or disk, if there is one."""
         if self._profile is None and self._state.directory is not None:
             batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
             self._profile = self._state.profile(profile_key(self.model, batch, self.optimizer_fn))
-            if self._profile is None:
-                self._profile = self._measure(batch)
-                self._state.keep_profile(self._profile)
         return self._profile
 
     def _measure(self, batch: Batch) -> CostProfile:

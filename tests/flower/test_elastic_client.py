@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,25 @@ def test_metrics_say_what_was_trained() -> None:
     assert metrics["step-seconds"] > 0
     assert metrics["full-step-seconds"] > 0
     assert metrics["predicted-seconds"] > 0
+
+
+def test_a_first_fit_is_charged_for_its_estimate_also_where_costs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> ElasticClient:
+        return ElasticClient(
+            build(), images(4), images(1), budget=Budget(speedup=2.0), loss_fn=loss_fn,
+            optimizer_fn=plain_sgd, state_dir=tmp_path,
+        )  # fmt: skip
+
+    # Outside of the fit nobody's budget would know of it.
+    with monkeypatch.context() as outside:
+        outside.setattr(ElasticClient, "_measure", None)
+        first = made()
+        first.fit([packed_model(build())], {PACKED: True})
+    kept = made()._known_profile()
+    assert first.report is not None and first.report.selection_seconds > 0
+    assert kept is not None and kept.full_step_seconds > 0
 
 
 def test_the_servers_epochs_override_the_clients() -> None:
