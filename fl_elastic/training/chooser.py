@@ -256,7 +256,8 @@ class PlanChooser:
 
     def _rather_everything(self) -> tuple[int, str]:
         """Return how many steps that train everything are better than a choice, and why; none where none are."""
-        if not (self.policy.uses_importance and self.options.deep_every):
+        own = self.policy.importance_name is not None
+        if own or not (self.policy.uses_importance and self.options.deep_every):
             return 0, ""
         if self._must_learn():
             return _STEPS_THAT_TELL, "everything, to learn its worth"
