@@ -99,7 +99,7 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
         step_fraction=plan.step_fraction,
         activation_bytes=kept.activations,
         least_activation_bytes=min(least.activations, kept.activations),
-        backward_bytes=kept.total,
+        backward_bytes=kept.kept,
         peak_bytes=kept.total + weights + working,
         backward_macs=backward_macs(profile.graph, modes) + _again(profile.graph, blocks),
         uplink_bytes=request.uplink_bytes(modes),
