@@ -1,7 +1,7 @@
 """A first fit under a memory budget in a process of its own, and the most memory that it took.
 
-``python -m fl_elastic.bench.one_fit MODEL [BYTES]`` prints one row as JSON. Peaks are of the resident set, above that
-of one inference of the same batch by the same process before. Without a budget it takes plain full steps.
+``python -m fl_elastic.bench.one_fit MODEL [BYTES]`` prints one row as JSON. Peaks are of the resident set, above
+that of one inference of the same batch by the same process before. Without a budget it takes plain full steps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch, compute_loss
 from fl_elastic.planning import Plan
+from fl_elastic.profiling import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.realise import realised
 
@@ -45,7 +46,7 @@ def run_full(name: str) -> dict[str, Any]:
 
 
 def run_fit(name: str, memory: float) -> dict[str, Any]:
-    """Fit once under a budget and hand the update over; return its peak, and its plan's bytes against counted ones."""
+    """Fit once under a budget and hand the update over; return its peak, and saved bytes as predicted and counted."""
     model, batch, before = _after_inference(name)
     trainer = ElasticTrainer(
         model, functional.cross_entropy, sgd, budget=Budget(memory=memory),
@@ -98,8 +99,6 @@ def _saved(trainer: ElasticTrainer, plan: Plan, batch: Batch) -> dict[str, Any]:
     with realised(plan, model, graph):
         counted = kept_bytes(lambda: compute_loss(model, functional.cross_entropy, batch), model)
     blocks = [block for block in graph.blocks if block.module in plan.recomputed]
-    from fl_elastic.profiling import step_memory
-
     memory = step_memory(trainer.profile, plan.modes, lean=plan.lean, recomputed=blocks)
     predicted = memory.activations - memory.largest_block
     return {"predicted_saved_bytes": predicted, "counted_saved_bytes": counted}

@@ -101,7 +101,7 @@ def interleaved_seconds(
 
 
 def kept_bytes(run: Callable[[], Any], *owners: Any) -> int:
-    """Return the bytes of the distinct storages that ``run()`` saves, without those of tensors and modules given."""
+    """Return the bytes of the distinct storages that ``run()`` saves, without those of the tensors and modules."""
     known = set()
     for owner in owners:
         tensors = [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]

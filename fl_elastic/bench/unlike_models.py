@@ -66,13 +66,17 @@ class _Words(nn.Module):
 def _vit() -> nn.Module:
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(64, 8, 6, 3, 192, 768, num_classes=_CLASSES)
+    model: nn.Module = VisionTransformer(64, 8, 6, 3, 192, 768, num_classes=_CLASSES)
+    return model
 
 
 def _group_norm_net() -> nn.Module:
     from torchvision.models import resnet18
 
-    return resnet18(num_classes=_CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels))
+    model: nn.Module = resnet18(
+        num_classes=_CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels)
+    )
+    return model
 
 
 def _vgg() -> nn.Module:

@@ -2,8 +2,8 @@
 
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import estimate_profile, estimated_modes, refined
-from fl_elastic.profiling.measure import profile_model
 from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.measure import profile_model
 from fl_elastic.profiling.memory import StepMemory, mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.modes import STANDARD_MODES, measure_modes, with_modes
@@ -24,9 +24,9 @@ __all__ = [
     "elastic_forward",
     "estimate_profile",
     "estimated_modes",
+    "in_flight",
     "load_or_measure",
     "load_profile",
-    "in_flight",
     "mask_bytes",
     "measure_modes",
     "prefix_seconds",

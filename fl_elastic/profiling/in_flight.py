@@ -14,6 +14,7 @@ from fl_elastic.profiling.profile import Seconds
 __all__ = ["InFlight", "in_flight"]
 
 _FLOAT = 4
+_BLOCK = 16
 # They hand the error gradient on as it is, in another shape at most.
 _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
@@ -80,7 +81,16 @@ def in_flight(graph: BackwardGraph) -> InFlight:
     passing = np.cumsum(started - ended)[:count]
     ordered = np.zeros(count)
     for index, node in enumerate(graph.nodes):
-        if node.group is not None and "Convolution" in node.name:
-            # Its weights are put into another order, by all libraries in use.
-            ordered[index] = _FLOAT * graph.groups[node.group].numel
+        if "Convolution" in node.name:
+            # What a library puts into an order of its own: weights, and maps whose channels are no whole blocks.
+            weights = 0 if node.group is None else graph.groups[node.group].numel
+            maps = [node.shape, *(graph.nodes[below].shape for below in node.inputs)]
+            ordered[index] = _FLOAT * (weights + sum(_blocked(shape) for shape in maps))
     return InFlight(passing + ordered, passing - made[:count] + ordered, inference)
+
+
+def _blocked(shape: tuple[int, ...]) -> int:
+    """Return the numbers of a map in whole blocks of channels; 0 where it is so already."""
+    if len(shape) < 3 or shape[1] % _BLOCK == 0:
+        return 0
+    return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)

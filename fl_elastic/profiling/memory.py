@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
-# Of torch and its operations, as a process on Linux loads and makes them for its first steps; measured: 13 to 26 MB.
+# Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB.
 _CODE, _SMALL, _SLOPE = 24e6, 2e6, 6.0
 _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
@@ -113,7 +113,9 @@ def step_memory(
         optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
         copies=_FLOAT * weights,
-        moment=_most_at_once(profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean),
+        moment=_most_at_once(
+            profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
+        ),
     )
 
 
@@ -122,7 +124,9 @@ def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float
     table, (running, passing) = _table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
-    kept = _Kept(table, whole, np.where(running, table.extra, 0.0) if lean else np.zeros(len(running)))
+    kept = _Kept(
+        table, whole, np.where(running, table.extra, 0.0) if lean else np.zeros(len(running))
+    )
     numbers = np.where(mask, profile.parameter_bytes, 0.0) / _FLOAT
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
@@ -130,7 +134,10 @@ def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float
 
 
 def _with_code(bytes_: float) -> float:
-    """Add the code that a process loads when it first trains; less for small steps, which it would outweigh."""
+    """Add the code that a process loads when it first trains: nothing up to 2 MB, all of it from 6 MB on.
+
+    It would outweigh all else in the steps of small models, whose budgets would say nothing about them.
+    """
     return bytes_ + min(max(_SLOPE * (bytes_ - _SMALL), 0.0), _CODE)
 
 
@@ -350,7 +357,8 @@ def _table(profile: CostProfile) -> _Table:
         kinds == LeanKind.NONE,
         extra,
         # A byte per unit behind a gate, and eight for each maximum.
-        np.where(kinds == LeanKind.GATE, sizes, 0.0) + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        np.where(kinds == LeanKind.GATE, sizes, 0.0)
+        + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
     )
 
 
