@@ -46,7 +46,7 @@ def run_full(name: str) -> dict[str, Any]:
 
 
 def run_fit(name: str, memory: float) -> dict[str, Any]:
-    """Fit once under a budget and hand the update over; return its peak, and saved bytes as predicted and counted."""
+    """Fit once under a budget and hand the update over; return its peak, and saved bytes predicted and counted."""
     model, batch, before = _after_inference(name)
     trainer = ElasticTrainer(
         model, functional.cross_entropy, sgd, budget=Budget(memory=memory),

@@ -15,7 +15,7 @@ from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
 from fl_elastic.planning.recompute import candidate_blocks
-from fl_elastic.profiling import STANDARD_MODES, recompute_seconds, step_memory
+from fl_elastic.profiling import STANDARD_MODES, in_flight, recompute_seconds, step_memory
 
 __all__ = ["JointPolicy"]
 
@@ -101,7 +101,8 @@ def _solutions(
     spend = max(allowed, floor * (1 + 1e-9))
     room = np.inf if budget.memory is None else budget.memory
     uplink = np.inf if budget.uplink is None else budget.uplink
-    memory_spend = room
+    # The solver adds up what a step never holds at one time, and does not know what inference takes in any case.
+    memory_spend = room + in_flight(profile.graph).inference
     for _ in range(_RECOSTINGS):
         selection = joint_knapsack(options.choices, Limits(spend, memory_spend, uplink))
         modes = tuple(options.modes_of(selection.options))
