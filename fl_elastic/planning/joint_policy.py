@@ -9,7 +9,7 @@ import numpy as np
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Block, Mode
-from fl_elastic.planning.elastic import dearer_steps
+from fl_elastic.planning.elastic import ElasticPolicy, dearer_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
@@ -60,6 +60,12 @@ class JointPolicy(Policy):
                     found += _solutions(each, options, blocks)
                 except BudgetError as error:
                     refusal = error
+        if request.budget.memory is not None and request.fits_bytes(request.head_mask()):
+            # The solver's sums overstate the peak of a step: whole groups that fit it may be worth more.
+            whole = ElasticPolicy().plan(request)
+            seconds = request.profile.plan_seconds(whole.modes)
+            value = float(request.importance[whole.mask].sum())
+            found.append(_Found(whole.modes, (), value, seconds))
         if not found:
             if refusal is not None and not request.fits_bytes(request.head_mask()):
                 raise refusal
