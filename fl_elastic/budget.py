@@ -23,7 +23,9 @@ class Budget:
     deadline : float, optional
         Seconds for all local steps of one round.
     memory : float, optional
-        Bytes for saved activations, gradients and optimiser state of one step.
+        Bytes that training may take at its peak beyond what holding the weights and running inference on a batch
+        take: activations, gradients, optimiser state, the weights as they were, tensors on their way between
+        operations, and, from 6 MB on, 24 MB of code that a process loads to train.
     uplink : float, optional
         Bytes that the partial update of one round may take: as the client's codec writes it, or as fp32 where a
         trainer runs by itself.

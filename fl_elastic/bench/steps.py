@@ -18,7 +18,7 @@ from fl_elastic.profiling import clock_for
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.realise import realised
 
-__all__ = ["SavedBytes", "interleaved_seconds", "saved_bytes", "sgd", "vanilla"]
+__all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def saved_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph, batch: Batch
     """Return what one step of ``plan`` keeps; the model is left as it was."""
     with untouched(model):
         with realised(plan, model, graph):
-            stored = _kept(lambda: compute_loss(model, classification_loss, batch), model)
+            stored = kept_bytes(lambda: compute_loss(model, classification_loss, batch), model)
         if not plan.recomputed:
             return SavedBytes(stored)
         with realised(replace(plan, recomputed=()), model, graph):
@@ -100,7 +100,8 @@ def interleaved_seconds(
     return [statistics.median(taken) for taken in seconds]
 
 
-def _kept(run: Callable[[], Any], *owners: Any) -> int:
+def kept_bytes(run: Callable[[], Any], *owners: Any) -> int:
+    """Return the bytes of the distinct storages that ``run()`` saves, without those of the tensors and modules."""
     known = set()
     for owner in owners:
         tensors = [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
@@ -120,7 +121,7 @@ def _kept(run: Callable[[], Any], *owners: Any) -> int:
 
 def _block_bytes(block: nn.Module, given: Tensor) -> int:
     """Return what a block keeps besides its input, which is stored already."""
-    return _kept(lambda: block(given), block, given)
+    return kept_bytes(lambda: block(given), block, given)
 
 
 @contextmanager

@@ -234,6 +234,17 @@ def memory(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
     _show(results, as_json)
 
 
+@bench.command("fit-peaks")
+def fit_peaks(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Measure whether first fits of fresh processes hold memory budgets, on eight models of unlike kinds."""
+    from fl_elastic.bench import Results
+    from fl_elastic.bench.fit_peaks import bench_fit_peaks, fit_peaks_markdown
+
+    results = Results(output or _FOLDER / "fit_peaks.json", fresh=fresh)
+    bench_fit_peaks(results, Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else fit_peaks_markdown(results.rows))
+
+
 @bench.command("filter")
 def filter_(
     output: _Output = None,

@@ -45,6 +45,7 @@ class _MaxPool(Function):
         # The index is row * width + column of the input; a tap is the same within its own window.
         width = x.shape[3]
         place = index.int()
+        del index
         top, left = _window_starts(y, stride, padding)
         tap = (_quotient(place, width) - top).mul_(kernel[1] - width)
         tap += place
@@ -62,13 +63,14 @@ class _MaxPool(Function):
         place = _quotient(taps, kernel[1]).mul_(shape[3] - kernel[1])
         place += taps
         place += top * shape[3] + left
+        place = place.long()
         # Only the shape and memory format of the input are read; memory that is never touched costs nothing.
         stand_in = torch.empty(
             shape, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format
         )
         of_input: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient.contiguous(memory_format=memory_format),
-            stand_in, kernel, stride, padding, (1, 1), False, place.long(),
+            stand_in, kernel, stride, padding, (1, 1), False, place,
         )  # fmt: skip
         return of_input, None, None, None
 

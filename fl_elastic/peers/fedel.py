@@ -97,7 +97,7 @@ class FedEl(Peer):
             statistics = training_statistics(model)
             taken = take_steps(task, model, task.loss_fn, steps)
             names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
-            deltas = changes(weights_of(model, manifest), base, names)
+            deltas = changes(model, manifest, base, names)
         return LocalResult(
             update=PartialUpdate(
                 deltas=deltas,

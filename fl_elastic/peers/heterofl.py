@@ -82,7 +82,7 @@ class HeteroFl(Peer):
             before = weights_of(model, Manifest.of(model))
             taken = take_steps(task, model, masked_loss(task.loss_fn, present), steps)
             names = dict.fromkeys([*taken.trained, *training_statistics(model)], taken.count)
-            learnt = changes(weights_of(model, Manifest.of(model)), before, names)
+            learnt = changes(model, Manifest.of(model), before, names)
         parts = _parts(wide, layers, rate, present, learnt)
         deltas = {
             name: _only(spread(delta, manifest.shape(name)), parts.get(name))

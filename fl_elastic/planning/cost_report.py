@@ -47,10 +47,10 @@ class CostReport:
     least_activation_bytes : float
         What the plan's modes need by the best operations there are, with the same blocks recomputed (A_min).
     backward_bytes : float
-        Activations, gradients and optimiser state: what a memory budget limits (M_b).
+        Activations, gradients and optimiser state, as if they were all there at the same time (M_b).
     peak_bytes : float
-        Besides these all weights and the forward working set (M_p), an estimate from above: what the largest
-        operation reads may be kept already. A feature cache comes on top.
+        What a memory budget limits (`StepMemory.total`), all weights and the forward working set (M_p). A feature
+        cache comes on top.
     backward_macs : float
         Multiply-adds of the backward pass, recomputed blocks included; one multiply-add is 1.
     uplink_bytes : float
@@ -99,7 +99,7 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
         step_fraction=plan.step_fraction,
         activation_bytes=kept.activations,
         least_activation_bytes=min(least.activations, kept.activations),
-        backward_bytes=kept.total,
+        backward_bytes=kept.kept,
         peak_bytes=kept.total + weights + working,
         backward_macs=backward_macs(profile.graph, modes) + _again(profile.graph, blocks),
         uplink_bytes=request.uplink_bytes(modes),

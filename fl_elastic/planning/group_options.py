@@ -132,5 +132,5 @@ def _option_bytes(request: PlanRequest, group: int, mode: Mode, inside: set[int]
     alone = [Mode.FROZEN] * len(profile)
     alone[group] = mode
     memory = step_memory(profile, alone)
-    weights = memory.gradients + memory.optimizer
+    weights = memory.copies + memory.optimizer
     return weights + group_activation_bytes(profile, group, mode, inside, lean=request.lean)

@@ -9,13 +9,13 @@ import numpy as np
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Block, Mode
-from fl_elastic.planning.elastic import dearer_steps
+from fl_elastic.planning.elastic import ElasticPolicy, dearer_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
 from fl_elastic.planning.recompute import candidate_blocks
-from fl_elastic.profiling import STANDARD_MODES, recompute_seconds, step_memory
+from fl_elastic.profiling import STANDARD_MODES, in_flight, recompute_seconds, step_memory
 
 __all__ = ["JointPolicy"]
 
@@ -60,6 +60,12 @@ class JointPolicy(Policy):
                     found += _solutions(each, options, blocks)
                 except BudgetError as error:
                     refusal = error
+        if request.budget.memory is not None and request.fits_bytes(request.head_mask()):
+            # The solver's sums overstate the peak of a step: whole groups that fit it may be worth more.
+            whole = ElasticPolicy().plan(request)
+            seconds = request.profile.plan_seconds(whole.modes)
+            value = float(request.importance[whole.mask].sum())
+            found.append(_Found(whole.modes, (), value, seconds))
         if not found:
             if refusal is not None and not request.fits_bytes(request.head_mask()):
                 raise refusal
@@ -101,7 +107,8 @@ def _solutions(
     spend = max(allowed, floor * (1 + 1e-9))
     room = np.inf if budget.memory is None else budget.memory
     uplink = np.inf if budget.uplink is None else budget.uplink
-    memory_spend = room
+    # The solver adds up what a step never holds at one time, and does not know what inference takes in any case.
+    memory_spend = room + in_flight(profile.graph).inference
     for _ in range(_RECOSTINGS):
         selection = joint_knapsack(options.choices, Limits(spend, memory_spend, uplink))
         modes = tuple(options.modes_of(selection.options))

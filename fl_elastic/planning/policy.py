@@ -129,7 +129,11 @@ class PlanRequest:
     def fits_bytes(self, mask: Mask) -> bool:
         """Whether a step of ``mask`` fits memory and uplink."""
         memory, uplink = self.budget.memory, self.budget.uplink
-        if uplink is not None and float(self.profile.parameter_bytes[mask].sum()) > uplink:
+        sent = float(self.profile.parameter_bytes[mask].sum())
+        if uplink is not None and sent > uplink:
+            return False
+        # A copy of each weight and its state alone, before anything is looked up.
+        if memory is not None and sent * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory:
             return False
         return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ __all__ = ["Recomputation", "candidate_blocks", "cheapest_recomputation", "least
 
 _LARGEST_SHARE = 0.25
 _MOST_BLOCKS = 14
+_MOST_TRIED = 48
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,39 @@ def cheapest_recomputation(
     subset of the up to 14 blocks that save most is tried, and where none of these fits, all blocks up to each size.
     """
     worth = _savings(profile, modes, lean=lean)
+
+    def exact(found: Recomputation) -> Recomputation:
+        memory = step_memory(profile, modes, lean=lean, recomputed=found.blocks)
+        return replace(found, bytes=memory.total)
+
     options = _subsets(
         worth, _every_subset(min(len(worth.blocks), _MOST_BLOCKS), len(worth.blocks))
     )
-    fitting = options.bytes <= limit
-    if not fitting.any():
-        options = _subsets(worth, _all_up_to_each_size(worth))
-        fitting = options.bytes <= limit
-    if not fitting.any():
-        return None
-    return options.at(int(np.where(fitting, options.seconds, np.inf).argmin()))
+    # By the sum of what blocks keep; at its peak a step keeps less, and holds other things besides.
+    likely = np.flatnonzero(options.bytes <= limit + worth.base_beyond)
+    quickest = likely[np.argsort(options.seconds[likely], kind="stable")]
+    # Evenly among them where they are many: the quickest are the likeliest not to fit.
+    for place in np.unique(np.linspace(0, len(quickest) - 1, _MOST_TRIED).round().astype(int)):
+        if len(quickest) and (found := exact(options.at(int(quickest[place])))).bytes <= limit:
+            return found
+    rows = _subsets(worth, _all_up_to_each_size(worth))
+    every = [exact(rows.at(row)) for row in range(len(rows.seconds))]
+    fitting = [found for found in every if found.bytes <= limit]
+    return min(fitting, key=lambda found: found.seconds, default=None)
 
 
 def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> float:
-    """Return the fewest bytes that a step with these modes can keep.
+    """Return the fewest bytes that a step with these modes can take.
 
     While a block runs again it keeps what it kept before, so only the largest recomputed block counts: with that
     one given, recomputing every smaller one as well keeps least.
     """
     worth = _savings(profile, modes, lean=lean)
-    return float(_subsets(worth, _all_up_to_each_size(worth)).bytes.min())
+    rows = _subsets(worth, _all_up_to_each_size(worth))
+    return min(
+        step_memory(profile, modes, lean=lean, recomputed=rows.at(row).blocks).total
+        for row in range(len(rows.seconds))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +93,7 @@ class _Savings:
     """Blocks that save bytes when they are recomputed, those that save most first."""
 
     base: float
+    base_beyond: float
     blocks: tuple[Block, ...]
     saved: NDArray[np.float64]
     inner: NDArray[np.float64]
@@ -86,16 +101,18 @@ class _Savings:
 
 
 def _savings(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> _Savings:
-    base = step_memory(profile, modes, lean=lean).total
+    without = step_memory(profile, modes, lean=lean)
+    base = without.kept
     found = []
     for block in candidate_blocks(profile):
         alone = step_memory(profile, modes, lean=lean, recomputed=[block])
-        saving = base - (alone.total - alone.largest_block)
+        saving = base - (alone.kept - alone.largest_block)
         if saving > 0:
             found.append((saving, alone.largest_block, recompute_seconds(profile, block), block))
     found = sorted(found, key=lambda entry: entry[0], reverse=True)
     columns = np.array([entry[:3] for entry in found], dtype=np.float64).reshape(-1, 3)
-    return _Savings(base, tuple(entry[3] for entry in found), *columns.T)
+    beyond = max(base - without.total, 0.0)
+    return _Savings(base, beyond, tuple(entry[3] for entry in found), *columns.T)
 
 
 def _every_subset(first: int, count: int) -> NDArray[np.bool_]:

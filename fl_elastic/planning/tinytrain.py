@@ -24,7 +24,7 @@ from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.joint import Choices, Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
-from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling import CostProfile, step_memory
 from fl_elastic.profiling.macs import backward_macs, group_macs
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _DEFAULT_MACS_SHARE = 0.15
+_RECOSTINGS = 4
 
 
 def layer_worth(profile: CostProfile, potential: Scores) -> Scores:
@@ -157,6 +158,13 @@ class TinyTrainPolicy(Policy):
         )
         try:
             modes = options.modes_of(joint_knapsack(choices, limits).options)
+            for _ in range(_RECOSTINGS if math.isfinite(limits.memory) else 0):
+                # The solver adds up what a step never holds at one time: it may spend what that leaves.
+                limits = replace(limits, memory=limits.memory + _spare_memory(request, modes))
+                more = options.modes_of(joint_knapsack(choices, limits).options)
+                if more == modes or not self._fits(request, more, limit):
+                    break
+                modes = more
         except BudgetError:
             return _head_alone(request)
         deepest_first = [g for g in reversed(range(len(modes))) if g != profile.graph.head]
@@ -225,6 +233,13 @@ def _priced_in_macs(choices: Choices, modes: Sequence[Mode], profile: CostProfil
         seconds=own[:, None] * np.array(shares),
         path_seconds=np.concatenate([[0.0], own[:-1]]),
     )
+
+
+def _spare_memory(request: PlanRequest, modes: Sequence[Mode]) -> float:
+    """Return the bytes of the budget that a step in these modes leaves over, at least 0."""
+    assert request.budget.memory is not None
+    taken = step_memory(request.profile, modes, lean=request.lean).total
+    return max(request.budget.memory - taken, 0.0)
 
 
 def _head_alone(request: PlanRequest) -> list[Mode]:

@@ -2,6 +2,7 @@
 
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import estimate_profile, estimated_modes, refined
+from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.measure import profile_model
 from fl_elastic.profiling.memory import StepMemory, mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.mode_costs import ModeCosts
@@ -23,6 +24,7 @@ __all__ = [
     "elastic_forward",
     "estimate_profile",
     "estimated_modes",
+    "in_flight",
     "load_or_measure",
     "load_profile",
     "mask_bytes",

@@ -13,6 +13,7 @@ from torch import nn
 
 from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Mode, TensorGroup
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
+from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
@@ -26,12 +27,14 @@ __all__ = [
 ]
 
 _FLOAT = 4
+# Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB.
+_CODE, _SMALL, _SLOPE = 24e6, 2e6, 6.0
 _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that one step keeps.
+    """Bytes that one step keeps, and the most that it takes at one time.
 
     Attributes
     ----------
@@ -42,17 +45,29 @@ class StepMemory:
         and a state of its own shape, also if only some channels are trained.
     largest_block : float
         The part of the activations that the largest recomputed block keeps while it runs again.
+    copies : float
+        What trained parameters were before: the update is the difference, and a fit that fails goes back to them.
+    moment : float
+        The most at any one moment of what comes and goes: activations, which the backward pass gives up as it goes,
+        gradients, which it makes, and what is on its way between operations, beyond what inference takes.
     """
 
     activations: float
     gradients: float
     optimizer: float
     largest_block: float = 0.0
+    copies: float = 0.0
+    moment: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        """Activations, gradients and optimiser state, as if they were all there at the same time."""
+        return self.activations + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """All of it: what a memory budget limits."""
-        return self.activations + self.gradients + self.optimizer
+        """The most that the step takes beyond the weights and inference: what a memory budget limits."""
+        return _with_code(self.copies + self.optimizer + self.moment)
 
 
 def step_memory(
@@ -76,33 +91,100 @@ def step_memory(
         Blocks that keep their input alone and run a second time; they do not overlap.
     """
     mask = np.array([not mode.is_frozen for mode in modes])
-    weights = sum(_trained_numbers(g, m) for g, m in zip(profile.graph.groups, modes, strict=True))
-    running, _ = profile.running_nodes(mask)
+    groups = profile.graph.groups
+    numbers = np.array([_trained_numbers(g, m) for g, m in zip(groups, modes, strict=True)], float)
+    weights = float(numbers.sum())
+    running, passing = profile.running_nodes(mask)
     stored = running.copy()
-    largest = 0.0
+    largest, again = 0.0, np.zeros(len(running)) if recomputed else None
     for block in recomputed:
         inside = np.zeros(len(running), dtype=bool)
         inside[list(block.nodes)] = True
         stored &= ~inside
-        largest = max(largest, _kept_bytes(profile, modes, running & inside, lean=lean))
-    inputs = [block.input_node for block in recomputed if running[block.output_node]]
-    kept = _kept_bytes(profile, modes, stored, lean=lean, outputs=inputs)
+        inner = _kept(profile, modes, running & inside, lean=lean)
+        largest = max(largest, inner.bytes)
+        assert again is not None
+        again += np.where(inside, inner.held_at_nodes(), 0.0)
+    inputs = [(b.input_node, b.output_node) for b in recomputed if running[b.output_node]]
+    kept = _kept(profile, modes, stored, lean=lean, inputs=inputs)
     return StepMemory(
-        activations=kept + largest,
-        gradients=_FLOAT * float(weights),
-        optimizer=profile.optimizer_bytes_per_weight * float(weights),
+        activations=kept.bytes + largest,
+        gradients=_FLOAT * weights,
+        optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
+        copies=_FLOAT * weights,
+        moment=_most_at_once(
+            profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
+        ),
     )
 
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
-    """Return what a step keeps that trains the groups in ``mask`` in full, as `step_memory` counts it."""
-    table, (running, _) = _table(profile), profile.running_nodes(mask)
+    """Return the total of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
+    table, (running, passing) = _table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
-    kept = table.saved.bytes_of(whole) + (float(table.extra[running].sum()) if lean else 0.0)
-    weights = float(profile.parameter_bytes[mask].sum()) / _FLOAT
-    return kept + (_FLOAT + profile.optimizer_bytes_per_weight) * weights
+    kept = _Kept(
+        table, whole, np.where(running, table.extra, 0.0) if lean else np.zeros(len(running))
+    )
+    numbers = np.where(mask, profile.parameter_bytes, 0.0) / _FLOAT
+    held = kept.held_at_nodes()
+    moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
+    return _with_code((_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum()) + moment)
+
+
+def _with_code(bytes_: float) -> float:
+    """Add the code that a process loads when it first trains: nothing up to 2 MB, all of it from 6 MB on.
+
+    It would outweigh all else in the steps of small models, whose budgets would say nothing about them.
+    """
+    return bytes_ + min(max(_SLOPE * (bytes_ - _SMALL), 0.0), _CODE)
+
+
+def _most_at_once(
+    profile: CostProfile,
+    held: Seconds,
+    again: Seconds | None,
+    numbers: Seconds,
+    running: Mask,
+    passing: Mask,
+    *,
+    lean: bool,
+) -> float:
+    """Return the largest sum of activations, gradients and tensors on their way, less what inference takes.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of the step.
+    held : array, shape (M,)
+        Bytes that each node keeps at its place: from the forward pass up to when it runs backward.
+    again : array, shape (M,)
+        Bytes that each node of a recomputed block keeps besides while the block runs again; None without any.
+    numbers : array, shape (N,)
+        Trained weights of each group.
+    running, passing : array, shape (M,)
+        Which nodes run backward, and which of them pass the error gradient on.
+    lean : bool
+        Whether lean layers run, whose bits and bytes are unpacked for a moment.
+    """
+    flight, table = in_flight(profile.graph), _table(profile)
+    below = np.cumsum(held[::-1])[::-1]
+    gradients = np.zeros(len(held))
+    gradients[table.first] = _FLOAT * numbers
+    backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
+    # What is on its way in the forward pass is so in inference too.
+    forward = below - held + np.minimum(flight.passing, flight.inference)
+    if lean:
+        backward += table.work
+        forward += np.where(running, table.work, 0.0)
+    if again is not None:
+        backward += np.cumsum(again[::-1])[::-1]
+    backward[~running] = 0.0
+    # The optimiser needs a tensor or so besides, and so does the difference that is handed over.
+    last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
+    most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
+    return max(most - flight.inference, 0.0)
 
 
 def recompute_seconds(profile: CostProfile, block: Block) -> float:
@@ -151,8 +233,8 @@ def group_activation_bytes(
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
     own = np.zeros(len(profile.graph.nodes), dtype=bool)
     own[[index for index in _table(profile).owners[group] if index not in inside]] = True
-    more = _kept_bytes(profile, trained, own, lean=lean)
-    return max(more - _kept_bytes(profile, frozen, own, lean=lean), 0.0)
+    more = _kept(profile, trained, own, lean=lean).bytes
+    return max(more - _kept(profile, frozen, own, lean=lean).bytes, 0.0)
 
 
 def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
@@ -177,18 +259,18 @@ def lean_kinds(graph: BackwardGraph, model: nn.Module) -> Seconds:
     return kinds
 
 
-def _kept_bytes(
+def _kept(
     profile: CostProfile,
     modes: Sequence[Mode],
     nodes: Mask,
     *,
     lean: bool,
-    outputs: Sequence[int] = (),
-) -> float:
-    """Return what the given nodes keep, each storage once, and the whole ``outputs`` of some nodes."""
+    inputs: Sequence[tuple[int, int]] = (),
+) -> _Kept:
+    """Return what the given nodes keep, and the whole outputs of the first node of each pair for the second."""
     table = _table(profile)
     whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
-    extra = float(table.extra[nodes].sum()) if lean else 0.0
+    extra = np.where(nodes, table.extra, 0.0) if lean else np.zeros(len(nodes))
     for group, mode in enumerate(modes):
         if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
             continue
@@ -198,10 +280,15 @@ def _kept_bytes(
                 # A layer that runs several times is trained whole.
                 own = _own_bytes(profile, index, mode) if len(owners) == 1 else None
                 whole[index] = own is None
-                extra += own or 0.0
-    unknown = [index for index in outputs if table.saved.outputs[index] < 0]
-    extra += sum(_output_bytes(profile, index) for index in unknown)
-    return table.saved.bytes_of(whole, outputs) + extra
+                extra[index] += own or 0.0
+    known = []
+    for made, reader in inputs:
+        if table.saved.outputs[made] < 0:
+            # It lives until the block that starts there has run backward.
+            extra[max(made - 1, reader)] += _output_bytes(profile, made)
+        else:
+            known.append((max(made - 1, reader), int(table.saved.outputs[made])))
+    return _Kept(table, whole, extra, tuple(known))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,11 +296,44 @@ class _Table:
     """What nodes keep whose group is frozen, under torch's layers and under lean ones: all, or so many bytes."""
 
     saved: SavedTensors
+    nodes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
     owners: tuple[tuple[int, ...], ...]
+    first: NDArray[np.int64]
     group: NDArray[np.int64]
     whole_if_plain: Mask
     whole_if_lean: Mask
     extra: Seconds
+    work: Seconds
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What some nodes keep: which of them all, so many bytes of others, and tensors besides with where they are."""
+
+    table: _Table
+    whole: Mask
+    extra: Seconds
+    besides: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all of it, each storage once."""
+        return float(self.held_at_nodes().sum())
+
+    def held_at_nodes(self) -> Seconds:
+        """Bytes by the deepest node that holds each storage: the first to keep it and the last to let it go."""
+        saved = self.table.saved
+        deepest = np.full(len(saved.tensor_bytes), -1)
+        kept = self.whole[self.table.nodes]
+        # In order of the nodes: of several the last one stays.
+        deepest[self.table.tensors[kept]] = self.table.nodes[kept]
+        for node, tensor in self.besides:
+            deepest[tensor] = max(deepest[tensor], node)
+        used = deepest >= 0
+        return self.extra + np.bincount(
+            deepest[used], saved.tensor_bytes[used], minlength=len(self.extra)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -224,13 +344,21 @@ def _table(profile: CostProfile) -> _Table:
     extra = np.where(kinds == LeanKind.GATE, sizes / 8, 0.0) + np.where(
         kinds == LeanKind.POOL, sizes, 0.0
     )
+    saved = profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes)
+    order, owners = np.argsort(saved.nodes, kind="stable"), profile.graph.group_nodes()
     return _Table(
-        profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes),
-        profile.graph.group_nodes(),
+        saved,
+        saved.nodes[order],
+        saved.tensors[order],
+        owners,
+        np.array([each[0] for each in owners]),
         np.array([-1 if node.group is None else node.group for node in nodes]),
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
         extra,
+        # A byte per unit behind a gate, and eight for each maximum.
+        np.where(kinds == LeanKind.GATE, sizes, 0.0)
+        + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
     )
 
 

@@ -14,15 +14,19 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.ops import ChannelSubset
 from fl_elastic.planning import Plan
-from fl_elastic.update import Masks
+from fl_elastic.update import Manifest, Masks, weights_of
 
 __all__ = ["changes", "stepped", "trained_parts"]
 
 Weights = Mapping[str, NDArray[Any]]
 
 
-def changes(now: Weights, before: Weights, steps: Mapping[str, int]) -> dict[str, NDArray[Any]]:
-    """Return the change of each tensor that was trained for at least one step, in the order of ``now``.
+def changes(
+    model: nn.Module, manifest: Manifest, before: Weights, steps: Mapping[str, int]
+) -> dict[str, NDArray[Any]]:
+    """Return the change of each tensor that was trained for at least one step, in the order of the manifest.
+
+    They are compared one at a time: a copy of all of them would take as much memory as what is trained.
 
     Raises
     ------
@@ -30,9 +34,10 @@ def changes(now: Weights, before: Weights, steps: Mapping[str, int]) -> dict[str
         If such a tensor is no longer finite.
     """
     deltas = {}
-    for name, value in now.items():
+    for name in manifest.names:
         if steps.get(name, 0) > 0:
-            deltas[name] = np.asarray(value - before[name])
+            value = weights_of(model, manifest, {name})[name]
+            deltas[name] = np.asarray(np.subtract(value, before[name], out=value))
             if not np.isfinite(deltas[name]).all():
                 raise TrainingError(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
@@ -32,9 +35,13 @@ class ChannelGuard:
         Its ``channels`` say which are trained.
     model : nn.Module
         At the weights that stay.
+    copies : mapping of str to array
+        Copies of present weights that somebody else holds already, by name: they are not copied again.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module) -> None:
+    def __init__(
+        self, plan: Plan, model: nn.Module, copies: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
         self._kept: list[_Kept] = []
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in group.parameters if group.name in plan.channels else ():
@@ -42,7 +49,13 @@ class ChannelGuard:
                 if weight.dim() > 1:
                     layer = model.get_submodule(name.rpartition(".")[0])
                     trained = _trained(weight, mode, plan.channels[group.name], layer)
-                    self._kept.append(_Kept(weight, trained, weight.detach().clone()))
+                    held = None if copies is None else copies.get(name)
+                    values = (
+                        weight.detach().clone()
+                        if held is None
+                        else torch.as_tensor(held, device=weight.device)
+                    )
+                    self._kept.append(_Kept(weight, trained, values))
 
     def put_back(self) -> None:
         """Write the remembered channels into the weights."""

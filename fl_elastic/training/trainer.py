@@ -23,6 +23,7 @@ from fl_elastic.profiling import (
     CostProfile,
     clock_for,
     elastic_forward,
+    in_flight,
     prefix_seconds,
     refined,
 )
@@ -35,6 +36,7 @@ from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit_start import FitStart
+from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
@@ -45,7 +47,7 @@ from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.training.step_log import StepLog
-from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ElasticTrainer"]
 
@@ -126,6 +128,7 @@ class ElasticTrainer:
         self._pull = ProximalPull()
         self._worth: StepImportance | None = None
         self._whole: tuple[int, ...] = ()
+        self._free = FreeMemory(None)
         self._base: dict[str, NDArray[Any]] | None = None
         self._start: FitStart
         self._tensor_steps: Counter[str] = Counter()
@@ -163,6 +166,7 @@ class ElasticTrainer:
             raise TrainingError(_READ_ONCE)
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
+        self._free = FreeMemory(self.budget.memory)
         self._pull = ProximalPull.towards_present(self.model, self.options.proximal)
         self._tensor_steps.clear()
         try:
@@ -172,6 +176,8 @@ class ElasticTrainer:
             self._start.restore()
             raise
         finally:
+            for parameter in self.model.parameters():
+                parameter.grad = None
             if self._forward is not None:
                 self._forward.close()
                 self._forward = None
@@ -288,10 +294,12 @@ class ElasticTrainer:
             stack.enter_context(realised(plan, self.model, graph))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
-            self._guard = ChannelGuard(plan, self.model)
             self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
+            stack.enter_context(self._free.watching(self.model, in_flight(graph).inference))
             tensors = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
             self._start.about_to_train(tensors.values())
+            unmoved = {n: w for n, w in self._start.weights.items() if n not in log.tensor_steps}
+            self._guard = ChannelGuard(plan, self.model, unmoved)
             statistics = self._statistics()
             log.selection_seconds += log.clock() - started
             steps_before = pace.steps
@@ -369,8 +377,7 @@ class ElasticTrainer:
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
         steps = under_every_name(self.model, self._tensor_steps)
-        now = weights_of(self.model, self.manifest, {name for name in steps if steps[name] > 0})
-        deltas = changes(now, self._base, steps)
+        deltas = changes(self.model, self.manifest, self._base, steps)
         parts = trained_parts(self._trained, self.model)
         return PartialUpdate(
             deltas=deltas,

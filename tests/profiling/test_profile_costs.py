@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
-from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes
+from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, Mode, TensorGroup
+from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes, step_memory
 from fl_elastic.testing import made_up_profile
 
 HEAD, LATE, SHORT, STEM = range(4)
@@ -115,7 +115,15 @@ def test_step_bytes_are_saved_activations_gradients_and_state(
     trained: tuple[int, ...], saved: float
 ) -> None:
     weights = sum((10, 20, 30, 40)[group] for group in trained)
-    assert mask_bytes(by_hand(), mask_of(*trained)) == saved + weights * (4 + 2)
+    modes = [Mode.FULL if on else Mode.FROZEN for on in mask_of(*trained)]
+    memory = step_memory(by_hand(), modes)
+    assert memory.kept == saved + weights * (4 + 2)
+    # Before the backward pass all activations are there, after it all gradients, and one more tensor for a moment.
+    one_more = max((10, 20, 30, 40)[group] for group in trained)
+    with_deepest = 10 ** (len(str(saved)) - 1) + 4 * weights
+    most = max(saved, with_deepest, 4 * (weights + one_more))
+    # Besides at all times: what was trained as it was before, and the optimiser's state.
+    assert mask_bytes(by_hand(), mask_of(*trained)) == memory.total == weights * (4 + 2) + most
 
 
 def test_parameter_bytes_are_four_per_weight() -> None:

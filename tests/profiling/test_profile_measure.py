@@ -29,8 +29,8 @@ from small_models import (
 from torch import Tensor, nn
 
 from fl_elastic.errors import ProfileError, TrainingError
-from fl_elastic.groups import compute_loss, tensor_groups
-from fl_elastic.profiling import CostProfile, clock_for, mask_bytes, profile_model
+from fl_elastic.groups import Mode, compute_loss, tensor_groups
+from fl_elastic.profiling import CostProfile, clock_for, profile_model, step_memory
 from fl_elastic.profiling.calibrate import nonnegative_fit
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.testing import Snapshot
@@ -153,8 +153,8 @@ def test_memory_of_every_suffix_is_what_autograd_keeps(make: Callable[[], nn.Mod
     profile = profile_model(make(), loss_fn, batch, optimizer_fn=sgd)
     for deepest in range(len(profile)):
         mask = torch.arange(len(profile)) <= deepest
-        weights = sum(g.numel for g in profile.graph.groups[: deepest + 1])
-        predicted = mask_bytes(profile, mask.numpy()) - weights * (4 + 4)
+        modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
+        predicted = step_memory(profile, modes).activations
         assert predicted == bytes_kept_in_a_real_step(make(), batch, profile, mask)
 
 
@@ -163,12 +163,11 @@ def test_memory_of_convolutions_depends_on_the_deepest_group_alone() -> None:
     profile = profile_model(conv_net("none"), loss_fn, batch)
     # The head is a matrix product: torch keeps its input, 8 numbers an example, only if it is trained.
     head = 4 * 8 * len(batch[0])
-    sizes = profile.parameter_bytes
+    frozen, full = Mode.FROZEN, Mode.FULL
     for deepest in range(1, len(profile)):
-        alone = np.arange(len(profile)) == deepest
-        suffix = np.arange(len(profile)) <= deepest
-        kept_alone = mask_bytes(profile, alone) - sizes[alone].sum()
-        kept_suffix = mask_bytes(profile, suffix) - sizes[suffix].sum()
+        after = [frozen] * (len(profile) - deepest - 1)
+        kept_alone = step_memory(profile, [frozen] * deepest + [full, *after]).activations
+        kept_suffix = step_memory(profile, [full] * (deepest + 1) + after).activations
         assert kept_alone == kept_suffix - head > 0
 
 

@@ -1,0 +1,96 @@
+"""What a step holds besides what it keeps: activations and error gradients on their way between operations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fl_elastic.groups import BackwardGraph
+from fl_elastic.profiling.profile import Seconds
+
+__all__ = ["InFlight", "in_flight"]
+
+_FLOAT = 4
+_BLOCK = 16
+# They hand the error gradient on as it is, in another shape at most.
+_SAME_STORAGE = (
+    "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
+    "Add", "Clone", "Alias",
+)  # fmt: skip
+# They need their whole input and output at the same time, in any mode of the model.
+_WHOLE_STEPS = (
+    "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
+    "MaxPool", "AvgPool", "Gelu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """Bytes that are neither kept nor gradients of weights; arrays have shape (M,), in backward order.
+
+    Attributes
+    ----------
+    passing : array
+        While each node runs backward and passes the error gradient on: what comes into it, what it puts out, and
+        what waits for other branches. An activation lives as long as its error gradient, so the forward pass
+        holds as much at the same place.
+    ending : array
+        The same of a node that passes nothing on.
+    inference : float
+        The least that one inference holds at its peak: what a device must have in any case.
+    """
+
+    passing: Seconds
+    ending: Seconds
+    inference: float
+
+
+@lru_cache(maxsize=64)
+def in_flight(graph: BackwardGraph) -> InFlight:
+    """Return what is on its way at each node of a graph; tensors of unknown shape count as nothing."""
+    count = len(graph.nodes)
+    sizes = [_FLOAT * float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes]
+    first, storage, end = list(range(count)), list(range(count)), list(range(count))
+    inference = 0.0
+    for index, node in enumerate(graph.nodes):
+        hands_on = node.name.startswith(_SAME_STORAGE)
+        for below in node.inputs:
+            if first[below] != below:
+                continue
+            # The first that reads this node's output makes its error gradient.
+            first[below] = index
+            if hands_on and sizes[below] == sizes[index]:
+                storage[below] = storage[index]
+                end[storage[index]] = max(end[storage[index]], below)
+        if node.name.startswith(_WHOLE_STEPS):
+            at_once = sizes[index] + sum(sizes[i] for i in node.inputs)
+            if node.name.startswith("MaxPool"):
+                # Where each maximum was, as eight bytes, also where nobody asks for it.
+                at_once += 2 * sizes[index]
+            inference = max(inference, at_once)
+    started, ended, made = (np.zeros(count + 1) for _ in range(3))
+    for index in range(count):
+        if storage[index] == index:
+            started[first[index]] += sizes[index]
+            ended[end[index] + 1] += sizes[index]
+            if first[index] != index:
+                made[first[index]] += sizes[index]
+    passing = np.cumsum(started - ended)[:count]
+    ordered = np.zeros(count)
+    for index, node in enumerate(graph.nodes):
+        if "Convolution" in node.name:
+            # What a library puts into an order of its own: weights, and maps whose channels are no whole blocks.
+            weights = 0 if node.group is None else graph.groups[node.group].numel
+            maps = [node.shape, *(graph.nodes[below].shape for below in node.inputs)]
+            ordered[index] = _FLOAT * (weights + sum(_blocked(shape) for shape in maps))
+    return InFlight(passing + ordered, passing - made[:count] + ordered, inference)
+
+
+def _blocked(shape: tuple[int, ...]) -> int:
+    """Return the numbers of a map in whole blocks of channels; 0 where it is so already."""
+    if len(shape) < 3 or shape[1] % _BLOCK == 0:
+        return 0
+    return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)

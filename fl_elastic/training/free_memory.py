@@ -1,0 +1,126 @@
+"""Hand memory that is free back to the system, where the C library would keep it for later."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["FreeMemory", "give_back", "resident_bytes"]
+
+_WORTH_IT = 8e6
+_LEAST = 2e6
+_NEAR, _STEP, _CODE = 0.25, 1 / 20, 40e6
+
+
+class FreeMemory:
+    """Gives free memory back while a model trains, when the process comes near to its memory budget.
+
+    glibc keeps what large tensors leave behind and often cannot use it again, so that a process grows to several
+    times what is in use. No setting of the process is changed: what an operator chose by ``MALLOC_*`` holds.
+
+    Parameters
+    ----------
+    budget : float or None
+        Bytes that training may take beyond inference; None never gives back.
+    resident : callable
+        Tells the bytes that the process holds now, None where nobody knows.
+    trim : callable
+        Gives free memory back.
+    """
+
+    def __init__(
+        self,
+        budget: float | None,
+        *,
+        resident: Callable[[], int | None] | None = None,
+        trim: Callable[[], None] | None = None,
+    ) -> None:
+        self._budget = budget
+        self._resident, self._trim = resident or resident_bytes, trim or give_back
+        self._ceiling = self._passed = self._base = 0.0
+        if budget is not None and budget >= _WORTH_IT:
+            self._trim()
+            self._base = float(self._resident() or 0)
+
+    @contextmanager
+    def watching(self, model: nn.Module, inference: float) -> Iterator[None]:
+        """Look before every layer inside the block, forward and backward.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Its layers without layers inside are watched.
+        inference : float
+            Bytes that an inference takes besides the weights.
+        """
+        if self._budget is None or self._budget < _WORTH_IT or self._resident() is None:
+            yield
+            return
+        room = max(_NEAR * self._budget, self._budget - _CODE)
+        self._ceiling = self._base + inference + room
+        needed: dict[nn.Module, int] = {}
+
+        def before(layer: nn.Module, _: Any) -> None:
+            self.look(needed.get(layer, inference))
+
+        def after(layer: nn.Module, given: Any, output: Any) -> None:
+            size = sum(each.nbytes for each in (*given, output) if isinstance(each, Tensor))
+            needed[layer] = size
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.grad_fn.register_prehook(lambda _: self.look(size))
+
+        layers = [module for module in model.modules() if not any(True for _ in module.children())]
+        handles: list[Any] = [layer.register_forward_pre_hook(before) for layer in layers]
+        handles += [layer.register_forward_hook(after) for layer in layers]
+        # What the step before left over must not come on top of what the first layers need.
+        handles.append(model.register_forward_pre_hook(lambda *_: self.look(inference)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def look(self, needed: float = 0.0) -> None:
+        """Give free memory back if what is needed next leads beyond the budget, unless little has come and gone."""
+        if self._budget is None or self._budget < _WORTH_IT:
+            return
+        self._passed += needed
+        if self._passed <= max(_STEP * self._budget, _LEAST):
+            return
+        now = self._resident()
+        if now is not None and now + needed > self._ceiling:
+            self._trim()
+            self._passed = 0.0
+
+
+def give_back() -> None:
+    """Give memory that is free back to the system, where the C library offers that."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int | None:
+    """Return what this process holds of its own, without code; None where the platform does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+        try:
+            fields = os.read(file, 128).split()
+        finally:
+            os.close(file)
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+@lru_cache(maxsize=1)
+def _malloc_trim() -> Callable[[int], int] | None:
+    with suppress(OSError, AttributeError, TypeError):
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return found
+    return None

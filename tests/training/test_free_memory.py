@@ -1,0 +1,73 @@
+"""Free memory is given back where training comes near its budget, and nowhere else."""
+
+from __future__ import annotations
+
+from torch import nn, ones
+
+from fl_elastic.training.free_memory import FreeMemory, give_back, resident_bytes
+
+
+class Process:
+    """A process that keeps what it freed until it is told to give it back."""
+
+    def __init__(self) -> None:
+        self.held = 500_000_000
+        self.free = 0
+        self.trims = 0
+
+    def resident(self) -> int:
+        return self.held + self.free
+
+    def trim(self) -> None:
+        self.free = 0
+        self.trims += 1
+
+
+def watched(process: Process, budget: float | None) -> FreeMemory:
+    return FreeMemory(budget, resident=process.resident, trim=process.trim)
+
+
+def step(memory: FreeMemory, model: nn.Module, inference: float) -> None:
+    with memory.watching(model, inference):
+        model(ones(1 << 10, 1 << 10)).sum().backward()
+
+
+def test_what_lies_free_is_given_back_near_the_budget() -> None:
+    process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
+    memory = watched(process, 100e6)
+    before = process.trims
+    process.free = 90_000_000
+    step(memory, model, 50e6)
+    assert process.trims > before and process.free == 0
+
+
+def test_far_from_the_budget_nothing_is_given_back() -> None:
+    process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
+    memory = watched(process, 1e9)
+    before = process.trims
+    process.free = 90_000_000
+    step(memory, model, 50e6)
+    assert process.trims == before
+
+
+def test_without_a_budget_or_under_a_tiny_one_nobody_looks() -> None:
+    for budget in (None, 1e6):
+        process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
+        memory = watched(process, budget)
+        process.free = 10**9
+        with memory.watching(model, 0.0):
+            assert not any(module._forward_hooks for module in model.modules())
+        assert process.trims == 0
+
+
+def test_no_hook_stays_behind() -> None:
+    process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
+    step(watched(process, 100e6), model, 0.0)
+    modules = list(model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+
+
+def test_the_platform_is_asked_without_harm() -> None:
+    give_back()
+    told = resident_bytes()
+    assert told is None or told > 0
