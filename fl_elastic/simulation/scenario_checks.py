@@ -138,7 +138,7 @@ SECTIONS: dict[str, dict[str, Rule]] = {
         "plan_source": Rule(str, "local", known=lambda: ["local", "server", "shared_rng"]),
         "deep_every": Rule(int, 4, lowest=0),
         "exploration": Rule(float, 0.3, lowest=0),
-        "returns": Rule(float, 1.0, lowest=0, highest=1),
+        "returns": Rule(float, 0.5, lowest=0, highest=1),
         "inference_prefix": Rule(bool, False),
     },
 }

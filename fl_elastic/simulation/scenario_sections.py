@@ -209,7 +209,7 @@ class MethodSection:
     plan_source: str = "local"
     deep_every: int = 4
     exploration: float = 0.3
-    returns: float = 1.0
+    returns: float = 0.5
     inference_prefix: bool = False
 
 

@@ -50,7 +50,8 @@ class TrainerOptions:
     returns : float
         How what a fit gains grows with its steps, where steps and groups are one choice (a deadline): 1 in
         proportion; below that further steps are worth less, as in federated rounds, where they drift apart from
-        the other clients, and more groups are trained for fewer steps.
+        the other clients, and more groups are trained for fewer steps. The default, with the square root, was
+        chosen on two seeds of a quarter of the CIFAR-10 benchmark, where 1 lost up to four points.
     proximal : float
         Weight of FedProx's pull towards the weights that the fit started from (Li et al., MLSys 2020), on the
         tensors that are trained; 0 for none.
@@ -80,7 +81,7 @@ class TrainerOptions:
     charge_probes: bool = True
     closed_loop: bool = True
     channel_score: str = "fisher"
-    returns: float = 1.0
+    returns: float = 0.5
     proximal: float = 0.0
     fleet_importance: Mapping[str, float] = field(default_factory=dict)
     blend: float = 0.0
