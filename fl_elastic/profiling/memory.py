@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Mode, TensorGroup
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
-from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
@@ -168,7 +168,8 @@ def _most_at_once(
     lean : bool
         Whether lean layers run, whose bits and bytes are unpacked for a moment.
     """
-    flight, table = in_flight(profile.graph), _table(profile)
+    table = _table(profile)
+    flight = table.flight
     below = np.cumsum(held[::-1])[::-1]
     gradients = np.zeros(len(held))
     gradients[table.first] = _FLOAT * numbers
@@ -305,6 +306,7 @@ class _Table:
     whole_if_lean: Mask
     extra: Seconds
     work: Seconds
+    flight: InFlight
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,6 +361,8 @@ def _table(profile: CostProfile) -> _Table:
         # A byte per unit behind a gate, and eight for each maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        # Kept here, as a profile is looked up by what it is, a graph by all of its nodes.
+        in_flight(profile.graph),
     )
 
 
