@@ -152,8 +152,8 @@ def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
     chosen = reports["last_k"]
     assert chosen["predicted_step_seconds"] == found["predicted_step_seconds"]
     assert chosen["uplink_bytes"] == found["uplink_bytes"]
-    # The most at one time, beyond inference: less than all that is kept at some time, and part of the peak.
-    assert 0 < found["step_bytes"] < chosen["backward_bytes"] < chosen["peak_bytes"]
+    # The most at one time beyond inference, where weights and inference come on top.
+    assert 0 < found["step_bytes"] < chosen["peak_bytes"]
     assert reports["full"]["groups"] == 3 and reports["head"]["groups"] == 1
 
 
