@@ -145,7 +145,7 @@ def test_aggregation_needs_only_numpy() -> None:
 
 
 STANDARD_LIBRARY = {
-    "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
+    "abc", "bisect", "ctypes", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
     "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
     "pathlib", "platform", "random",
     "re", "statistics", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
