@@ -244,8 +244,10 @@ class PlanChooser:
         if not self.policy.covers:
             return None
         due = self.state.deep_due(self.options, self._deep_generator)
+        if self._everything_fits(1.0):
+            return None
         steps, basis = (1, "everything, in turn") if due else self._rather_everything()
-        if not steps or self._everything_fits(1.0):
+        if not steps:
             return None
         request = self._request(1.0)
         plan = request.plan_of_mask("full", self._longest_left_out(request))

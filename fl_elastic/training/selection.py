@@ -91,6 +91,7 @@ class SelectionState:
             longest = options.reselect_every * _LONGEST_GAP
             go_on = bool(self.scores) and not drifted
             self.probe_gap = min(2 * self.probe_gap, longest) if go_on else options.reselect_every
+        if together:
             self.steps_since_probe = 0
         if together and norms > 0:
             # What a step is worth falls while the model learns: the shares are averaged, not the sizes.

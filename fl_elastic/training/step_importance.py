@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -72,7 +73,8 @@ class StepImportance:
                 with torch.no_grad():
                     moved = parameter - torch.as_tensor(self._before[name]).to(parameter)
                     read = -float(torch.sum(gradient * moved, dtype=torch.float32))
-                self._scores[index] = np.nan_to_num(self._scores[index]) + read
+                if math.isfinite(read):
+                    self._scores[index] = np.nan_to_num(self._scores[index]) + read
             if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
                 # Read already, or of no use to these batches: then a step changes nothing.
                 self._scores[index] = np.nan_to_num(self._scores[index])

@@ -112,6 +112,21 @@ def test_a_group_is_read_once_in_the_second_step_that_uses_it() -> None:
     assert np.isnan(seen.scores()).all()
 
 
+def test_a_product_that_overflows_is_no_score_and_spoils_none() -> None:
+    model = nn.Linear(2, 2)
+    batch = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+    groups = flat_profile(model, batch).graph.groups
+    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    seen = StepImportance(model, before, groups)
+    model.weight.grad, model.bias.grad = torch.full((2, 2), 1e30), torch.ones(2)
+    seen.observe([0])
+    with torch.no_grad():
+        model.weight -= 1e30
+        model.bias -= 0.5
+    seen.observe([0])
+    assert seen.scores() == pytest.approx([1.0])
+
+
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_random_models_tell_what_plain_steps_tell(seed: int) -> None:
     drawn = random_model(seed)

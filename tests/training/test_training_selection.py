@@ -107,6 +107,15 @@ def test_groups_that_were_not_measured_keep_their_scores_and_the_gap() -> None:
     assert state.scores == pytest.approx([3.0, 1.5, 1.0])
 
 
+def test_steps_count_until_all_groups_were_measured_together() -> None:
+    state = fresh()
+    step(state, 4)
+    state.absorb(np.array([3.0, 1.0, np.nan]), OPTIONS, together=False)
+    assert state.steps_since_probe == 4
+    state.absorb(np.ones(3), OPTIONS)
+    assert state.steps_since_probe == 0
+
+
 def test_a_group_that_was_never_measured_counts_by_its_size_or_as_in_the_fleet() -> None:
     state = fresh()
     state.absorb(np.array([3.0, 1.0, np.nan]), OPTIONS, together=False)
