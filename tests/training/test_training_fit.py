@@ -346,3 +346,19 @@ def test_plans_of_one_fit_together_send_no_more_than_the_uplink(policy: str, lim
         else:
             spent = report.predicted_seconds + budget.sending_seconds(sent)
             assert spent <= steps * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("share", [14.1, 15.3, 17.7, 20.2, 23.9, 30.4])
+def test_probes_in_the_middle_of_a_fit_stay_inside_the_deadline(share: float) -> None:
+    batches, model = vectors(60), chain()
+    profile = flat_profile(model, batches[0])
+    deadline = share * profile.full_step_seconds
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(deadline=deadline), profile=profile,
+        options=TrainerOptions(
+            closed_loop=False, deep_every=0, reselect_every=1, drift=2.0, exploration=0.0
+        ),
+    )  # fmt: skip
+    report = trainer.fit(batches)
+    assert report.based_on == "measured importance"
+    assert report.predicted_seconds <= deadline * (1 + 1e-9)
