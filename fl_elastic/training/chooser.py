@@ -250,6 +250,9 @@ class PlanChooser:
         if not steps:
             return None
         request = self._request(1.0)
+        if not request.fits_bytes(request.head_mask()):
+            # Nothing fits: the policy says so.
+            return None
         plan = request.plan_of_mask("full", self._longest_left_out(request))
         if affordable(plan) < steps:
             return None
@@ -319,8 +322,9 @@ class PlanChooser:
             return everything
         mask = request.head_mask()
         for group in np.argsort(-np.array(self.state.left_out), kind="stable").tolist():
-            mask[group] = True
-            mask[group] = request.fits_bytes(mask)
+            if not mask[group]:
+                mask[group] = True
+                mask[group] = request.fits_bytes(mask)
         return mask
 
     def probe(self, batches: Sequence[Batch]) -> Probe:

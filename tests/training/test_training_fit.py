@@ -362,3 +362,18 @@ def test_probes_in_the_middle_of_a_fit_stay_inside_the_deadline(share: float) ->
     report = trainer.fit(batches)
     assert report.based_on == "measured importance"
     assert report.predicted_seconds <= deadline * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("deep_every", [1, 4])
+@pytest.mark.parametrize("budget", [Budget(memory=10.0), Budget(uplink=10.0)])
+def test_a_fit_that_would_train_everything_is_refused_where_not_even_the_head_fits(
+    budget: Budget, deep_every: int
+) -> None:
+    batches, model = vectors(4), chain()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=budget, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(closed_loop=False, deep_every=deep_every),
+        state=SelectionState(known=False),
+    )  # fmt: skip
+    with pytest.raises(BudgetError, match="not even the head"):
+        trainer.fit(batches)
