@@ -63,6 +63,15 @@ def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:
     claim = f"{exact['mismatches']} of {exact['instances']:,} random instances"
     assert claim in MEASURED
     assert f"{largest['median_cpu_milliseconds']:.1f} ms at 500 groups" in MEASURED
+    plans = [rows[f"plans at {groups} groups"] for groups in (60, 150)]
+    worst, first = (
+        [f"{row[f'worst_{which}_cpu_milliseconds']:.1f}" for row in plans]
+        for which in ("median", "first")
+    )
+    half = [f"{row['median_cpu_milliseconds']:.1f}" for row in plans]
+    assert f"takes {worst[0]} ms at 60 groups and {worst[1]} ms at 150" in MEASURED
+    assert f"at most {half[0]} and {half[1]} ms" in MEASURED
+    assert f"up to {first[0]} and {first[1]} ms" in MEASURED
 
 
 def test_budget_rows_are_the_committed_ones() -> None:

@@ -1,30 +1,38 @@
-"""Check that the prefix knapsack is exact, and time it."""
+"""Check that the prefix knapsack is exact, and time it and whole plans under several limits."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fl_elastic.bench.results import Results
-from fl_elastic.planning import prefix_knapsack
+from fl_elastic.budget import Budget
+from fl_elastic.planning import PlanRequest, make_policy, prefix_knapsack
+from fl_elastic.profiling import mask_bytes
+from fl_elastic.testing import made_up_profile
 
 __all__ = ["bench_solver", "brute_force_value", "random_instance"]
 
 _INSTANCES = 2_000
-_REPEATS = 51
+_REPEATS, _PLANS = 51, 12
 
 
 def bench_solver(results: Results) -> None:
-    """Count mismatches against brute force, and time 50, 200 and 500 groups at resolution 4096."""
+    """Count mismatches against brute force, time 50, 200 and 500 groups, and plans of 60 and 150 under limits."""
     if "exactness" not in results.rows:
         results.add("exactness", _exactness())
     for groups in (50, 200, 500):
         name = f"time at {groups} groups"
         if name not in results.rows:
             results.add(name, _time(groups))
+    for groups in (60, 150):
+        name = f"plans at {groups} groups"
+        if name not in results.rows:
+            results.add(name, _time_plans(groups))
 
 
 def random_instance(generator: np.random.Generator) -> tuple[Any, Any, Any, float]:
@@ -82,4 +90,39 @@ def _time(groups: int) -> dict[str, Any]:
         "resolution": 4096,
         "median_cpu_milliseconds": statistics.median(milliseconds),
         "largest_cpu_milliseconds": max(milliseconds),
+    }
+
+
+def _time_plans(groups: int) -> dict[str, Any]:
+    """Time plans of made-up models, chains and with branches, under limits on memory, uplink or both.
+
+    Each plan has an importance of its own, as in each fit; the first one of a model stands apart.
+    """
+    medians, firsts = [], []
+    for branched in (False, True):
+        for seed in range(1, 4):
+            profile = made_up_profile(groups, branched=branched, seed=seed)
+            everything = np.ones(groups, dtype=bool)
+            memory = 0.5 * mask_bytes(profile, everything)
+            uplink = 0.3 * float(profile.parameter_bytes.sum())
+            deadline = 10 * profile.full_step_seconds
+            for budget, steps in (
+                (Budget(speedup=1.5, memory=memory), 1),
+                (Budget(speedup=1.5, uplink=uplink), 1),
+                (Budget(deadline=deadline, memory=memory, uplink=uplink), 20),
+            ):
+                milliseconds = []
+                unseen = replace(profile)
+                for turn in range(_PLANS):
+                    importance = np.random.default_rng(turn).random(groups)
+                    request = PlanRequest(unseen, budget, importance, steps=steps)
+                    started = time.thread_time()
+                    make_policy("elastic").plan(request)
+                    milliseconds.append(1e3 * (time.thread_time() - started))
+                firsts.append(milliseconds[0])
+                medians.append(statistics.median(milliseconds[1:]))
+    return {
+        "median_cpu_milliseconds": statistics.median(medians),
+        "worst_median_cpu_milliseconds": max(medians),
+        "worst_first_cpu_milliseconds": max(firsts),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 __all__ = ["UNUSED", "BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
 
@@ -158,12 +159,12 @@ class BackwardGraph:
         """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""
         return next((cut for cut in self.cuts if cut.groups_above > depth), None)
 
-    @property
+    @cached_property
     def head(self) -> int:
         """Index of the group whose node is nearest to the loss, of those that the traced batch used."""
         return next(n.group for n in self.nodes if n.group is not None and n.name != UNUSED)
 
-    @property
+    @cached_property
     def unused(self) -> tuple[int, ...]:
         """Indices of the groups that the traced batch did not use: they cost nothing until a batch does."""
         return tuple(n.group for n in self.nodes if n.group is not None and n.name == UNUSED)

@@ -121,6 +121,13 @@ def step_memory(
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
     """Return the total of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
+    return _bytes_of(profile, mask.astype(bool).tobytes(), lean)
+
+
+# A plan asks of most masks more than once.
+@lru_cache(maxsize=1024)
+def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
+    mask = np.frombuffer(groups, dtype=bool)
     table, (running, passing) = _table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)

@@ -248,12 +248,15 @@ class CostProfile:
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
         """Return which nodes run backward at all, and which pass the error gradient on."""
-        at_or_below, below = self._groups_below
-        return _any_of(at_or_below, mask), _any_of(below, mask)
+        trained_below = self._groups_below @ mask > 0
+        return trained_below[0], trained_below[1]
 
     @cached_property
-    def _groups_below(self) -> tuple[Mask, Mask]:
-        """The groups at or below each node, and those below it alone; shape (M, N)."""
+    def _groups_below(self) -> NDArray[np.float32]:
+        """Ones for the groups at or below each node, and for those below it alone; shape (2, M, N).
+
+        As numbers, because their product with a mask is several times faster than to look its columns up.
+        """
         nodes = self.graph.nodes
         at_or_below = np.zeros((len(nodes), len(self)), dtype=bool)
         below = np.zeros_like(at_or_below)
@@ -264,10 +267,4 @@ class CostProfile:
             at_or_below[index] = below[index]
             if node.group is not None:
                 at_or_below[index, node.group] = True
-        return at_or_below, below
-
-
-def _any_of(rows: Mask, mask: Mask) -> Mask:
-    """Return which rows hold one of the groups in ``mask``."""
-    found: Mask = np.any(rows[:, mask], axis=1)
-    return found
+        return np.stack([at_or_below, below]).astype(np.float32)
