@@ -217,7 +217,7 @@ class ElasticTrainer:
         plan = deep or self._select(batches, pace, log, current=None)
         plans = [(0, plan)]
         if pace.steps_left(plan) == 0:
-            raise self._no_step(plan, requested)
+            raise self._no_step(plan, requested, pace.left_seconds(plan))
         stream = epochs_of(loader, epochs, model_device(self.model))
         batch = next(stream, None)
         while batch is not None and pace.steps_left(plan) > 0:
@@ -349,7 +349,7 @@ class ElasticTrainer:
                     "the model was put back to where the fit started"
                 )
 
-    def _no_step(self, plan: Plan, requested: int) -> BudgetError:
+    def _no_step(self, plan: Plan, requested: int, left: float) -> BudgetError:
         """Return the error of a budget that does not pay for one step."""
         said = (
             f"deadline {self.budget.deadline:.3g} s"
@@ -357,8 +357,8 @@ class ElasticTrainer:
             else f"speedup {self.budget.speedup:.6g} over {requested} steps"
         )
         return BudgetError(
-            f"{said} does not pay for one step: policy {plan.policy!r} needs "
-            f"{plan.predicted_step_seconds + plan.sending_seconds:.3g} s with sending, the cheapest step there is "
+            f"{said} does not pay for one step: choosing and sending leave {max(left, 0.0):.3g} s, policy "
+            f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
             f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
         )
 
