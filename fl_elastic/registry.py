@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoints, entry_points
 from typing import Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
@@ -33,6 +34,9 @@ class Registry(Generic[T]):
     ----------
     kind : str
         What is registered, in the words of an error message ("policy").
+    group : str, optional
+        Entry points of installed packages that hold more of them. The value of each is the module that registers
+        its name, which is imported when the name is asked for and not before.
 
     Examples
     --------
@@ -46,8 +50,9 @@ class Registry(Generic[T]):
     fl_elastic.errors.RegistryError: unknown codec 'plane' (did you mean 'plain'?): known are plain
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, group: str | None = None) -> None:
         self.kind = kind
+        self._group = group
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -73,6 +78,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the plug-in registered under ``name``; RegistryError lists the known names."""
+        if name not in self._entries and name in self._installed():
+            self._plugins()[name].load()
         try:
             return self._entries[name]
         except KeyError:
@@ -84,10 +91,17 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
-        return sorted(self._entries)
+        return sorted({*self._entries, *self._installed()})
+
+    def _installed(self) -> set[str]:
+        """Return the names that installed packages hold."""
+        return self._plugins().names
+
+    def _plugins(self) -> EntryPoints:
+        return EntryPoints() if self._group is None else entry_points(group=self._group)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self._installed()

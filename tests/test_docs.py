@@ -31,7 +31,7 @@ def test_linked_files_exist(document: Path) -> None:
 
 
 def test_federated_streams_in_the_table_are_the_committed_ones() -> None:
-    results = ROOT / "simulations" / "benchmarks" / "results" / "stream-federation.json"
+    results = ROOT / "simulations" / "results" / "stream-federation.json"
     rows = json.loads(results.read_text())["rows"]
     text = (ROOT / "docs" / "streams.md").read_text()
     means = [row for name, row in rows.items() if name.startswith("summary ")]

@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fl_elastic.flower import PartialUpdates
-from fl_elastic.flower.merging_cost import MERGED
+from fl_elastic_simulations.engine.merging_cost import MERGED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -94,7 +94,7 @@ def test_linked_files_exist(link: str) -> None:
     assert (ROOT / link).exists()
 
 
-RESULTS = ROOT / "simulations" / "benchmarks" / "results"
+RESULTS = ROOT / "simulations" / "results"
 
 
 def _rows(name: str) -> dict[str, Any]:
