@@ -1,34 +1,21 @@
-"""A real device of a fleet: its settings, its client of the scenario, and how it is doing."""
+"""Which client of the scenario a real device is."""
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.devices.platform import processors
-from fl_elastic.devices.power import power_supply
-from fl_elastic.devices.vitals import Vitals
-from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.node_app import CaredFor, use_fastest_execution
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.terms import DEADLINE
-from fl_elastic.flower.wire import evaluate_reply, train_reply
-from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.operations import Journal, log_to_file, read_journal
 from fl_elastic.planning import make_policy
-from fl_elastic.profiling.execution import (
-    Execution,
-    load_or_measure_execution,
-    measure_execution,
-)
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import make_codec
 from fl_elastic_simulations.data.batches import Batches
@@ -38,84 +25,33 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
     test_batches,
 )
-from fl_elastic_simulations.fleet.settings import NodeSettings
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
-__all__ = ["FleetNode"]
-
-JOURNAL = "metrics.jsonl"
-"""In a node's state folder: a line per round that it took part in."""
-
-_LOG_FILE = "node.log"
-_EXECUTION_FILE = "execution.json"
-_LEAST_SECONDS = 1e-3
-# Measured over predicted step time that is no noise any more, in so many rounds after each other.
-_DRIFT, _DRIFT_ROUNDS = 1.5, 3
-_LOG = logging.getLogger("fl_elastic")
+__all__ = ["ScenarioNode"]
 
 
 @dataclass(frozen=True)
-class FleetNode:
-    """A node in one round: trains or evaluates its client of the scenario and answers.
+class ScenarioNode:
+    """A node in one message: which client of the scenario it is.
 
     Parameters
     ----------
-    settings : NodeSettings
-        Its own.
+    settings : NodeConfig
+        How the node is set up.
     config : dict
         What the server says: scenario, method, seed and the round's instructions.
     """
 
-    settings: NodeSettings
+    settings: NodeConfig
     config: dict[str, Any]
 
-    def train(self, arrays: list[NDArray[Any]]) -> Any:
-        """Return the reply to a training message; a line about it goes into the node's journal."""
-        log_to_file(self.settings.state_dir / _LOG_FILE)
-        started, vitals = time.monotonic(), Vitals(self.settings.state_dir)
-        refusal = self.settings.refusal(power_supply())
-        if refusal:
-            raise FleetError(f"takes no part in this round: {refusal}")
-        again = self._has_drifted(self._method(self._scenario()))
-        client = self.client(measure_again=again)
-        packed, examples, metrics = client.fit(arrays, self._time_left(started))
-        metrics |= vitals.metrics()
-        metrics["message-seconds"] = time.monotonic() - started
-        if client.report is not None:
-            metrics["drift"] = client.report.drift
-        entry = {
-            key.replace("-", "_"): value
-            for key, value in metrics.items()
-            if isinstance(value, (int, float))
-        }
-        self._journal.append(
-            {
-                **entry,
-                "method": str(self.config.get("method", "")),
-                "measured_again": again,
-                "round": int(self.config.get("server-round", 0)),
-                "time": time.time(),
-            }
-        )
-        return train_reply(packed, examples, metrics)
-
-    @property
-    def _journal(self) -> Journal:
-        return Journal(self.settings.state_dir / JOURNAL)
-
-    def _time_left(self, started: float) -> dict[str, Any]:
-        """Return what the server says, with the time that loading took already out of its deadline."""
-        deadline = self.config.get(DEADLINE)
-        if deadline is None:
-            return self.config
-        return self.config | {
-            DEADLINE: max(deadline - (time.monotonic() - started), _LEAST_SECONDS)
-        }
-
-    def evaluate(self, arrays: list[NDArray[Any]]) -> Any:
-        """Return the reply to an evaluation message, or to the question what the device can do."""
-        log_to_file(self.settings.state_dir / _LOG_FILE)
-        return evaluate_reply(*self.client().evaluate(arrays, self.config))
+    def cared_for(self) -> CaredFor:
+        """Return what answers the message."""
+        return CaredFor(
+            self.settings, self.config,
+            lambda measure_again: self.client(measure_again=measure_again),
+            case=str(self.config.get("method", "")),
+        )  # fmt: skip
 
     def client(self, *, measure_again: bool = False) -> ElasticClient:
         """Return the client that this node is in the scenario.
@@ -134,7 +70,7 @@ class FleetNode:
         method, seed = self._method(scenario), int(self.config.get("seed", 0))
         model = scenario_model(scenario, settings.data_root, seed)
         measured_on = self._batches(scenario, seed)
-        self._execution(model, next(iter(measured_on))).apply(model)
+        use_fastest_execution(settings, model, classification_loss, next(iter(measured_on)))
         options = TrainerOptions(
             importance=method.importance,
             exploration=method.exploration,
@@ -173,7 +109,6 @@ class FleetNode:
 
             client = stream_client(settings, scenario.training, model, len(measured_on), common)
         if measure_again:
-            _LOG.info("steps take another time than was measured: measuring again")
             client.forget_profile()
         # Its costs are measured here if they are not known.
         known = client.capabilities()
@@ -184,35 +119,9 @@ class FleetNode:
             client.train_loader = self._batches(scenario, seed)
         return client
 
-    def _has_drifted(self, method: MethodSection) -> bool:
-        """Whether all rounds since the last measurement, at least three, ran slower or faster than it says."""
-        ratios: list[float] = []
-        for entry in reversed(read_journal(self._journal.path)):
-            if entry.get("method") != method.name or len(ratios) == _DRIFT_ROUNDS:
-                break
-            ratios.append(float(entry.get("drift") or 1.0))
-            if entry.get("measured_again"):
-                break
-        if len(ratios) < _DRIFT_ROUNDS:
-            return False
-        return all(each > _DRIFT for each in ratios) or all(each < 1 / _DRIFT for each in ratios)
-
     def _batches(self, scenario: Scenario, seed: int) -> Batches:
         settings, server_round = self.settings, int(self.config.get("server-round", 0))
         return client_batches(scenario, settings.data_root, seed, settings.partition, server_round)
-
-    def _execution(self, model: nn.Module, batch: Batch) -> Execution:
-        """Return threads and memory format: what the node says, or else what was fastest when first measured."""
-        settings, most = self.settings, processors().threads
-        if settings.threads:
-            return Execution(settings.threads)
-        key = profile_key(model, batch)
-        case = f"{key.model} {key.batch_shape} {most} {key.device} {key.torch_version}"
-        return load_or_measure_execution(
-            settings.state_dir / _EXECUTION_FILE,
-            case,
-            lambda: measure_execution(model, classification_loss, batch, most_threads=most),
-        )
 
     def _scenario(self) -> Scenario:
         scenario = Scenario.from_json(str(self.config.get("scenario", "")))

@@ -7,16 +7,16 @@ from typing import Any
 from torch import nn
 
 from fl_elastic.errors import FleetError
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.streaming.replay import ExperienceReplay
-from fl_elastic_simulations.fleet.settings import NodeSettings
 from fl_elastic_simulations.scenario.scenario import TrainingSection
 
 __all__ = ["stream_client"]
 
 
 def stream_client(
-    settings: NodeSettings, training: TrainingSection, model: nn.Module, steps: int, common: Any
+    settings: NodeConfig, training: TrainingSection, model: nn.Module, steps: int, common: Any
 ) -> StreamClient:
     """Return a client that trains on the samples of the learner that runs beside the node.
 
@@ -24,7 +24,7 @@ def stream_client(
 
     Parameters
     ----------
-    settings : NodeSettings
+    settings : NodeConfig
         With a folder of a stream.
     training : TrainingSection
         Of the scenario: batch size, epochs.

@@ -16,15 +16,15 @@ import torch
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.operations import Journal, read_journal
 from fl_elastic.training import FitReport
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.server import LoggedProgress, Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.app import client_app
-from fl_elastic_simulations.fleet.node import FleetNode
+from fl_elastic_simulations.fleet.node import ScenarioNode
 from fl_elastic_simulations.fleet.server import FleetRun
-from fl_elastic_simulations.fleet.settings import NodeSettings
 from fl_elastic_simulations.scenario import Scenario
 
 NODES = 3
@@ -227,13 +227,13 @@ def test_a_node_keeps_to_its_own_deadline(tmp_path: Path) -> None:
 
 
 def test_node_settings_are_read_and_checked() -> None:
-    settings = NodeSettings.of(
+    settings = NodeConfig.of(
         {"state-dir": "/s", "partition-id": 2, "threads": 3, "speedup": 2, "node-name": "pi2"}
     )
-    assert settings == NodeSettings(2, Path("/s"), None, "pi2", 3, 2.0, None)
+    assert settings == NodeConfig(2, Path("/s"), None, "pi2", 3, 2.0, None)
     for wrong in ({"threads": -1}, {"speedup": 0.5}, {"deadline": float("nan")}, {"threads": True}):
         with pytest.raises(FleetError, match="is not a number of at least"):
-            NodeSettings.of({"state-dir": "/s"} | wrong)
+            NodeConfig.of({"state-dir": "/s"} | wrong)
 
 
 def test_costs_are_measured_again_once_when_the_device_has_drifted(
@@ -270,9 +270,9 @@ def test_costs_are_measured_again_once_when_the_device_has_drifted(
 def test_a_device_on_its_battery_takes_no_part_if_it_is_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fl_elastic_simulations.fleet.node as node
+    import fl_elastic.flower.node_app as node_app
 
-    monkeypatch.setattr(node, "power_supply", lambda: PowerSupply(on_mains=False, battery=0.25))
+    monkeypatch.setattr(node_app, "power_supply", lambda: PowerSupply(on_mains=False, battery=0.25))
     wishes: list[dict[str, Any]] = [{}, {"mains-only": True}, {"least-battery": 0.3}]
     run_of(tmp_path, scenario_of(1), method="full").run(grid_of(tmp_path, wishes.__getitem__))
     line = journal(tmp_path)[-1]
@@ -286,23 +286,23 @@ def test_what_loading_took_is_no_longer_there_to_train(
 ) -> None:
     scenario = scenario_of(1)
     config = {"scenario": scenario.to_json(), "method": "full", "fl_elastic.deadline": 10.0}
-    settings = NodeSettings(0, tmp_path / "state", threads=1)
-    node = FleetNode(settings, config)
+    settings = NodeConfig(0, tmp_path / "state", threads=1)
+    node = ScenarioNode(settings, config)
     given = []
 
     def fit(self: ElasticClient, arrays: Any, told: dict[str, Any]) -> Any:
         given.append(told["fl_elastic.deadline"])
         return [], 0, {}
 
-    original = FleetNode.client
+    original = ScenarioNode.client
 
-    def slow(self: FleetNode, **options: bool) -> ElasticClient:
+    def slow(self: ScenarioNode, **options: bool) -> ElasticClient:
         time.sleep(0.3)
         return original(self, **options)
 
     monkeypatch.setattr(ElasticClient, "fit", fit)
-    monkeypatch.setattr(FleetNode, "client", slow)
-    node.train([])
+    monkeypatch.setattr(ScenarioNode, "client", slow)
+    node.cared_for().train([])
     assert 5 < given[0] <= 9.7
 
 

@@ -15,6 +15,7 @@ from real_processes import binary, environment, wait_until
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.wire import PACKED
 from fl_elastic.named_models import build_model
@@ -25,9 +26,8 @@ from fl_elastic.update import Manifest, encode_weights, weights_of
 from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.fleet.app import client_app
-from fl_elastic_simulations.fleet.node import FleetNode
+from fl_elastic_simulations.fleet.node import ScenarioNode
 from fl_elastic_simulations.fleet.server import FleetRun
-from fl_elastic_simulations.fleet.settings import NodeSettings
 from fl_elastic_simulations.scenario import Scenario
 
 NODES = 3
@@ -92,19 +92,19 @@ def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> Non
 def test_where_the_stream_is_says_the_node_alone(tmp_path: Path) -> None:
     told = {"stream-state-dir": "/elsewhere", "joining": "replace", "stream_dir": "/elsewhere"}
     config = {"scenario": scenario(1).to_json(), "method": "full", "seed": 0, **told}
-    node = FleetNode(NodeSettings(0, tmp_path / "state", threads=1), config)
+    node = ScenarioNode(NodeConfig(0, tmp_path / "state", threads=1), config)
     assert not isinstance(node.client(), StreamClient)
-    own = NodeSettings.of({"state-dir": "/s", "stream-state-dir": "/t", "joining": "replace"})
+    own = NodeConfig.of({"state-dir": "/s", "stream-state-dir": "/t", "joining": "replace"})
     assert own.stream_dir == Path("/t") and own.joining == "replace"
-    plain = NodeSettings.of({"state-dir": "/s"})
+    plain = NodeConfig.of({"state-dir": "/s"})
     assert plain.stream_dir is None and plain.joining == "measured"
 
 
 def test_a_node_without_a_learner_is_named(tmp_path: Path) -> None:
-    settings = NodeSettings(0, tmp_path / "state", threads=1, stream_dir=tmp_path / "none")
+    settings = NodeConfig(0, tmp_path / "state", threads=1, stream_dir=tmp_path / "none")
     config = {"scenario": scenario(1).to_json(), "method": "full", "seed": 0}
     with pytest.raises(StreamError, match="nothing was learned"):
-        FleetNode(settings, config).client()
+        ScenarioNode(settings, config).client()
 
 
 @pytest.mark.deploy

@@ -11,17 +11,17 @@ from typing import Any
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError
 
-__all__ = ["NodeSettings"]
+__all__ = ["NodeConfig"]
 
 
 @dataclass(frozen=True)
-class NodeSettings:
+class NodeConfig:
     """What a node knows about itself: none of it comes from the server.
 
     Parameters
     ----------
     partition : int
-        Which part of the scenario's data is its own.
+        Which part of the data is its own, where data are split by number.
     state_dir : Path
         What lasts.
     data_root : str, optional
@@ -31,13 +31,13 @@ class NodeSettings:
     threads : int
         Of torch; 0 for the fastest number by measurement.
     speedup, deadline : float, optional
-        Its budget, instead of the scenario's; with both, the earlier limit holds.
+        Its own budget for a round; with both, the earlier limit holds.
     least_battery : float
         Charge, from 0 to 1, below which it takes no part in a round; 0 for never.
     mains_only : bool
         Whether it takes part only on mains power. Where the platform does not tell, it does.
     stream_dir : Path, optional
-        State folder of a learner of a stream on this device, whose samples take the place of the scenario's data.
+        State folder of a learner of a stream on this device, whose samples take the place of other data.
     joining : str
         Registered rule by which the global model is joined with that learner's.
     """
@@ -55,7 +55,7 @@ class NodeSettings:
     joining: str = "measured"
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> NodeSettings:
+    def of(cls, node_config: Mapping[str, Any]) -> NodeConfig:
         """Read Flower's node config.
 
         Raises
@@ -83,7 +83,7 @@ class NodeSettings:
     def refusal(self, supply: PowerSupply) -> str:
         """Return why the node takes no part with this power supply; empty if it does.
 
-        >>> settings = NodeSettings(0, Path("state"), least_battery=0.3)
+        >>> settings = NodeConfig(0, Path("state"), least_battery=0.3)
         >>> settings.refusal(PowerSupply(on_mains=False, battery=0.2))
         'the battery is at 20 %, its least is 30 %'
         >>> settings.refusal(PowerSupply(on_mains=True, battery=0.2))
