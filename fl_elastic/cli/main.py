@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Annotated
 
@@ -59,14 +59,16 @@ def _add_installed() -> None:
         else:
             app.command(name)(command)
     for name in sorted(set(LABORATORY) - set(found)):
-        app.command(name, help=LABORATORY[name], context_settings={"ignore_unknown_options": True})(
-            partial(_not_installed, name)
-        )
+        options = {"ignore_unknown_options": True}
+        app.command(name, help=LABORATORY[name], context_settings=options)(_not_installed(name))
 
 
-def _not_installed(name: str, rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    del rest
-    raise LaboratoryMissing(f"fl-elastic {name}")
+def _not_installed(name: str) -> Callable[..., None]:
+    def refuse(rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        del rest
+        raise LaboratoryMissing(f"fl-elastic {name}")
+
+    return refuse
 
 
 app.command()(plan)

@@ -159,7 +159,7 @@ def _digits(_: Path) -> Dataset:
     if found is None or found.origin is None:
         raise DatasetError(
             "digits: scikit-learn, which brings the images, is not installed: "
-            "install fl-elastic[simulation]"
+            "pip install scikit-learn"
         )
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:

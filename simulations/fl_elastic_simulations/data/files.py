@@ -130,8 +130,7 @@ def torchvision_split(kind: str, root: Path, train: bool) -> Split:
         from torchvision import datasets
     except ImportError:
         raise DatasetError(
-            f"{kind}: torchvision, which fetches it, is not installed: "
-            "install fl-elastic[simulation]"
+            f"{kind}: torchvision, which fetches it, is not installed: pip install torchvision"
         ) from None
     try:
         # Any failure of the network, of the disk or of the archive's checksum ends up here.

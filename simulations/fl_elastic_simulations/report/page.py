@@ -75,7 +75,7 @@ def _plotly_script() -> str:
     try:
         source = importlib.import_module("plotly.offline").get_plotlyjs()
     except ImportError:
-        raise ElasticError("the report needs plotly; install fl-elastic[simulation]") from None
+        raise ElasticError("the report needs plotly; pip install plotly") from None
     return str(source)
 
 

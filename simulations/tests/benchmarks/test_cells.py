@@ -54,7 +54,9 @@ def test_cells_end_with_a_killed_parent(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         f"    dict(finished_cells(cell, {{'long': ({str(tmp_path)!r}, 1, 600.0)}}, 1))\n"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+    )
     parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": path})
     try:
         end = time.monotonic() + 60

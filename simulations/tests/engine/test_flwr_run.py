@@ -1,4 +1,4 @@
-"""``flwr run .`` in a copy of the repository, as a user of Flower's own command starts it."""
+"""``flwr run simulations`` in a copy of the repository, as a user of Flower's own command starts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from real_processes import (
 
 pytestmark = pytest.mark.deploy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 Run = Callable[[dict[str, str]], str]
 
@@ -45,7 +45,7 @@ def copied(target: Path) -> Path:
 def flwr_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Submits the app with a run config, waits, and returns the status of the run."""
     place = tmp_path_factory.mktemp("flwr")
-    app = copied(place / "fl-elastic")
+    app = copied(place / "fl-elastic") / "simulations"
     # Clients import from where the daemon was started, so it starts in a folder without code.
     neutral = place / "neutral"
     neutral.mkdir()

@@ -274,7 +274,7 @@ def test_without_plotly_the_remedy_is_named(
     with pytest.raises(ElasticError) as caught:
         write_page({"methods": {"full": {}}}, tmp_path / "report.html")
     assert type(caught.value) is ElasticError
-    assert str(caught.value) == "the report needs plotly; install fl-elastic[simulation]"
+    assert str(caught.value) == "the report needs plotly; pip install plotly"
     assert os.listdir(tmp_path) == []
 
 

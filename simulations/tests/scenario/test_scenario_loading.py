@@ -19,7 +19,7 @@ from fl_elastic_simulations.scenario.sections import (
     TrainingSection,
 )
 
-SCENARIOS = Path(__file__).resolve().parents[2] / "simulations" / "scenarios"
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
 SMALLEST = """
 [data]
