@@ -24,6 +24,7 @@ FLOW = [
     ["profiling"],
     ["importance"],
     ["planning"],
+    ["policies"],
     ["update"],
     ["training"],
     ["aggregation"],
@@ -36,8 +37,8 @@ FLOW = [
     ["cli"],
 ]
 LABORATORY_FLOW = [
-    ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"], ["fleet"], ["benchmarks"],
-    ["cli"], ["app"],
+    ["conventions"], ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
+    ["fleet"], ["benchmarks"], ["cli"], ["app"],
 ]  # fmt: skip
 PLACE = {
     (building, name): place

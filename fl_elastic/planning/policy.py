@@ -278,7 +278,27 @@ class Policy(ABC):
         """
 
 
-_REGISTRY: Registry[type[Policy]] = Registry("policy")
+_OWN = {
+    "bias": "plain",
+    "elastic": "elastic",
+    "full": "plain",
+    "gradient_filter": "gradient_filter",
+    "head": "plain",
+    "joint": "joint",
+    "last_k": "plain",
+    "random": "random",
+    "sparse_update": "sparse_update.policy",
+    "tinytrain": "tinytrain",
+    "tinytrain_in": "tinytrain",
+    "tinytrain_knapsack": "tinytrain",
+    "tinytrain_no_depthwise": "tinytrain",
+    "tinytrain_random": "tinytrain",
+}
+_REGISTRY: Registry[type[Policy]] = Registry(
+    "policy",
+    "fl_elastic.policies",
+    {name: f"fl_elastic.policies.{module}" for name, module in _OWN.items()},
+)
 register_policy: Callable[[str], Callable[[type[Policy]], type[Policy]]] = _REGISTRY.register
 
 

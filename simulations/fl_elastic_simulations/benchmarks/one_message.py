@@ -23,14 +23,14 @@ _KIB = 1024
 def main(arguments: list[str]) -> None:
     """Import what a node's process imports, train MobileNetV2 on one message, print what it took."""
     state, how = Path(arguments[0]), arguments[1]
-    from fl_elastic.flower import fleet_app  # noqa: F401
+    from fl_elastic_simulations.fleet import app  # noqa: F401
 
     if how == "before":
         # What torch's optimizers and scikit-learn's digits used to bring.
         import sklearn.datasets  # noqa: F401
         import torch._dynamo  # noqa: F401
     from fl_elastic.training.lean_start import without_compiler
-    from fl_elastic_simulations.fleet.node import FleetNode  # noqa: F401
+    from fl_elastic_simulations.fleet.node import ScenarioNode  # noqa: F401
 
     without_compiler()
     loaded = _resident()

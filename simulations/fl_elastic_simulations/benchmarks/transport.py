@@ -34,7 +34,7 @@ results = ""
 """
 
 _APP = """
-from fl_elastic.flower import transport_app
+from fl_elastic_simulations.engine import transport_app
 
 # Flower looks for the names in the text of this file.
 server_app = transport_app.server_app

@@ -17,25 +17,26 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import BackwardGraph, Mode
 from fl_elastic.ops.lean_forward import LeanKind
-from fl_elastic.planning import (
+from fl_elastic.planning import PlanRequest, make_policy
+from fl_elastic.policies.sparse_update import (
     PUBLISHED_MODELS,
-    Contributions,
-    PlanRequest,
     PublishedModel,
     Scheme,
-    SchemeCosts,
     SparseUpdatePolicy,
-    fit_contributions,
-    make_policy,
-    scheme_costs,
-    search_scheme,
 )
-from fl_elastic.planning.scheme_search import scheme_layers
-from fl_elastic.planning.sparse_update import published_model, scheme_modes
+from fl_elastic.policies.sparse_update.policy import published_model, scheme_modes
 from fl_elastic.profiling import CostProfile, ProfileKey
 from fl_elastic.profiling.conventions import legacy_costs
 from fl_elastic.profiling.layer_shapes import layer_shapes
 from fl_elastic.testing import made_up_profile
+from fl_elastic_simulations.conventions.scheme_search import (
+    Contributions,
+    SchemeCosts,
+    fit_contributions,
+    scheme_costs,
+    scheme_layers,
+    search_scheme,
+)
 
 
 def _lean_kind(node: str) -> LeanKind:

@@ -9,12 +9,12 @@ import numpy as np
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Block, Mode
-from fl_elastic.planning.elastic import ElasticPolicy, dearer_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
 from fl_elastic.planning.recompute import candidate_blocks
+from fl_elastic.policies.elastic import ElasticPolicy, dearer_steps
 from fl_elastic.profiling import STANDARD_MODES, in_flight, recompute_seconds, step_memory
 
 __all__ = ["JointPolicy"]

@@ -17,9 +17,10 @@ from fl_elastic.groups import BackwardGraph, GroupKind, Mode, untouched
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.ops.lean_forward import LeanKind
-from fl_elastic.planning import PUBLISHED_MODELS, Plan, PlanRequest, make_policy
+from fl_elastic.planning import Plan, PlanRequest, make_policy
 from fl_elastic.planning.channel_modes import channel_modes
-from fl_elastic.planning.tinytrain import TinyTrainPolicy, layer_worth
+from fl_elastic.policies.sparse_update import PUBLISHED_MODELS
+from fl_elastic.policies.tinytrain import TinyTrainPolicy, layer_worth
 from fl_elastic.profiling import CostProfile, ModeCosts, ProfileKey
 from fl_elastic.profiling.macs import backward_macs, group_macs
 from fl_elastic.testing import made_up_profile

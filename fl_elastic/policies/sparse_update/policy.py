@@ -22,7 +22,11 @@ from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
-from fl_elastic.planning.published_schemes import PUBLISHED_MODELS, PublishedModel, Scheme
+from fl_elastic.policies.sparse_update.published_schemes import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    Scheme,
+)
 from fl_elastic.profiling import CostProfile, ModeCosts
 from fl_elastic.profiling.layer_shapes import LayerShape
 
