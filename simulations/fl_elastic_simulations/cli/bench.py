@@ -47,6 +47,23 @@ def budget(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False
     _show(results, as_json)
 
 
+@bench.command()
+def house(
+    checkout: Annotated[Path, typer.Option(help="Folder of the checkout to look at.")] = Path(),
+    name: Annotated[str, typer.Option(help="Name of the row.")] = "now",
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Count what the library and the laboratory are, what a device loads, and what acts run through."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.house import bench_house
+
+    results = Results(output or _FOLDER / "house.json", fresh=False)
+    with Console(stderr=True).status("counting"):
+        bench_house(results, checkout.resolve(), name)
+    _show(results, as_json)
+
+
 @bench.command("first-fits")
 def first_fits(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
     """Charge first and second fits with everything they do, on eight models of unlike kinds."""

@@ -19,10 +19,10 @@ from fl_elastic.profiling import CostProfile, clock_for, estimate_profile
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.workload import (
     client_batches,
     first_batch,
-    method_model,
     optimizer_fn,
     scenario_model,
 )

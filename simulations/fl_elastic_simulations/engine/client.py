@@ -33,11 +33,11 @@ from fl_elastic.update import make_codec
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
+from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.workload import (
     client_batches,
     measure_profile,
-    method_model,
     optimizer_fn,
     scenario_model,
     test_batches,

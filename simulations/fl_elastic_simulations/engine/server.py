@@ -29,9 +29,10 @@ from fl_elastic_simulations.engine.cell import Cell, ClientRound
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
-from fl_elastic_simulations.engine.workload import measure_profile, method_model, test_batches
+from fl_elastic_simulations.engine.workload import measure_profile, test_batches
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
 __all__ = ["LoggedProgress", "Progress", "Simulation", "run_cell", "run_cells"]

@@ -20,15 +20,16 @@ from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
 from fl_elastic_simulations.data.partition import partition_indices
+
+# Registers models also where this package was not installed but sent.
+from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.models.pretrained import load_pretrained
-from fl_elastic_simulations.peers import make_peer
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 
 __all__ = [
     "client_batches",
     "first_batch",
     "measure_profile",
-    "method_model",
     "optimizer_fn",
     "scenario_dataset",
     "scenario_model",
@@ -122,18 +123,6 @@ def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.M
     if scenario.model.weights is not None:
         load_pretrained(model, data_root_folder(data_root) / scenario.model.weights)
     return model
-
-
-def method_model(
-    scenario: Scenario, method: MethodSection, data_root: str | None, seed: int
-) -> nn.Module:
-    """Return the model of a method: some peers add early exits to the scenario's."""
-    model = scenario_model(scenario, data_root, seed)
-    if method.peer is None:
-        return model
-    return make_peer(method.peer).prepare(
-        model, classification_loss, first_batch(scenario, data_root)
-    )
 
 
 def first_batch(scenario: Scenario, data_root: str | None) -> Batch:
