@@ -13,6 +13,7 @@ from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METH
 from fl_elastic_simulations.benchmarks.federation_page import federation_table, filled
 from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
+from fl_elastic_simulations.benchmarks.house import house_markdown
 from fl_elastic_simulations.benchmarks.liars import LIES
 from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
 from fl_elastic_simulations.benchmarks.online import (
@@ -61,6 +62,11 @@ def test_tables_show_the_committed_results(scenario: str, document: str) -> None
             f"| {method['uplink_bytes'] / full['uplink_bytes']:.2f} |"
         )
         assert row in text
+
+
+def test_the_table_of_the_buildings_is_the_committed_one() -> None:
+    rows = json.loads((RESULTS / "house.json").read_text())["rows"]
+    assert f"<!-- house -->\n{house_markdown(rows)}\n<!-- /house -->" in MEASURED
 
 
 def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:

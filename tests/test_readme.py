@@ -84,6 +84,12 @@ def test_engine_example_trains_within_its_memory() -> None:
     assert report.forward is not None
 
 
+def test_an_app_of_ones_own_gets_the_care_of_a_node() -> None:
+    names: dict[str, Any] = {"client_fn": lambda context: None}
+    exec(BLOCKS[4], names)
+    assert isinstance(names["client_app"], ClientApp)
+
+
 def test_flower_example_is_about_twenty_lines() -> None:
     code = [line for line in BLOCKS[0].splitlines() if line.strip()]
     assert len(code) <= 24

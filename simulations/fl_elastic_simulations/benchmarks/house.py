@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
 from fl_elastic_simulations.benchmarks.results import Results
 
-__all__ = ["bench_house", "look_at"]
+__all__ = ["bench_house", "house_markdown", "look_at"]
 
 _LOAD = """
 import json, sys, time
@@ -43,6 +43,42 @@ def bench_house(results: Results, checkout: Path, name: str) -> None:
         If it holds no library, or something of it cannot be loaded.
     """
     results.add(name, look_at(checkout))
+
+
+_LINES = {
+    "files of the library": "{library_files}",
+    "lines of the library": "{library_lines:,}",
+    "its modules with one importer": "{library_one_importer}",
+    "names that its packages export": "{library_public_names}",
+    "files of the laboratory": "{laboratory_files}",
+    "lines of the laboratory": "{laboratory_lines:,}",
+    "modules of ours that a client loads": "{client_modules}",
+    "CPU seconds, memory of that": "{client_cpu_seconds:.2f} s, {client_resident_megabytes:.0f} MB",
+    "modules of ours for a message of a scenario's node": "{message_modules}",
+    "CPU seconds, memory of that one": "{message_cpu_seconds:.2f} s, {message_resident_megabytes:.0f} MB",
+    "modules of ours for a message of anybody's app": "{own_app_modules}",
+    "files that a plan runs through": "{plan_files}",
+    "files that a fit runs through": "{fit_files}",
+    "files that a round runs through, client and server": "{round_files}",
+    "wheel of the library": "{wheel_kilobytes:.0f} kB",
+}
+
+
+def house_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of all rows, a column each."""
+    lines = [f"| | {' | '.join(rows)} |", "| --- |" + " --- |" * len(rows)]
+    for title, form in _LINES.items():
+        cells = [
+            form.format(
+                **row,
+                client_resident_megabytes=row["client_resident_bytes"] / 1e6,
+                message_resident_megabytes=row["message_resident_bytes"] / 1e6,
+                wheel_kilobytes=row["wheel_bytes"] / 1e3,
+            )
+            for row in rows.values()
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def look_at(checkout: Path) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def house(
 ) -> None:
     """Count what the library and the laboratory are, what a device loads, and what acts run through."""
     from fl_elastic_simulations.benchmarks import Results
-    from fl_elastic_simulations.benchmarks.house import bench_house
+    from fl_elastic_simulations.benchmarks.house import bench_house, house_markdown
 
     results = Results(output or _FOLDER / "house.json", fresh=False)
     with Console(stderr=True).status("counting"):
         bench_house(results, checkout.resolve(), name)
-    _show(results, as_json)
+    typer.echo(json.dumps(results.rows) if as_json else house_markdown(results.rows))
 
 
 @bench.command("first-fits")
