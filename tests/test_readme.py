@@ -84,9 +84,21 @@ def test_engine_example_trains_within_its_memory() -> None:
     assert report.forward is not None
 
 
+def test_a_loop_of_ones_own_trains_by_a_plan() -> None:
+    names: dict[str, Any] = {
+        "model": _net(),
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "batches": _batches(),
+    }
+    exec(BLOCKS[4], names)
+    assert set(names["update"].deltas) == set(names["plan"].trained_parameters)
+    assert names["update"].num_examples == 12
+
+
 def test_an_app_of_ones_own_gets_the_care_of_a_node() -> None:
     names: dict[str, Any] = {"client_fn": lambda context: None}
-    exec(BLOCKS[4], names)
+    exec(BLOCKS[5], names)
     assert isinstance(names["client_app"], ClientApp)
 
 

@@ -202,6 +202,7 @@ class PlanRequest:
             predicted_step_bytes=memory,
             lean=self.lean,
             recomputed=tuple(block.module for block in recomputed),
+            layers=profile.graph.group_layers,
         )
 
     def _allowed_besides_sending(self, policy: str, sent: float) -> float:

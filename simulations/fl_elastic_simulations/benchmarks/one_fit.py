@@ -21,7 +21,7 @@ from fl_elastic.groups import Batch, compute_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.realise import realised
+from fl_elastic.training.apply_plan import realised
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.steps import kept_bytes, sgd
 from fl_elastic_simulations.benchmarks.unlike_models import UNLIKE_MODELS
@@ -97,7 +97,7 @@ def _saved(trainer: ElasticTrainer, plan: Plan, batch: Batch) -> dict[str, Any]:
     assert trainer.profile is not None
     model, graph = trainer.model, trainer.profile.graph
     trainer.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
-    with realised(plan, model, graph):
+    with realised(plan, model):
         counted = kept_bytes(lambda: compute_loss(model, functional.cross_entropy, batch), model)
     blocks = [block for block in graph.blocks if block.module in plan.recomputed]
     memory = step_memory(trainer.profile, plan.modes, lean=plan.lean, recomputed=blocks)

@@ -21,8 +21,8 @@ from torch import nn
 from fl_elastic.groups import Batch, compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
+from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.realise import realised
 from fl_elastic_simulations.benchmarks.peak import Job, Peak
 from fl_elastic_simulations.benchmarks.steps import sgd
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 def _steps(model: nn.Module, job: Job, batch: Batch, count: int) -> None:
     optimizer = sgd([p for p in model.parameters() if p.requires_grad])
-    with realised(job.plan, model, job.graph):
+    with realised(job.plan, model):
         guard = ChannelGuard(job.plan, model)
         for _ in range(count):
             optimizer.zero_grad(set_to_none=True)

@@ -15,8 +15,8 @@ from fl_elastic.groups import BackwardGraph, Batch, Mode, compute_loss, untouche
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import clock_for
+from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.realise import realised
 
 __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
@@ -59,11 +59,11 @@ def vanilla(plan: Plan) -> Plan:
 def saved_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph, batch: Batch) -> SavedBytes:
     """Return what one step of ``plan`` keeps; the model is left as it was."""
     with untouched(model):
-        with realised(plan, model, graph):
+        with realised(plan, model):
             stored = kept_bytes(lambda: compute_loss(model, classification_loss, batch), model)
         if not plan.recomputed:
             return SavedBytes(stored)
-        with realised(replace(plan, recomputed=()), model, graph):
+        with realised(replace(plan, recomputed=()), model):
             blocks = [model.get_submodule(name) for name in plan.recomputed]
             with _inputs_of(blocks) as inputs:
                 compute_loss(model, classification_loss, batch)
@@ -88,7 +88,7 @@ def interleaved_seconds(
         optimizer = sgd([p for p in model.parameters() if p.requires_grad])
         for repeat in range(repeats + 1):
             for place, plan in enumerate(plans):
-                with realised(plan, model, graph):
+                with realised(plan, model):
                     guard = ChannelGuard(plan, model)
                     started = timer()
                     optimizer.zero_grad(set_to_none=True)

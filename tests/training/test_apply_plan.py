@@ -19,7 +19,7 @@ from fl_elastic.groups import BackwardGraph, Mode, compute_loss, trace_step, unt
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, profile_model, step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.realise import realised
+from fl_elastic.training.apply_plan import realised
 
 
 class Block(nn.Module):
@@ -54,13 +54,14 @@ def graph_of(model: nn.Module) -> BackwardGraph:
 
 def plan_of(graph: BackwardGraph, modes: dict[str, Mode], **extra: Any) -> Plan:
     chosen = tuple(modes.get(group.name, Mode.FROZEN) for group in graph.groups)
-    return Plan("test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, **extra)
+    layers = graph.group_layers
+    return Plan("test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, layers=layers, **extra)
 
 
 def gradients(model: nn.Module, plan: Plan, graph: BackwardGraph) -> dict[str, Tensor]:
     inputs, targets = images()[0]
     model.zero_grad(set_to_none=True)
-    with realised(plan, model, graph):
+    with realised(plan, model):
         loss_fn(model(inputs), targets).backward()
         return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -76,7 +77,7 @@ def kept_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph) -> int:
         return tensor
 
     inputs, targets = images()[0]
-    with realised(plan, model, graph), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with realised(plan, model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         loss = loss_fn(model(inputs), targets)
         del inputs
         assert loss.requires_grad
@@ -127,7 +128,7 @@ def test_channel_gradients_are_the_mask_times_the_dense_ones(group: str, axis: A
         plan_of(graph, {"10": Mode.FULL, group: Mode.FULL}),
         plan_of(graph, modes, channels={group: channels}),
     ):
-        with realised(plan, model, graph):
+        with realised(plan, model):
             model.zero_grad(set_to_none=True)
             loss_fn(model(inputs.double()), targets).backward()
             found[len(found)] = model.get_parameter(f"{group}.weight").grad.clone()  # type: ignore[union-attr]
@@ -227,7 +228,7 @@ def peaks(model: nn.Module, plan: Plan, graph: BackwardGraph, folder: Path) -> t
 
     with untouched(model), torch.no_grad():
         inference = peak_bytes(lambda: model.eval()(inputs), folder)
-    with untouched(model), realised(plan, model, graph):
+    with untouched(model), realised(plan, model):
         return inference, peak_bytes(step, folder)
 
 

@@ -11,33 +11,98 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import Mode
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
+from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.freeze import frozen_outside
 
-__all__ = ["realised"]
+__all__ = ["apply_plan", "realised"]
 
 
 @contextmanager
-def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[None]:
-    """Train exactly as ``plan`` says inside the block; afterwards the model is as before.
+def apply_plan(
+    model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None
+) -> Iterator[None]:
+    """Train exactly as ``plan`` says inside the block, by whatever loop; afterwards the model is as before.
+
+    What the plan does not train has no gradient inside. What it changed, says `fl_elastic.training.changed`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The one that the plan was made for.
+    plan : Plan
+        For example of `fl_elastic.training.plan_for`.
+    optimizer : torch.optim.Optimizer, optional
+        Whose steps train. Of a layer that is trained by channels the others are put back after each of its steps,
+        as momentum and weight decay would move them; without it, on leaving the block.
+
+    Raises
+    ------
+    PlanError
+        If the plan is of another model, or trains by channels that are not chosen.
+
+    Examples
+    --------
+    >>> from fl_elastic.budget import Budget
+    >>> from fl_elastic.training import plan_for
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> batches = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> plan = plan_for(model, nn.functional.cross_entropy, batches, budget=Budget(), policy="head")
+    >>> with apply_plan(model, plan, optimizer):
+    ...     for inputs, targets in batches:
+    ...         optimizer.zero_grad()
+    ...         nn.functional.cross_entropy(model(inputs), targets).backward()
+    ...         optimizer.step()
+    >>> plan.trained_parameters
+    ('2.weight', '2.bias')
+    """
+    _check(model, plan)
+    guard = ChannelGuard(plan, model)
+    with ExitStack() as stack:
+        stack.callback(guard.put_back)
+        stack.enter_context(realised(plan, model))
+        if optimizer is not None:
+            hook = optimizer.register_step_post_hook(lambda *_: guard.put_back())
+            stack.callback(hook.remove)
+        yield
+
+
+def _check(model: nn.Module, plan: Plan) -> None:
+    known = dict(model.named_parameters())
+    for name in plan.trained_parameters:
+        if name not in known:
+            raise PlanError(
+                f"the plan trains {name!r}, which this model does not have: make a plan for this model"
+            )
+    for group, mode in zip(plan.groups, plan.modes, strict=True):
+        if mode.kind == "channels" and group.name not in plan.channels:
+            raise PlanError(
+                f"the plan trains channels of {group.name!r} that were not chosen: make it with plan_for"
+            )
+
+
+@contextmanager
+def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
+    """Do what `apply_plan` does, but leave the channels that are not trained to the caller's `ChannelGuard`.
 
     Parameters outside of the plan are frozen. Layers that are trained by channels or with filtered gradients, and
-    all layers of a lean plan, run by `fl_elastic.ops` where it applies and as ever elsewhere. Of a layer trained
-    by channels, the other channels are put back after each step with `channels_kept`.
+    all layers of a lean plan, run by `fl_elastic.ops` where it applies and as ever elsewhere.
     """
     with ExitStack() as stack:
         stack.enter_context(frozen_outside(plan, model))
-        modes = _modes_by_module(plan, graph)
+        modes = _modes_by_module(plan)
         if modes or plan.lean:
             joins = any(mode.filters_input for mode in modes.values())
             stack.enter_context(
                 lean(
                     model,
                     modes,
-                    _channels_by_module(plan, graph),
+                    _channels_by_module(plan),
                     joins=joins,
                     only_named=not plan.lean,
                 )
@@ -47,22 +112,22 @@ def realised(plan: Plan, model: nn.Module, graph: BackwardGraph) -> Iterator[Non
         yield
 
 
-def _modes_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, Mode]:
+def _modes_by_module(plan: Plan) -> dict[str, Mode]:
     """Return the modes that torch's own layers do not offer, by the module that owns the group."""
     found = {}
-    for owners, mode in zip(graph.group_nodes(), plan.modes, strict=True):
-        once = len(owners) == 1 and mode.kind in ("channels", "filtered")
+    for layers, mode in zip(plan.layers, plan.modes, strict=bool(plan.layers)):
+        once = len(layers) == 1 and mode.kind in ("channels", "filtered")
         # A bias alone needs no input, however often its layer runs.
-        for index in owners if once or (plan.lean and mode.kind == "bias") else ():
-            if graph.nodes[index].module:
-                found[graph.nodes[index].module] = mode
+        for layer in layers if once or (plan.lean and mode.kind == "bias") else ():
+            if layer:
+                found[layer] = mode
     return found
 
 
-def _channels_by_module(plan: Plan, graph: BackwardGraph) -> dict[str, tuple[int, ...]]:
+def _channels_by_module(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {
-        graph.nodes[owners[0]].module: plan.channels[group.name]
-        for owners, group in zip(graph.group_nodes(), plan.groups, strict=True)
+        layers[0]: plan.channels[group.name]
+        for layers, group in zip(plan.layers, plan.groups, strict=bool(plan.layers))
         if group.name in plan.channels
     }
 
