@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+_TEST = re.compile(r"((?:simulations/)?tests/[\w/]+\.py)(?:::(\w+))?")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Folder with the real datasets; tests that need it are skipped where it is absent."""
-    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     root = Path(os.environ.get("FL_ELASTIC_DATA_ROOT") or beside)
     if not root.is_dir():
         pytest.skip(f"no real data: {root} is not a folder; set FL_ELASTIC_DATA_ROOT")
