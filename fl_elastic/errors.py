@@ -12,6 +12,7 @@ __all__ = [
     "DatasetError",
     "ElasticError",
     "FleetError",
+    "LaboratoryMissing",
     "ModelError",
     "PlanError",
     "ProfileError",
@@ -27,6 +28,15 @@ __all__ = [
 
 class ElasticError(Exception):
     """Root of every error that fl_elastic raises on purpose."""
+
+
+class LaboratoryMissing(ElasticError, RuntimeError):
+    """Something was asked for that fl-elastic-simulations brings, which is not installed."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(
+            f"{wanted} is part of the laboratory: install it with pip install fl-elastic-simulations"
+        )
 
 
 class BudgetError(ElasticError, ValueError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoints, entry_points
 from typing import Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
@@ -33,6 +35,11 @@ class Registry(Generic[T]):
     ----------
     kind : str
         What is registered, in the words of an error message ("policy").
+    group : str, optional
+        Entry points of installed packages that hold more of them. The value of each is the module that registers
+        its name, which is imported when the name is asked for and not before.
+    modules : mapping of str to str, optional
+        Modules of this package that register a name, imported in the same way.
 
     Examples
     --------
@@ -46,8 +53,12 @@ class Registry(Generic[T]):
     fl_elastic.errors.RegistryError: unknown codec 'plane' (did you mean 'plain'?): known are plain
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, group: str | None = None, modules: Mapping[str, str] | None = None
+    ) -> None:
         self.kind = kind
+        self._group = group
+        self._modules = dict(modules or {})
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -66,6 +77,9 @@ class Registry(Generic[T]):
             raise RegistryError(f"{self.kind} name {name!r} is already registered; choose another")
 
         def add(entry: T) -> T:
+            own = self._modules.get(name)
+            if own is not None and own != getattr(entry, "__module__", None):
+                raise RegistryError(f"{self.kind} name {name!r} is {own}'s; choose another")
             self._entries[name] = entry
             return entry
 
@@ -73,6 +87,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the plug-in registered under ``name``; RegistryError lists the known names."""
+        if name not in self._entries:
+            self._load(name)
         try:
             return self._entries[name]
         except KeyError:
@@ -84,10 +100,20 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
-        return sorted(self._entries)
+        return sorted({*self._entries, *self._modules, *self._plugins().names})
+
+    def _load(self, name: str) -> None:
+        """Import the module that registers a name, where one is known."""
+        if name in self._modules:
+            import_module(self._modules[name])
+        elif name in self._plugins().names:
+            self._plugins()[name].load()
+
+    def _plugins(self) -> EntryPoints:
+        return EntryPoints() if self._group is None else entry_points(group=self._group)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self.names()

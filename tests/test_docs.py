@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+_TEST = re.compile(r"((?:simulations/)?tests/[\w/]+\.py)(?:::(\w+))?")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -31,7 +31,7 @@ def test_linked_files_exist(document: Path) -> None:
 
 
 def test_federated_streams_in_the_table_are_the_committed_ones() -> None:
-    results = ROOT / "simulations" / "benchmarks" / "results" / "stream-federation.json"
+    results = ROOT / "simulations" / "results" / "stream-federation.json"
     rows = json.loads(results.read_text())["rows"]
     text = (ROOT / "docs" / "streams.md").read_text()
     means = [row for name, row in rows.items() if name.startswith("summary ")]

@@ -10,44 +10,60 @@ from pathlib import Path
 import pytest
 
 import fl_elastic
+import fl_elastic_simulations
 
 ROOT = Path(fl_elastic.__file__).parent
+LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
     ["errors"],
-    ["registry", "budget", "storage", "losses"],
+    ["registry", "budget", "storage", "losses", "environment", "laboratory"],
+    ["named_models"],
     ["groups"],
     ["ops"],
     ["profiling"],
     ["importance"],
     ["planning"],
+    ["policies"],
     ["update"],
     ["training"],
     ["aggregation"],
-    ["peers"],
     ["testing"],
     ["devices"],
-    ["simulation"],
     ["streaming"],
-    ["report"],
     ["operations"],
     ["flower"],
     ["fleet"],
-    ["bench"],
     ["cli"],
 ]
-PLACE = {name: place for place, names in enumerate(FLOW) for name in names}
-MODULES = sorted(ROOT.rglob("*.py"))
+LABORATORY_FLOW = [
+    ["conventions"], ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
+    ["fleet"], ["benchmarks"], ["cli"], ["app"],
+]  # fmt: skip
+PLACE = {
+    (building, name): place
+    for building, flow in (("fl_elastic", FLOW), ("fl_elastic_simulations", LABORATORY_FLOW))
+    for place, names in enumerate(flow)
+    for name in names
+}
+LIBRARY_MODULES = sorted(ROOT.rglob("*.py"))
+MODULES = LIBRARY_MODULES + sorted(LABORATORY.rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    base = ROOT if path.is_relative_to(ROOT) else LABORATORY
+    parts = path.relative_to(base.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def part_of(module: str) -> str:
-    """The folder or file of fl_elastic that a module belongs to; empty for the package itself."""
+    """The folder or file of its building that a module belongs to; empty for the package itself."""
     return module.split(".")[1] if "." in module else ""
+
+
+def place_of(module: str) -> tuple[str, str]:
+    """The building and part of a module."""
+    return module.split(".")[0], part_of(module)
 
 
 def imports_of(path: Path, *, at_run_time: bool = False) -> Iterator[str]:
@@ -82,42 +98,45 @@ def test_imports_are_found_wherever_they_hide(tmp_path: Path) -> None:
     path.write_text(
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import flwr.client\n"
-        "def late():\n    from fl_elastic import cli\n    import fl_elastic.report.page as page\n"
+        "def late():\n    from fl_elastic import cli\n    import fl_elastic.fleet.up as up\n"
     )
     found = list(imports_of(path))
-    assert {"flwr.client", "fl_elastic.cli", "fl_elastic.report.page"} <= set(found)
+    assert {"flwr.client", "fl_elastic.cli", "fl_elastic.fleet.up"} <= set(found)
     assert "flwr.client" not in list(imports_of(path, at_run_time=True))
-    assert part_of("fl_elastic.report.page") == "report" and part_of("fl_elastic") == ""
+    assert part_of("fl_elastic.fleet.up") == "fleet" and part_of("fl_elastic") == ""
 
 
 def test_every_part_has_its_place_in_the_flow() -> None:
-    parts = {part_of(module_name(path)) for path in MODULES} - {""}
-    assert parts <= set(PLACE), f"give {sorted(parts - set(PLACE))} a place in FLOW"
+    parts = {place_of(module_name(path)) for path in MODULES if part_of(module_name(path))}
+    assert parts <= set(PLACE), f"give {sorted(parts - set(PLACE))} a place in the flow"
     assert len(MODULES) > 60
 
 
 @every(MODULES)
 def test_nothing_imports_against_the_flow(path: Path) -> None:
-    part = part_of(module_name(path))
+    building, part = place_of(module_name(path))
     if not part:
         # The package itself names its parts only to load them when they are asked for.
-        eager = [
-            name for name in imports_of(path, at_run_time=True) if is_inside(name, "fl_elastic")
-        ]
+        eager = [name for name in imports_of(path, at_run_time=True) if is_inside(name, building)]
         assert eager == []
         return
-    wrong = []
-    for name in imports_of(path):
-        other = part_of(name) if is_inside(name, "fl_elastic") else ""
-        if other in PLACE and other != part and PLACE[other] >= PLACE[part]:
-            wrong.append(name)
+    here = PLACE[building, part]
+    others = [name for name in imports_of(path) if is_inside(name, building)]
+    wrong = [n for n in others if part_of(n) != part and PLACE.get(place_of(n), -1) >= here]
     assert wrong == []
+
+
+@every(LIBRARY_MODULES)
+def test_the_library_does_not_know_the_laboratory(path: Path) -> None:
+    assert [n for n in imports_of(path) if is_inside(n, "fl_elastic_simulations")] == []
 
 
 @every(MODULES)
 def test_flower_stands_only_at_the_edge(path: Path) -> None:
     used = [name for name in imports_of(path) if is_inside(name, "flwr")]
-    assert used == [] or part_of(module_name(path)) == "flower"
+    edge = [("fl_elastic", "flower")]
+    edge += [("fl_elastic_simulations", part) for part in ("engine", "fleet", "app")]
+    assert used == [] or place_of(module_name(path)) in edge
 
 
 @every(MODULES)
@@ -205,5 +224,7 @@ def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
 
 def test_no_two_test_files_share_a_name() -> None:
     tests = Path(__file__).parent
-    names = [path.name for path in tests.rglob("*.py") if path.name != "conftest.py"]
+    folders = [tests, tests.parent / "simulations" / "tests"]
+    found = [path.name for folder in folders for path in folder.rglob("*.py")]
+    names = [name for name in found if name != "conftest.py"]
     assert sorted(names) == sorted(set(names))

@@ -8,25 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.bench.federation import cell_name
-from fl_elastic.bench.federation_methods import METHODS as METHODS_OF_CLIENTS
-from fl_elastic.bench.federation_page import federation_table, filled
-from fl_elastic.bench.federation_tasks import SEEDS, TASKS
-from fl_elastic.bench.first_fits import first_fits_markdown
-from fl_elastic.bench.liars import LIES
-from fl_elastic.bench.liars import RULES as LIARS_RULES
-from fl_elastic.bench.online import CHOSEN_ON, DEFAULT, METHODS, online_markdown, online_means
-from fl_elastic.bench.online_streams import STREAMS as ONLINE_STREAMS
-from fl_elastic.bench.poison import ATTACKS, RULES
-from fl_elastic.bench.server_rates import SETTINGS
-from fl_elastic.bench.stream_methods import REFERENCE as REPLAY
-from fl_elastic.bench.stream_summary import stream_markdown
-from fl_elastic.bench.stream_tasks import TASKS as STREAMS
-from fl_elastic.flower.merging_cost import MERGED
+from fl_elastic_simulations.benchmarks.federation import cell_name
+from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
+from fl_elastic_simulations.benchmarks.federation_page import federation_table, filled
+from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
+from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
+from fl_elastic_simulations.benchmarks.house import house_markdown
+from fl_elastic_simulations.benchmarks.liars import LIES
+from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
+from fl_elastic_simulations.benchmarks.online import (
+    CHOSEN_ON,
+    DEFAULT,
+    METHODS,
+    online_markdown,
+    online_means,
+)
+from fl_elastic_simulations.benchmarks.online_streams import STREAMS as ONLINE_STREAMS
+from fl_elastic_simulations.benchmarks.poison import ATTACKS, RULES
+from fl_elastic_simulations.benchmarks.server_rates import SETTINGS
+from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
+from fl_elastic_simulations.benchmarks.stream_summary import stream_markdown
+from fl_elastic_simulations.benchmarks.stream_tasks import TASKS as STREAMS
+from fl_elastic_simulations.engine.merging_cost import MERGED
 
 ROOT = Path(__file__).parent.parent
 MEASURED = (ROOT / "docs" / "measured.md").read_text()
-RESULTS = ROOT / "simulations" / "benchmarks" / "results"
+RESULTS = ROOT / "simulations" / "results"
 STREAMS_PAGE = (ROOT / "docs" / "streams.md").read_text()
 
 
@@ -55,6 +62,11 @@ def test_tables_show_the_committed_results(scenario: str, document: str) -> None
             f"| {method['uplink_bytes'] / full['uplink_bytes']:.2f} |"
         )
         assert row in text
+
+
+def test_the_table_of_the_buildings_is_the_committed_one() -> None:
+    rows = json.loads((RESULTS / "house.json").read_text())["rows"]
+    assert f"<!-- house -->\n{house_markdown(rows)}\n<!-- /house -->" in MEASURED
 
 
 def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:

@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fl_elastic.flower import PartialUpdates
-from fl_elastic.flower.merging_cost import MERGED
+from fl_elastic_simulations.engine.merging_cost import MERGED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -84,6 +84,24 @@ def test_engine_example_trains_within_its_memory() -> None:
     assert report.forward is not None
 
 
+def test_a_loop_of_ones_own_trains_by_a_plan() -> None:
+    names: dict[str, Any] = {
+        "model": _net(),
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "batches": _batches(),
+    }
+    exec(BLOCKS[4], names)
+    assert set(names["update"].deltas) == set(names["plan"].trained_parameters)
+    assert names["update"].num_examples == 12
+
+
+def test_an_app_of_ones_own_gets_the_care_of_a_node() -> None:
+    names: dict[str, Any] = {"client_fn": lambda context: None}
+    exec(BLOCKS[5], names)
+    assert isinstance(names["client_app"], ClientApp)
+
+
 def test_flower_example_is_about_twenty_lines() -> None:
     code = [line for line in BLOCKS[0].splitlines() if line.strip()]
     assert len(code) <= 24
@@ -94,7 +112,7 @@ def test_linked_files_exist(link: str) -> None:
     assert (ROOT / link).exists()
 
 
-RESULTS = ROOT / "simulations" / "benchmarks" / "results"
+RESULTS = ROOT / "simulations" / "results"
 
 
 def _rows(name: str) -> dict[str, Any]:

@@ -77,6 +77,8 @@ inside "$root" /usr/bin/env "${pip_settings[@]}" \
   --constraint "deploy/constraints/$CONSTRAINTS" --requirement deploy/aarch64/requirements.txt \
   --editable '.[vision]' >"$folder/pip.log" 2>&1 \
   || fail "pip failed; the end of $folder/pip.log: $(tail -n 3 "$folder/pip.log")"
+inside "$root" "$VENV/bin/python" -m pip install --quiet --no-deps --editable ./simulations >>"$folder/pip.log" 2>&1 \
+  || fail "pip failed; the end of $folder/pip.log: $(tail -n 3 "$folder/pip.log")"
 install_pip_settings no
 
 inside "$root" "$VENV/bin/python" -c '

@@ -23,7 +23,8 @@ from fl_elastic.fleet.provision import Wanted, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
-from fl_elastic.fleet.up import load_scenario, result_of
+from fl_elastic.fleet.up import result_of
+from fl_elastic_simulations.fleet.scenario_text import scenario_text
 
 NODE = "pi0"
 HOST = "127.0.0.1"
@@ -33,7 +34,7 @@ INSIDE = "/opt/node"
 PATIENCE = 600.0
 """Seconds for anything that is emulated."""
 
-_IMPORTS = "import flwr.supernode.runtime.run_clientapp, fl_elastic.flower.fleet_app"
+_IMPORTS = "import flwr.supernode.runtime.run_clientapp, fl_elastic_simulations.fleet.app"
 
 ROUNDS = 3
 """One is enough; Flower gives up a process that is not alive in 30 s, which a busy emulator may need."""
@@ -93,9 +94,10 @@ def run(root: Path, place: Path) -> None:
         wait("the node", lambda: "online" in {n.status for n in flower.nodes()}, members[1])
         tell(f"the emulated node is online after {time.monotonic() - began:.0f} s")
         began = time.monotonic()
-        scenario = load_scenario(None, 1, [f"training.rounds={ROUNDS}", "training.local_epochs=1"])
+        changes = [f"training.rounds={ROUNDS}", "training.local_epochs=1"]
+        scenario = scenario_text(None, changes, 1)
         settings = {
-            "scenario": scenario.to_json(),
+            "scenario": scenario,
             "method": "elastic",
             "results": str(folder.results),
         }

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fl_elastic.cli.fleet_output import say
+from fl_elastic.laboratory import from_laboratory
 
 __all__ = ["export", "exporter"]
 
@@ -53,9 +54,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the model of a run's newest checkpoint to a file that other programs read."""
-    from fl_elastic.flower.export import export_run
-
-    done = export_run(results, output, scenario=scenario, data_root=data_root)
+    done = from_laboratory("export_run")(results, output, scenario=scenario, data_root=data_root)
     if as_json:
         typer.echo(json.dumps(done))
     else:

@@ -13,6 +13,7 @@ import typer
 
 from fl_elastic.cli.fleet_output import say
 from fl_elastic.errors import FleetError
+from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
     from fl_elastic.fleet.flower_cli import RunState
@@ -66,9 +67,7 @@ def submit(
     if app is None:
         settings = {"results": str(place.results.resolve()), **settings}
         if scenario is not None:
-            from fl_elastic.simulation import Scenario
-
-            settings["scenario"] = Scenario.load(scenario, dotted).to_json()
+            settings["scenario"] = from_laboratory("scenario_text")(scenario, dotted)
         if not settings.get("scenario"):
             raise FleetError("say what is trained: --scenario FILE")
     elif scenario is not None:

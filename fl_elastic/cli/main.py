@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from fl_elastic import __version__
-from fl_elastic.cli.bench import bench
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
-from fl_elastic.cli.simulate import simulate
 from fl_elastic.cli.stream import stream
-from fl_elastic.errors import ElasticError
+from fl_elastic.errors import ElasticError, LaboratoryMissing
+from fl_elastic.laboratory import COMMANDS as LABORATORY
 
 __all__ = ["app", "main"]
 
@@ -48,11 +49,32 @@ def _about(
     del version
 
 
+def _add_installed() -> None:
+    """Add the commands of installed packages; those of the laboratory say what to install where it is not."""
+    found = {entry.name: entry for entry in entry_points(group="fl_elastic.commands")}
+    for name, entry in sorted(found.items()):
+        command = entry.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    for name in sorted(set(LABORATORY) - set(found)):
+        options = {"ignore_unknown_options": True}
+        app.command(name, help=LABORATORY[name], context_settings=options)(_not_installed(name))
+
+
+def _not_installed(name: str) -> Callable[..., None]:
+    def refuse(rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        del rest
+        raise LaboratoryMissing(f"fl-elastic {name}")
+
+    return refuse
+
+
 app.command()(plan)
-app.command()(simulate)
 app.command()(stream)
-app.add_typer(bench, name="bench")
 app.add_typer(fleet, name="fleet")
+_add_installed()
 
 
 def main() -> None:

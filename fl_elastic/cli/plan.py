@@ -64,7 +64,7 @@ def plan(
 
     from fl_elastic.cli.cost_tables import print_costs
     from fl_elastic.cli.planned import ForwardTerms, planned
-    from fl_elastic.simulation import resolve_model
+    from fl_elastic.named_models import resolve_model
 
     if threads is not None:
         torch.set_num_threads(threads)

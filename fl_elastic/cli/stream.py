@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import LaboratoryMissing, StreamError
+from fl_elastic.laboratory import from_laboratory
 from fl_elastic.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def stream(
     import torch
 
     from fl_elastic.budget import Budget
+    from fl_elastic.named_models import build_model
     from fl_elastic.planning import make_policy
-    from fl_elastic.simulation import build_model
     from fl_elastic.streaming import (
         EverySamples,
         Latent,
@@ -215,11 +216,11 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
 
 def _written(summary: dict[str, Any], folder: Path) -> None:
     """Put the summary and its page beside the state; a full disk costs only them."""
-    from fl_elastic.report.stream_page import write_stream_page
-
     try:
         write_atomically(folder / "summary.json", json.dumps(summary).encode())
-        write_stream_page(summary, folder / "report.html")
+        from_laboratory("stream_page")(summary, folder / "report.html")
+    except LaboratoryMissing as error:
+        _LOG.info("no page was written: %s", error)
     except OSError as error:
         _LOG.warning("the summary could not be written to %s: %s", folder, error)
 

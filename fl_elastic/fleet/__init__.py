@@ -1,11 +1,33 @@
 """A fleet of real devices: its keys and inventory, its processes, and what state it is in.
 
-Everything here drives Flower's own commands as processes; nothing imports Flower or torch.
+Everything here drives Flower's own commands as processes; nothing imports Flower or torch. What runs on a node,
+`node_app`, is loaded when it is asked for.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fl_elastic.fleet.inventory import Inventory, Node, Server, load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 
-__all__ = ["FleetFolder", "Inventory", "Node", "NodeFolder", "Server", "load_inventory"]
+if TYPE_CHECKING:
+    from fl_elastic.flower.node_app import node_app
+
+__all__ = [
+    "FleetFolder",
+    "Inventory",
+    "Node",
+    "NodeFolder",
+    "Server",
+    "load_inventory",
+    "node_app",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "node_app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fl_elastic.flower.node_app import node_app
+
+    return node_app

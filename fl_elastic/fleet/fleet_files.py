@@ -49,7 +49,7 @@ _PROJECT = {
 
 _APP = '''"""The Flower app of this fleet; what it does is part of fl_elastic on server and nodes."""
 
-from fl_elastic.flower.fleet_app import client_app, server_app
+from fl_elastic_simulations.fleet.app import client_app, server_app
 
 __all__ = ["client_app", "server_app"]
 '''

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_elastic.devices.platform import processors
 from fl_elastic.errors import FleetError
@@ -16,39 +14,9 @@ from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.fleet.names import Scalar
 from fl_elastic.fleet.rounds import read_rounds
 from fl_elastic.fleet.submit import wait_for_run
+from fl_elastic.laboratory import from_laboratory
 
-if TYPE_CHECKING:
-    from fl_elastic.simulation import Scenario
-
-__all__ = ["load_scenario", "result_of", "run_local"]
-
-_DIGITS = "digits.toml"
-
-
-def load_scenario(path: Path | None, nodes: int, overrides: Iterable[str]) -> Scenario:
-    """Return the scenario for so many nodes; without a file, that of handwritten digits.
-
-    Raises
-    ------
-    ScenarioError
-        If the file means nothing.
-    FleetError
-        If it has another number of clients than there are nodes.
-    """
-    from fl_elastic.simulation import Scenario
-
-    with ExitStack() as stack:
-        if path is None:
-            packed = resources.files("fl_elastic.fleet") / _DIGITS
-            path = stack.enter_context(resources.as_file(packed))
-            overrides = [f"fleet.0.count={nodes}", *overrides]
-        scenario = Scenario.load(path, overrides)
-    if len(scenario.clients) != nodes:
-        raise FleetError(
-            f"the scenario has {len(scenario.clients)} clients and the fleet {nodes} nodes; "
-            f"use --local {len(scenario.clients)}, or change the counts with --set fleet.0.count=..."
-        )
-    return scenario
+__all__ = ["result_of", "run_local"]
 
 
 def run_local(
@@ -72,7 +40,7 @@ def run_local(
     FleetError, ScenarioError
         If the fleet does not come up, or the scenario does not fit it.
     """
-    loaded = load_scenario(scenario, nodes, overrides)
+    text = from_laboratory("scenario_text")(scenario, overrides, nodes)
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise FleetError(f"{keep} is not empty; give --keep a new folder")
     config: dict[str, Scalar] = {"threads": threads or max(1, processors().threads // nodes)}
@@ -80,7 +48,7 @@ def run_local(
         config["data-root"] = str(Path(data_root).resolve())
     with LocalFleet(nodes, keep, config=config, insecure=insecure, tell=tell) as fleet:
         run_id = fleet.submit(
-            scenario=loaded.to_json(), method=method, seed=seed,
+            scenario=text, method=method, seed=seed,
             results=str(fleet.folder.results), data_root=config.get("data-root", ""),
         )  # fmt: skip
         look = on_rounds(fleet.folder.rounds)

@@ -174,6 +174,15 @@ class ElasticClient(NumPyClient):
             self._state = ClientState(directory / f"client-{client_id}", self.manifest)
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether it has a folder for what lasts between rounds."""
+        return self._state.directory is not None
+
+    def keep_state_in(self, folder: Path) -> None:
+        """Keep what lasts between rounds in a folder that no other client uses."""
+        self._state = ClientState(folder, self.manifest)
+
+    @property
     def selection(self) -> SelectionState:
         """Importance of groups and how long each was left out, as remembered from earlier rounds."""
         return self._state.selection

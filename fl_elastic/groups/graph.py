@@ -169,6 +169,13 @@ class BackwardGraph:
         """Indices of the groups that the traced batch did not use: they cost nothing until a batch does."""
         return tuple(n.group for n in self.nodes if n.group is not None and n.name == UNUSED)
 
+    @cached_property
+    def group_layers(self) -> tuple[tuple[str, ...], ...]:
+        """The modules of the nodes that own each group; empty names where a node is no module's."""
+        return tuple(
+            tuple(self.nodes[index].module for index in indices) for indices in self.group_nodes()
+        )
+
     def group_nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return, per group, the indices of the nodes that own it."""
         owners: list[list[int]] = [[] for _ in self.groups]

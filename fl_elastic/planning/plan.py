@@ -37,6 +37,9 @@ class Plan:
         Modules that keep only their input and run a second time in the backward pass.
     sending_seconds : float
         Share of the round's deadline that sending the update takes; not part of the step times.
+    layers : tuple of tuple of str
+        Modules in whose operations each group takes part, as often as they run. Empty if no policy made the plan,
+        whose groups can only be trained whole.
     channels : mapping of str to tuple of int
         Trained channels of each group whose mode is a share of its channels; filled in by the trainer.
     """
@@ -52,6 +55,7 @@ class Plan:
     lean: bool = False
     recomputed: tuple[str, ...] = ()
     sending_seconds: float = 0.0
+    layers: tuple[tuple[str, ...], ...] = ()
     channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property

@@ -202,6 +202,7 @@ class PlanRequest:
             predicted_step_bytes=memory,
             lean=self.lean,
             recomputed=tuple(block.module for block in recomputed),
+            layers=profile.graph.group_layers,
         )
 
     def _allowed_besides_sending(self, policy: str, sent: float) -> float:
@@ -278,7 +279,27 @@ class Policy(ABC):
         """
 
 
-_REGISTRY: Registry[type[Policy]] = Registry("policy")
+_OWN = {
+    "bias": "plain",
+    "elastic": "elastic",
+    "full": "plain",
+    "gradient_filter": "gradient_filter",
+    "head": "plain",
+    "joint": "joint",
+    "last_k": "plain",
+    "random": "random",
+    "sparse_update": "sparse_update.policy",
+    "tinytrain": "tinytrain",
+    "tinytrain_in": "tinytrain",
+    "tinytrain_knapsack": "tinytrain",
+    "tinytrain_no_depthwise": "tinytrain",
+    "tinytrain_random": "tinytrain",
+}
+_REGISTRY: Registry[type[Policy]] = Registry(
+    "policy",
+    "fl_elastic.policies",
+    {name: f"fl_elastic.policies.{module}" for name, module in _OWN.items()},
+)
 register_policy: Callable[[str], Callable[[type[Policy]], type[Policy]]] = _REGISTRY.register
 
 

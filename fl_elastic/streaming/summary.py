@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from fl_elastic.simulation.summary import environment
+from fl_elastic.environment import environment
 from fl_elastic.streaming.learner import StreamLearner
 
 __all__ = ["FORMAT", "stream_summary"]

@@ -25,7 +25,7 @@ def policy_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.planning import HeadPolicy
+    >>> from fl_elastic.policies.plain import HeadPolicy
     >>> for check in policy_checks():
     ...     check(HeadPolicy)
     """

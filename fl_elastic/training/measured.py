@@ -23,8 +23,8 @@ from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import Clock, CostProfile, clock_for
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.measure import model_device
+from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.realise import realised
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
@@ -75,7 +75,7 @@ def measure_plan(
         optimizer = optimizer_fn(trainable)
         for repeat in range(repeats + 1):
             for full in (True, False):
-                with realised(everything if full else plan, model, graph):
+                with realised(everything if full else plan, model):
                     guard = ChannelGuard(everything if full else plan, model)
                     started = timer()
                     _step(model, loss_fn, batch, optimizer)

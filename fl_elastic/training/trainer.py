@@ -29,6 +29,7 @@ from fl_elastic.profiling import (
 )
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.aliases import under_every_name
+from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.changes import changes, stepped, trained_parts
 from fl_elastic.training.channel_guard import ChannelGuard
@@ -42,7 +43,6 @@ from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace
 from fl_elastic.training.proximal import ProximalPull
-from fl_elastic.training.realise import realised
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step_importance import StepImportance
@@ -291,7 +291,7 @@ class ElasticTrainer:
         expected = self._expected_prefix_seconds(plan)
         with ExitStack() as stack:
             started = log.clock()
-            stack.enter_context(realised(plan, self.model, graph))
+            stack.enter_context(realised(plan, self.model))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
             self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")

@@ -15,7 +15,7 @@ from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.fleet.processes import children_of
 from fl_elastic.fleet.serve import node_launch
 from fl_elastic.operations import read_journal
-from fl_elastic.simulation import Scenario
+from fl_elastic_simulations.scenario import Scenario
 
 __all__ = [
     "QUICK",

@@ -172,11 +172,11 @@ import importlib.abc
 class Widen(importlib.abc.MetaPathFinder):
     # As if an older release of the node's software built this model with other widths.
     def find_spec(self, name, path=None, target=None):
-        if name != "fl_elastic.flower.fleet_node":
+        if name != "fl_elastic_simulations.fleet.node":
             return None
         sys.meta_path.remove(self)
         import torch
-        import fl_elastic.simulation.workload as workload
+        import fl_elastic_simulations.engine.workload as workload
         original = workload.scenario_model
 
         def narrower(*arguments):

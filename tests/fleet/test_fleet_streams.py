@@ -15,8 +15,8 @@ import pytest
 
 from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.operations import read_journal
-from fl_elastic.simulation.datasets import Dataset, load_dataset
 from fl_elastic.streaming.learner_state import load_state
+from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 

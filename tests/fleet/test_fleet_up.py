@@ -16,25 +16,31 @@ import pytest
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.fleet.flower_cli import RunState
 from fl_elastic.fleet.processes import is_alive
-from fl_elastic.fleet.up import load_scenario, result_of, run_local
+from fl_elastic.fleet.up import result_of, run_local
+from fl_elastic_simulations.fleet.scenario_text import scenario_text
+from fl_elastic_simulations.scenario import Scenario
 
 COMMAND = Path(sys.executable).with_name("fl-elastic")
 DEMO = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
 
 
+def loaded(path: Path | None, nodes: int, overrides: list[str]) -> Scenario:
+    return Scenario.from_json(scenario_text(path, overrides, nodes))
+
+
 def test_the_digits_come_in_any_number() -> None:
     for count in (1, 5):
-        scenario = load_scenario(None, count, [])
+        scenario = loaded(None, count, [])
         assert len(scenario.clients) == count and scenario.data.dataset == "digits"
-    assert load_scenario(None, 2, ["training.rounds=7"]).training.rounds == 7
+    assert loaded(None, 2, ["training.rounds=7"]).training.rounds == 7
 
 
 def test_a_scenario_must_fit_the_fleet() -> None:
-    assert len(load_scenario(DEMO, 10, []).clients) == 10
+    assert len(loaded(DEMO, 10, []).clients) == 10
     with pytest.raises(FleetError, match=r"10 clients and the fleet 4 nodes.*--local 10"):
-        load_scenario(DEMO, 4, [])
+        loaded(DEMO, 4, [])
     with pytest.raises(ScenarioError):
-        load_scenario(None, 4, ["training.rounds=x"])
+        loaded(None, 4, ["training.rounds=x"])
 
 
 def test_what_came_out_is_read_from_the_runs_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_elastic.flower.in_process_grid import virtual_contexts
+from fl_elastic_simulations.engine.in_process_grid import virtual_contexts
 
 
 class InProcessGrid(Grid):

@@ -14,11 +14,11 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.flower.stream_rounds import stream_rounds
 from fl_elastic.flower.wire import PACKED
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
+from fl_elastic_simulations.engine.stream_rounds import stream_rounds
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, weights

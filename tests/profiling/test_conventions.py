@@ -15,7 +15,7 @@ from torch import nn
 
 from fl_elastic.groups import BackwardGraph, Mode
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.planning import PUBLISHED_MODELS, PublishedModel, Scheme
+from fl_elastic.policies.sparse_update import PUBLISHED_MODELS, PublishedModel, Scheme
 from fl_elastic.profiling.conventions import (
     LayerUpdate,
     legacy_costs,

@@ -19,7 +19,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode, compute_loss, untouched
 from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import in_flight, mask_bytes, profile_model, step_memory
-from fl_elastic.training.realise import realised
+from fl_elastic.training.apply_plan import realised
 
 
 class Pooled(nn.Module):
@@ -131,7 +131,7 @@ def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> No
     for mask in masks:
         plan = request.plan_of_mask("test", mask)
         predicted = step_memory(profile, plan.modes, lean=lean).activations
-        with untouched(model), realised(plan, model, profile.graph):
+        with untouched(model), realised(plan, model):
             kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         # Besides activations a trained norm keeps its batch's mean and deviation, the loss a few numbers.
         assert abs(kept - predicted) <= 0.05 * kept + 600, (mask.tolist(), kept, predicted)
@@ -185,7 +185,7 @@ def test_what_a_step_takes_at_its_peak_is_predicted(name: str, lean: bool, tmp_p
 
     for mask in (everything, late):
         plan = request.plan_of_mask("test", mask)
-        with untouched(model), realised(plan, model, profile.graph):
+        with untouched(model), realised(plan, model):
             taken = peak_bytes(step, tmp_path)
         moment = step_memory(profile, plan.modes, lean=lean).moment
         assert taken <= max(inference, 1.3 * (counted_on + moment)) + 20_000

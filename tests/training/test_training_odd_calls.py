@@ -37,7 +37,7 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning import PlanRequest, make_policy
 from fl_elastic.profiling import estimate_profile, step_memory
 from fl_elastic.training import ForwardOptions
-from fl_elastic.training.realise import realised
+from fl_elastic.training.apply_plan import realised
 
 
 class WritesInput(nn.Module):
@@ -268,7 +268,7 @@ def test_the_bias_of_a_layer_that_runs_twice_is_trained_without_its_input() -> N
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
     plan = make_policy("bias").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
-    with untouched(model), realised(plan, model, profile.graph):
+    with untouched(model), realised(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         loss = compute_loss(model, loss_fn, batch)
         found = torch.autograd.grad(loss, [model.conv.bias])[0]
@@ -308,7 +308,7 @@ def test_a_recomputed_block_runs_as_it_ran_before() -> None:
     ends = []
     for each, recomputed in ((model, ("1",)), (twin, ())):
         random.seed(4)
-        with realised(replace(plan, recomputed=recomputed), each, profile.graph):
+        with realised(replace(plan, recomputed=recomputed), each):
             for _ in range(2):
                 compute_loss(each, loss_fn, batch).backward()
         ends.append(random.random())
@@ -329,7 +329,7 @@ def test_memory_counts_bits_of_a_rectifier_in_place_behind_an_instance_norm() ->
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
     plan = make_policy("full").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
-    with untouched(model), realised(plan, model, profile.graph):
+    with untouched(model), realised(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
     assert abs(kept - predicted) <= 0.05 * kept + 100
 

@@ -22,7 +22,7 @@ from fl_elastic.groups import Mode, compute_loss, untouched
 from fl_elastic.planning import PlanRequest, make_policy
 from fl_elastic.profiling import estimate_profile, step_memory
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.training.realise import realised
+from fl_elastic.training.apply_plan import realised
 
 POLICIES = (
     "elastic", "full", "head", "last_k", "random", "joint", "bias", "tinytrain", "gradient_filter",
@@ -238,7 +238,7 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
         memory = step_memory(profile, each.modes, lean=each.lean, recomputed=recomputed)
         predicted = memory.activations - memory.largest_block
         torch.set_rng_state(generated)
-        with untouched(model), realised(each, model, profile.graph):
+        with untouched(model), realised(each, model):
             loss: Any = None
 
             def run() -> Any:

@@ -1,0 +1,21 @@
+"""What a result was measured with: versions, machine and date."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["environment"]
+
+
+def environment() -> dict[str, str]:
+    """Return versions, machine and date."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("fl-elastic", "torch", "flwr", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return found

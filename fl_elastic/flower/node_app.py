@@ -1,0 +1,230 @@
+"""A ClientApp for real devices: it looks after the device, and anybody's client does the training."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fl_elastic.devices.platform import processors
+from fl_elastic.devices.power import power_supply
+from fl_elastic.devices.vitals import Vitals
+from fl_elastic.errors import ElasticError, FleetError
+from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.node_config import NodeConfig
+from fl_elastic.flower.terms import DEADLINE
+from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.operations import Journal, log_to_file, read_journal
+from fl_elastic.profiling.execution import (
+    Execution,
+    load_or_measure_execution,
+    measure_execution,
+)
+from fl_elastic.profiling.measure import profile_key
+from fl_elastic.training.lean_start import without_compiler
+
+__all__ = ["JOURNAL", "CaredFor", "app_of", "node_app", "use_fastest_execution"]
+
+JOURNAL = "metrics.jsonl"
+"""In a node's state folder: a line per round that it took part in."""
+
+MakeClient = Callable[[bool], ElasticClient]
+"""Returns the client of one message; True asks it to measure again what steps cost."""
+
+_LOG_FILE = "node.log"
+_EXECUTION_FILE = "execution.json"
+_LEAST_SECONDS = 1e-3
+# Measured over predicted step time that is no noise any more, in so many rounds after each other.
+_DRIFT, _DRIFT_ROUNDS = 1.5, 3
+_LOG = logging.getLogger("fl_elastic")
+
+
+def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
+    """Return a ClientApp that looks after the device on which it runs.
+
+    Around what `elastic_client_app` does, each message: keeps a log and, for each round, a line of a journal in the
+    node's state folder; takes no part while the battery is too low or the device off its mains; tells temperature,
+    throttling and energy; takes what loading took off the deadline; measures the costs again when steps have been
+    slower or faster than measured for three rounds; and uses the threads and the memory format that were measured
+    to be fastest. An `ElasticError` is told to the server instead of raised. How the node is set up, says its node
+    config: see `NodeConfig`.
+
+    Parameters
+    ----------
+    client_fn : callable
+        ``client_fn(context)`` returns the `ElasticClient` of this node. One without a ``state_dir`` keeps its state
+        in the node's.
+
+    Examples
+    --------
+    >>> def client_fn(context):
+    ...     return ElasticClient(model, train, test, budget=Budget(speedup=2))
+    >>> app = node_app(client_fn)
+    """
+
+    def cared_for(config: dict[str, Any], context: Context) -> CaredFor:
+        node = NodeConfig.of(context.node_config)
+
+        def make(measure_again: bool) -> ElasticClient:
+            client = client_fn(context)
+            if not client.keeps_state:
+                client.keep_state_in(node.state_dir)
+            if not client.client_id:
+                client.become(str(context.node_config.get("partition-id", context.node_id)))
+            use_fastest_execution(
+                node, client.model, client.loss_fn, next(iter(client.train_loader))
+            )
+            if measure_again:
+                client.forget_profile()
+            return client
+
+        return CaredFor(node, config, make)
+
+    return app_of(cared_for)
+
+
+def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientApp:
+    """Return a ClientApp that answers each message by what is made for its config and context."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _answered("train", message, context)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _answered("evaluate", message, context)
+
+    def _answered(kind: str, message: Message, context: Context) -> Message:
+        # A client's process lives for one message: what it does not need is not loaded.
+        without_compiler()
+        arrays, config = read_instruction(kind, message.content)
+        reply: RecordDict
+        try:
+            node = cared_for(config, context)
+            reply = node.train(arrays) if kind == "train" else node.evaluate(arrays)
+        except ElasticError as error:
+            told = {ERROR: str(error)}
+            reply = train_reply([], 0, told) if kind == "train" else evaluate_reply(0.0, 0, told)
+        return Message(reply, reply_to=message)
+
+    return app
+
+
+@dataclass(frozen=True)
+class CaredFor:
+    """A node in one message: what is done around the training of its client.
+
+    Parameters
+    ----------
+    node : NodeConfig
+        How the node is set up.
+    config : dict
+        What the server says.
+    make_client : callable
+        Returns the client; called once.
+    case : str
+        What the journal's lines are about, where a node may train several things: drift is judged by those of the
+        same case.
+    """
+
+    node: NodeConfig
+    config: dict[str, Any]
+    make_client: MakeClient
+    case: str = ""
+
+    def train(self, arrays: list[NDArray[Any]]) -> RecordDict:
+        """Return the reply to a training message; a line about it goes into the node's journal.
+
+        Raises
+        ------
+        FleetError
+            If the node takes no part now.
+        ElasticError
+            If it cannot train.
+        """
+        log_to_file(self.node.state_dir / _LOG_FILE)
+        started, vitals = time.monotonic(), Vitals(self.node.state_dir)
+        refusal = self.node.refusal(power_supply())
+        if refusal:
+            raise FleetError(f"takes no part in this round: {refusal}")
+        again = self._has_drifted()
+        if again:
+            _LOG.info("steps take another time than was measured: measuring again")
+        client = self.make_client(again)
+        packed, examples, metrics = client.fit(arrays, self._time_left(started))
+        metrics |= vitals.metrics()
+        metrics["message-seconds"] = time.monotonic() - started
+        if client.report is not None:
+            metrics["drift"] = client.report.drift
+        entry = {
+            key.replace("-", "_"): value
+            for key, value in metrics.items()
+            if isinstance(value, (int, float))
+        }
+        self._journal.append(
+            {
+                **entry,
+                "method": self.case,
+                "measured_again": again,
+                "round": int(self.config.get("server-round", 0)),
+                "time": time.time(),
+            }
+        )
+        return train_reply(packed, examples, metrics)
+
+    def evaluate(self, arrays: list[NDArray[Any]]) -> RecordDict:
+        """Return the reply to an evaluation message, or to the question what the device can do."""
+        log_to_file(self.node.state_dir / _LOG_FILE)
+        return evaluate_reply(*self.make_client(False).evaluate(arrays, self.config))
+
+    @property
+    def _journal(self) -> Journal:
+        return Journal(self.node.state_dir / JOURNAL)
+
+    def _time_left(self, started: float) -> dict[str, Any]:
+        """Return what the server says, with the time that loading took already out of its deadline."""
+        deadline = self.config.get(DEADLINE)
+        if deadline is None:
+            return self.config
+        return self.config | {
+            DEADLINE: max(deadline - (time.monotonic() - started), _LEAST_SECONDS)
+        }
+
+    def _has_drifted(self) -> bool:
+        """Whether all rounds since the last measurement, at least three, ran slower or faster than it says."""
+        ratios: list[float] = []
+        for entry in reversed(read_journal(self._journal.path)):
+            if entry.get("method") != self.case or len(ratios) == _DRIFT_ROUNDS:
+                break
+            ratios.append(_ratio(entry))
+            if entry.get("measured_again"):
+                break
+        if len(ratios) < _DRIFT_ROUNDS:
+            return False
+        return all(each > _DRIFT for each in ratios) or all(each < 1 / _DRIFT for each in ratios)
+
+
+def use_fastest_execution(node: NodeConfig, model: Any, loss_fn: LossFn, batch: Batch) -> None:
+    """Use the node's threads and memory format: what its config says, or else what was fastest when measured."""
+    if node.threads:
+        Execution(node.threads).apply(model)
+        return
+    most, key = processors().threads, profile_key(model, batch)
+    case = f"{key.model} {key.batch_shape} {most} {key.device} {key.torch_version}"
+    load_or_measure_execution(
+        node.state_dir / _EXECUTION_FILE,
+        case,
+        lambda: measure_execution(model, loss_fn, batch, most_threads=most),
+    ).apply(model)
+
+
+def _ratio(entry: Mapping[str, Any]) -> float:
+    return float(entry.get("drift") or 1.0)

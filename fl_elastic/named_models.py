@@ -1,0 +1,241 @@
+"""Models by name: registered ones, torchvision's, and those that a user's own module builds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.registry import Registry, closest
+
+__all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
+
+Shape = tuple[int, ...]
+Builder = Callable[[Shape, int], nn.Module]
+
+MODELS: Registry[Builder] = Registry("model", "fl_elastic.models")
+"""Builders ``(input shape, classes) -> model`` by name."""
+
+# With auxiliary outputs their training pass returns a tuple, which no loss function takes.
+_WITH_AUXILIARY = ("googlenet", "inception_v3")
+
+
+def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Build a model whose initial weights depend on the arguments only.
+
+    The global random state of torch is left as it was.
+
+    Parameters
+    ----------
+    name : str
+        A registered model; else a torchvision classification model, also as ``torchvision:NAME``;
+        else ``module:callable``, whose shapes are the caller's business.
+    input_shape : tuple of int
+        Shape of one input, channels first.
+    classes : int
+        Number of outputs.
+    seed : int
+        Decides the initial weights.
+
+    Raises
+    ------
+    ModelError
+        If the model is unknown, cannot be built, or does not take such inputs.
+
+    Examples
+    --------
+    >>> build_model("torch.nn:Identity", (4,), 2, seed=0)
+    Identity()
+    """
+    if classes < 1 or not input_shape or min(input_shape) < 1:
+        raise ModelError(
+            f"{name}: no model has inputs of shape {input_shape} and {classes} classes"
+        )
+    with torch.random.fork_rng(devices=[]):
+        build = _builder(name, input_shape, classes)  # may import, which may draw numbers itself
+        # torch.manual_seed would seed accelerators as well, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def _builder(name: str, input_shape: Shape, classes: int) -> Callable[[], nn.Module]:
+    if name in MODELS:
+        return partial(MODELS.get(name), input_shape, classes)
+    check_model_name(name)
+    if ":" not in name or name.startswith("torchvision:"):
+        need_image(name, input_shape, pixels=1, channels=3)
+    return model_builder(name, classes)
+
+
+def check_model_name(name: str) -> None:
+    """Raise a ModelError, with the nearest known name, unless ``name`` can be looked up.
+
+    Parameters
+    ----------
+    name : str
+        As in :func:`build_model`. ``module:callable`` is not imported here.
+    """
+    if name in MODELS:
+        return
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix != "torchvision":
+        if prefix and rest:
+            return
+    elif (rest if colon else name) in torchvision_names():
+        return
+    raise unknown_model(name, MODELS.names())
+
+
+def need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = None) -> None:
+    """Raise a ModelError unless inputs are images of so many channels and at least so many pixels a side."""
+    if len(shape) != 3 or min(shape[1:]) < pixels or (channels and shape[0] != channels):
+        wanted = f"{channels or 'any number of'} channels and at least {pixels}x{pixels} pixels"
+        raise ModelError(f"{name} takes images of {wanted}, not inputs of shape {shape}")
+
+
+def resolve_model(spec: str, classes: int | None = None) -> nn.Module:
+    """Build the model that a command line names.
+
+    Parameters
+    ----------
+    spec : str
+        A torchvision classification model (``resnet18`` or ``torchvision:resnet18``), built
+        without weights; or ``module:callable``, a function without arguments that returns a model.
+        Modules of the current working directory can be imported.
+    classes : int, optional
+        Number of outputs of a torchvision model; its own number (1000) by default.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model, or it cannot be built.
+    """
+    return model_builder(spec, classes)()
+
+
+def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Module]:
+    """Return the function that builds a model, with everything imported that it needs.
+
+    Importing a module may draw random numbers. It is done here, so that a caller can set a seed
+    between this and the call and always get the same weights.
+
+    Parameters
+    ----------
+    spec, classes
+        As in :func:`resolve_model`.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model; the function raises it if the model cannot be built.
+    """
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix != "torchvision":
+        return _from_module(spec, prefix, name)
+    return _from_torchvision(spec, name if colon else spec, classes)
+
+
+def unknown_model(spec: str, also: list[str]) -> ModelError:
+    """Return the error for a name that is not a model, with the nearest one that is.
+
+    Parameters
+    ----------
+    spec : str
+        The name that was asked for.
+    also : list of str
+        Known names beside those of torchvision.
+    """
+    name = spec.removeprefix("torchvision:")
+    hint = closest(name, [*also, *torchvision_names()])
+    known = f"{', '.join(also)}, " if also else ""
+    return ModelError(
+        f"unknown model {spec!r}{hint}: give {known}a torchvision classification model"
+        f"{'' if torchvision_names() else ' (torchvision is not installed)'}, or module:callable"
+    )
+
+
+@cache
+def torchvision_names() -> tuple[str, ...]:
+    """Return the names of torchvision's classification models; none if it is not installed."""
+    try:
+        from torchvision import models
+    except ImportError:
+        return ()
+    return tuple(models.list_models(module=models))
+
+
+def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[], nn.Module]:
+    try:
+        from torchvision import models
+    except ImportError:
+        raise ModelError(
+            f"model {spec!r}: torchvision is not installed: install fl-elastic[vision], "
+            "or give module:callable"
+        ) from None
+    if name not in torchvision_names():
+        raise unknown_model(spec, [])
+    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if name in _WITH_AUXILIARY:
+        options.update(aux_logits=False, init_weights=True)
+    return partial(models.get_model, name, weights=None, **options)
+
+
+def _from_module(spec: str, module_name: str, attribute: str) -> Callable[[], nn.Module]:
+    if not module_name or not attribute:
+        raise ModelError(f"model {spec!r} is not of the form module:callable")
+    found = _attribute(spec, module_name, attribute)
+    if isinstance(found, nn.Module) or not callable(found):
+        raise ModelError(
+            f"model {spec!r}: {attribute} is {_kind(found)}, not a function that builds a model"
+        )
+
+    def build() -> nn.Module:
+        try:
+            model = found()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                f"model {spec!r}: calling {attribute}() failed: {_line(error)}"
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"model {spec!r}: {attribute}() returned {_kind(model)}, not a torch.nn.Module"
+            )
+        return model
+
+    return build
+
+
+def _attribute(spec: str, module_name: str, attribute: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)  # stays, because the model may import more of its modules later
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"model {spec!r}: cannot import {module_name}: {_line(error)}") from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = [name for name in dir(found) if not name.startswith("_")]
+            raise ModelError(
+                f"model {spec!r}: {module_name} has no {attribute!r}{closest(part, known)}"
+            ) from None
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

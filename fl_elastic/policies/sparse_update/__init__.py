@@ -1,0 +1,12 @@
+"""Fixed schemes of channels and biases, as published for training under 256 KB, and fitted to a budget."""
+
+from __future__ import annotations
+
+from fl_elastic.policies.sparse_update.policy import SparseUpdatePolicy
+from fl_elastic.policies.sparse_update.published_schemes import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    Scheme,
+)
+
+__all__ = ["PUBLISHED_MODELS", "PublishedModel", "Scheme", "SparseUpdatePolicy"]

@@ -1,0 +1,161 @@
+"""Plan for a training loop of one's own, and say what that loop changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.training.changes import changes, trained_parts
+from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.costs import costs_for
+from fl_elastic.training.kept_optimizer import KeptOptimizer
+from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.selection import SelectionState
+from fl_elastic.update import Manifest, PartialUpdate
+
+__all__ = ["changed", "plan_for"]
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def plan_for(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Sequence[Batch],
+    *,
+    budget: Budget,
+    policy: str = "elastic",
+    optimizer_fn: OptimizerFn = _sgd,
+    steps: int = 1,
+    profile: CostProfile | None = None,
+    options: TrainerOptions | None = None,
+    state: SelectionState | None = None,
+) -> Plan:
+    """Return what a policy would train under a budget, for `apply_plan`; the model is left as it is.
+
+    Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given, and
+    importance is measured on all of them (a probe of two batches is two steps or so).
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the device it is trained on.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    batches : sequence of batches
+        Like those to come; two for the default importance.
+    budget : Budget
+        Of all steps together where it is a deadline.
+    policy : str
+        Registered policy.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returns the kind of optimiser that will train.
+    steps : int
+        That share a deadline.
+    profile : CostProfile, optional
+        Costs, measured by `fl_elastic.profiling.profile_model`.
+    options : TrainerOptions, optional
+        Importance, channel score, seed.
+    state : SelectionState, optional
+        Scores remembered from before; it takes in what is measured now.
+
+    Raises
+    ------
+    TrainingError
+        If there are fewer batches than importance takes.
+    BudgetError
+        If memory or uplink do not even admit the head.
+    """
+    options, optimizer = options or TrainerOptions(), KeptOptimizer(model, optimizer_fn)
+    chooser = PlanChooser(
+        model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=options,
+        state=state or SelectionState(), optimizer=optimizer,
+    )  # fmt: skip
+    if len(batches) < chooser.batches_needed:
+        raise TrainingError(
+            f"policy {policy!r} with importance {options.importance!r} measures on {chooser.batches_needed} "
+            f"batches, {len(batches)} were given"
+        )
+    costs = costs_for(
+        chooser.policy, profile, model, loss_fn, batches[0],
+        optimizer_fn=optimizer_fn, budget=budget, options=options,
+    )  # fmt: skip
+    chooser.begin(costs, steps, batches)
+    if chooser.policy.uses_importance or chooser.policy.modes:
+        chooser.measure_importance(batches[: chooser.batches_needed])
+    return chooser.plan(1.0)
+
+
+def changed(
+    model: nn.Module,
+    base: Mapping[str, Tensor],
+    plan: Plan,
+    *,
+    steps: int,
+    num_examples: int,
+    base_version: int = 0,
+) -> PartialUpdate:
+    """Return what a loop under a plan changed, as it travels to a server.
+
+    Parameters
+    ----------
+    model : nn.Module
+        After training.
+    base : mapping of str to tensor
+        Its state before: ``{name: value.clone() for name, value in model.state_dict().items()}``.
+    plan : Plan
+        By which it was trained.
+    steps : int
+        Optimiser steps taken.
+    num_examples : int
+        Examples that they saw, once each.
+    base_version : int
+        Version of the global model that ``base`` is.
+
+    Raises
+    ------
+    TrainingError
+        If ``base`` lacks a tensor, or one is no longer finite.
+    """
+    manifest = Manifest.of(model)
+    missing = [name for name in manifest.names if name not in base]
+    if missing:
+        raise TrainingError(f"base lacks {missing[0]!r}: take it from model.state_dict() before")
+    state = model.state_dict()
+    trained = set(plan.trained_parameters)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(parameters[name]) for name in trained}
+    counts = {
+        name: steps
+        for name in manifest.names
+        if (id(parameters[name]) in tied if name in parameters else _moved(state[name], base[name]))
+    }
+    before = {name: _as_array(base[name]) for name in counts}
+    parts = trained_parts([plan], model)
+    return PartialUpdate(
+        deltas=changes(model, manifest, before, counts),
+        steps=counts,
+        num_examples=num_examples,
+        base_version=base_version,
+        parts={name: part for name, part in parts.items() if name in counts},
+    )
+
+
+def _moved(now: Tensor, before: Tensor) -> bool:
+    return now.is_floating_point() and not torch.equal(now, before.to(now.device))
+
+
+def _as_array(value: Tensor) -> Any:
+    value = value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()

@@ -1,1 +1,0 @@
-"""The Flower app of the repository and its scenarios."""

@@ -1,0 +1,1 @@
+"""The laboratory beside fl_elastic: simulated federations, rivals, reports and benchmarks."""

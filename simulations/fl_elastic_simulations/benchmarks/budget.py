@@ -1,0 +1,84 @@
+"""Check that the trainer holds the speed-up that was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model
+from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training.measured import measure_plan
+from fl_elastic_simulations.benchmarks.results import Results
+
+__all__ = ["bench_budget"]
+
+_MODELS = ("torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:vgg11_bn", "small_vit")
+_SPEEDUPS = (1.5, 2.0, 2.5)
+_BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 60
+
+
+def bench_budget(results: Results) -> None:
+    """Train each model under each speed-up, then time every plan that was in force beside full steps.
+
+    One thread and its CPU time. The trainer corrects its plan while it trains; each plan is then compared with full
+    steps of the same model, taken in turn, and weighted by the steps for which it was in force.
+    """
+    torch.set_num_threads(1)
+    for name in _MODELS:
+        for speedup in _SPEEDUPS:
+            cell = f"{name.removeprefix('torchvision:')} at {speedup}"
+            if cell not in results.rows:
+                results.add(cell, _measure(name, speedup))
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def _batches() -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    distinct = [
+        (
+            torch.randn(_BATCH, 3, _PIXELS, _PIXELS, generator=generator),
+            torch.randint(0, _CLASSES, (_BATCH,), generator=generator),
+        )
+        for _ in range(4)
+    ]
+    return [distinct[step % len(distinct)] for step in range(_STEPS)]
+
+
+def _measure(name: str, speedup: float) -> dict[str, Any]:
+    model = build_model(name, (3, _PIXELS, _PIXELS), _CLASSES, seed=0).train()
+    batches = _batches()
+    trainer = ElasticTrainer(
+        model,
+        classification_loss,
+        _sgd,
+        budget=Budget(speedup=speedup),
+        options=TrainerOptions(clock="cpu"),
+    )
+    report = trainer.fit(batches)
+    ends = [*(start for start, _ in report.plans[1:]), report.steps]
+    measured = [
+        (end - start, measure_plan(model, classification_loss, batches[0], _sgd, plan, clock="cpu"))
+        for (start, plan), end in zip(report.plans, ends, strict=True)
+    ]
+    spent = sum(steps / found.speedup for steps, found in measured)
+    achieved = report.requested_steps / spent
+    last = measured[-1][1]
+    return {
+        "requested_speedup": speedup,
+        "achieved_speedup": achieved,
+        "error": achieved / speedup - 1,
+        "last_plan_speedup": last.speedup,
+        "floor_speedup": report.full_step_seconds / last.plan.floor_step_seconds,
+        "steps": report.steps,
+        "requested_steps": report.requested_steps,
+        "plans": len(report.plans),
+        "predicted_speedup_of_first_plan": report.plans[0][1].predicted_speedup,
+        "full_step_milliseconds": 1e3 * last.full_step_seconds,
+    }

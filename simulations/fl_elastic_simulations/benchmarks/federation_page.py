@@ -1,0 +1,217 @@
+"""The table of the federation benchmark as one page that needs neither script nor network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fl_elastic.storage import write_atomically
+from fl_elastic_simulations.benchmarks.federation_curves import chart
+from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
+from fl_elastic_simulations.benchmarks.federation_summary import Curve, summarise_task
+from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
+from fl_elastic_simulations.report.formats import MISSING, TIMES, bytes_text
+from fl_elastic_simulations.report.static_page import static_page
+
+__all__ = [
+    "charged_markdown",
+    "federation_markdown",
+    "federation_table",
+    "filled",
+    "write_federation_page",
+]
+
+HEADINGS = (
+    "Method",
+    "Seeds",
+    "Final accuracy",
+    "Against waiting",
+    "Time to its accuracy",
+    "Uplink to it",
+    "Up and down to it",
+    "Rounds",
+    "Uplink in total",
+    "Downlink in total",
+    "Stayed out",
+    "Choosing",
+    "Cost profiles",
+    "Least coverage",
+)
+_HIGHLIGHTED = (
+    REFERENCE, OURS, "fewer full steps, our server", "fedel", "timelyfl, our server", "heterofl",
+)  # fmt: skip
+_INTRO = (
+    "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
+    "slowdown, and bytes by bandwidth. What a client needs to choose is part of it, and of the deadline of a "
+    "round: its cost profile once, and each plan and probe. <strong>Choosing</strong> and <strong>cost "
+    "profiles</strong> are their shares of the time of all clients. All are tested at the same forty times, each "
+    "time the newest model whose round had ended; final accuracy is the mean over the last tenth of the time. "
+    "<strong>Time</strong>, <strong>uplink</strong> and <strong>up and down</strong> are those that FedAvg "
+    "waiting for its slowest client needs until the first test that reaches its own final accuracy, over the "
+    f"method's until the same: 3{TIMES} is a third of the time. {MISSING} means never. <strong>Stayed "
+    "out</strong> counts fits that had no time for a step. Intervals are 95 %, by Student's t over seeds.</p>"
+)
+_Rows = Mapping[str, Mapping[str, Any]]
+_NONE_YET = "No cell of this table is measured yet."
+
+
+def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
+    """Return the cells of a task's table under `HEADINGS`."""
+    table: list[tuple[str, ...]] = []
+    for method, row in summarise_task(rows, task, list(METHODS)).items():
+        reached = f" ({row['reached']} of {row['seeds']})" if row["reached"] < row["seeds"] else ""
+        table.append(
+            (
+                method,
+                str(row["seeds"]),
+                _percent(row["accuracy"], row["interval"]),
+                _points(row["against_reference"], row["against_interval"]),
+                _ratio(row["time_ratio"], reached),
+                _ratio(row["uplink_ratio"], ""),
+                _ratio(row["bytes_ratio"], ""),
+                f"{row['rounds']:.0f}",
+                bytes_text(row["uplink_bytes"]),
+                bytes_text(row["downlink_bytes"]),
+                f"{row['rejected']:.0f}",
+                f"{100 * row['choosing_share']:.1f} %",
+                f"{100 * row['profile_share']:.1f} %",
+                f"{min(row['least_coverage'].values(), default=0.0):.2f}",
+            )
+        )
+    return table
+
+
+def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+    """Return the lines of one Markdown table of all methods in these tasks.
+
+    Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times
+    sooner, with how many times fewer bytes sent, and with how many times fewer bytes sent and received the method
+    reaches the accuracy of waiting; with how many seeds, if not all. A cell without all of its seeds says so.
+    """
+    return _markdown(rows, tasks, _short)
+
+
+def charged_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table of what choosing and cost profiles take.
+
+    Simulated seconds of all clients together, mean over seeds, and in brackets their share of all clients' time.
+    """
+    return _markdown(rows, tasks, _charged)
+
+
+def _markdown(
+    rows: _Rows, tasks: Sequence[str], cell: Callable[[Mapping[str, Any]], str]
+) -> list[str]:
+    found = {task: summarise_task(rows, task, list(METHODS)) for task in tasks}
+    shown = [task for task in tasks if found[task]]
+    if not shown:
+        return [_NONE_YET]
+    titles = " | ".join(TASKS[task].title for task in shown)
+    lines = [f"| method | {titles} |", "| --- |" + " --- |" * len(shown)]
+    for method in METHODS:
+        cells = [cell(found[task][method]) if method in found[task] else "" for task in shown]
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    interval = row["interval"]
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    if row["time_ratio"] is None:
+        ratios = "never"
+    else:
+        some = f" in {row['reached']} of {row['seeds']}" if row["reached"] < row["seeds"] else ""
+        factors = (row["time_ratio"], row["uplink_ratio"], row["bytes_ratio"])
+        ratios = ", ".join(f"{factor:.1f}x" for factor in factors) + some
+    seeds = "" if row["seeds"] == len(SEEDS) else f" [{row['seeds']} of {len(SEEDS)} seeds]"
+    return f"{100 * row['accuracy']:.1f}{around} ({ratios}){seeds}"
+
+
+def _charged(row: Mapping[str, Any]) -> str:
+    if not row["choosing_seconds"] and not row["profile_seconds"]:
+        return "none"
+    return ", ".join(
+        f"{row[f'{name}_seconds']:.3g} s ({100 * row[f'{name}_share']:.1f} %)"
+        for name in ("choosing", "profile")
+    )
+
+
+def filled(text: str, rows: _Rows) -> str:
+    r"""Return a document with the tables of these rows between its marks.
+
+    A mark is ``<!-- federation accuracy -->`` or ``<!-- federation charges -->``, and the table ends with
+    ``<!-- end -->``.
+
+    >>> filled("<!-- federation accuracy -->\nold\n<!-- end -->", {}).splitlines()[1]
+    'No cell of this table is measured yet.'
+    """
+    tables = {"accuracy": federation_markdown, "charges": charged_markdown}
+
+    def table(found: re.Match[str]) -> str:
+        lines = tables[found[2]](rows, list(TASKS))
+        return "\n".join([found[1], *lines, found[3]])
+
+    return _MARKED.sub(table, text)
+
+
+_MARKED = re.compile(
+    r"(<!-- federation (accuracy|charges) -->)\n.*?(<!-- end -->)", flags=re.DOTALL
+)
+
+
+def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
+    """Write the page; tasks without a finished cell are left out."""
+    sections = [_section(rows, name) for name in TASKS if federation_table(rows, name)]
+    title = "Unequal clients: every method in the same fleets"
+    return write_atomically(path, static_page(title, _INTRO, sections, environment).encode())
+
+
+def _section(rows: _Rows, task: str) -> str:
+    table = federation_table(rows, task)
+    body = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in table
+    )
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    curves = {
+        method: found for method in METHODS if (found := _curves(rows, f"{task} | {method} | "))
+    }
+    return "\n".join(
+        [
+            f'<section><h2>{escape(TASKS[task].title)}</h2><div class="scroll"><table>',
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
+            chart(curves, _HIGHLIGHTED),
+            "</section>",
+        ]
+    )
+
+
+def _curves(rows: _Rows, prefix: str) -> list[Curve]:
+    found = (row["curve"] for name, row in rows.items() if name.startswith(prefix))
+    return [curve for curve in found if len(curve) > 1]
+
+
+def _percent(value: float, interval: float | None) -> str:
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    return f"{100 * value:.1f}{around} %"
+
+
+def _points(value: float, interval: float | None) -> str:
+    """Return a difference of accuracies in points, with its interval.
+
+    >>> _points(0.012, 0.003), _points(-0.5, None)
+    ('+1.2 ± 0.3', '-50.0')
+    """
+    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
+    return f"{100 * value:+.1f}{around}"
+
+
+def _ratio(value: float | None, note: str) -> str:
+    return MISSING if value is None else f"{value:.2g}{TIMES}{note}"

@@ -1,0 +1,165 @@
+"""The federations of the benchmark: data, fleet and how long they run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from fl_elastic.profiling import CostProfile
+from fl_elastic_simulations.benchmarks.federation_methods import METHODS, REFERENCE
+from fl_elastic_simulations.scenario.scenario import Scenario
+
+__all__ = ["SEEDS", "TASKS", "FederationTask", "bandwidth_of", "method_key", "task_scenario"]
+
+Table = dict[str, Any]
+
+_SENDING_SHARE = 0.05
+_TESTS = 40
+SEEDS = (0, 1, 2)
+"""With which every cell of the table is run."""
+
+
+@dataclass(frozen=True)
+class FederationTask:
+    """One federation.
+
+    Attributes
+    ----------
+    title : str
+        For tables.
+    data : dict
+        The scenario's section.
+    model : str
+        Registered model.
+    speeds : tuple of (float, int)
+        Slowdown and number of clients of each device class.
+    training : dict
+        The scenario's section, besides rounds and time.
+    reference_rounds : int
+        Rounds of the reference that waits for everyone; all methods get the simulated time that these take.
+    weights : str, optional
+        File of pretrained weights in the data folder.
+    methods : dict
+        Tables of methods by name.
+    """
+
+    title: str
+    data: Table
+    model: str
+    speeds: tuple[tuple[float, int], ...]
+    training: Table
+    reference_rounds: int
+    weights: str | None = None
+    methods: dict[str, Table] = field(default_factory=lambda: METHODS)
+
+
+TASKS: dict[str, FederationTask] = {
+    "cifar-correlated-0.3": FederationTask(
+        title="CIFAR-10, correlated, alpha 0.3",
+        data={
+            "dataset": "cifar10_jpegq75", "partition": "dirichlet", "layout": "correlated",
+            "alpha": 0.3, "min_examples": 32, "test_limit": 2000,
+        },
+        model="resnet8",
+        speeds=((1.0, 10), (2.0, 10), (3.0, 10), (4.0, 10)),
+        training={
+            "local_steps": 8, "batch_size": 32, "learning_rate": 0.1, "client_fraction": 0.25,
+        },
+        reference_rounds=45,
+    ),
+    "har-correlated": FederationTask(
+        title="Activities of 23 people, correlated",
+        data={
+            "dataset": "har", "partition": "natural", "layout": "correlated", "min_examples": 1,
+        },
+        model="har_cnn",
+        speeds=((1.0, 6), (2.0, 6), (3.0, 6), (4.0, 5)),
+        training={
+            "local_steps": 12, "batch_size": 16, "learning_rate": 0.05, "client_fraction": 0.5,
+        },
+        reference_rounds=30,
+    ),
+    "signs-correlated": FederationTask(
+        title="Traffic signs, correlated",
+        data={
+            "dataset": "gtsrb", "partition": "natural", "layout": "correlated", "test_limit": 1500,
+        },
+        model="resnet8",
+        speeds=((1.0, 5), (2.0, 5)),
+        training={"local_steps": 12, "batch_size": 32, "learning_rate": 0.1},
+        reference_rounds=30,
+    ),
+    "birds-independent-0.3": FederationTask(
+        title="Birds, pretrained MobileNetV2",
+        data={"dataset": "cub50", "partition": "dirichlet", "alpha": 0.3, "min_examples": 16},
+        model="mobilenet_v2",
+        speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
+        training={"local_steps": 6, "batch_size": 16, "learning_rate": 0.01, "momentum": 0.9},
+        reference_rounds=6,
+        weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
+    ),
+}  # fmt: skip
+"""By the name on the command line."""
+
+
+def bandwidth_of(task: FederationTask, profile: CostProfile) -> float:
+    """Return the bytes per second with which sending the model takes 5 % of the fastest class's training.
+
+    That is about its share in FedEL's testbed; rounds here have few steps of small models.
+    """
+    training = float(task.training["local_steps"] * profile.full_step_seconds)
+    return float(profile.parameter_bytes.sum()) / (_SENDING_SHARE * training)
+
+
+def task_scenario(
+    task: FederationTask,
+    bandwidth: float = 1e9,
+    seconds: float | None = None,
+) -> Scenario:
+    """Return the scenario of a task: as many rounds as fit into the simulated time, or the reference's.
+
+    The deadline of a round is the time in which the fastest class trains and sends everything, as in FedEL.
+
+    Parameters
+    ----------
+    task : FederationTask
+        Which.
+    bandwidth : float
+        Bytes per second to the server; from it twice as many.
+    seconds : float, optional
+        Simulated time, with forty tests at equal intervals.
+    """
+    table: Table = {
+        "title": task.title,
+        "seeds": [0],
+        "data": task.data,
+        "model": {"name": task.model} | ({} if task.weights is None else {"weights": task.weights}),
+        "training": task.training
+        | {
+            "rounds": task.reference_rounds if seconds is None else 100_000,
+            "optimizer": "sgd",
+        }
+        | ({} if seconds is None else {"simulated_seconds": seconds, "tests": _TESTS}),
+        "deadline": {"quantile": 0.0},
+        "fleet": [
+            {
+                "name": f"1/{slowdown:g}" if slowdown != 1 else "1",
+                "device": "laptop",
+                "count": count,
+                "slowdown": slowdown,
+                "uplink_bytes_per_second": bandwidth,
+                "downlink_bytes_per_second": 2 * bandwidth,
+            }
+            for slowdown, count in task.speeds
+        ],
+        "methods": [method_key(name) for name in task.methods],
+        "method": {method_key(name): method for name, method in task.methods.items()},
+        "target": {"method": method_key(REFERENCE)},
+    }
+    return Scenario.from_json(json.dumps(table))
+
+
+def method_key(name: str) -> str:
+    """Return the name of a method as a scenario may have it."""
+    return name.replace(", ", "-").replace(" ", "-").replace("/", "-")

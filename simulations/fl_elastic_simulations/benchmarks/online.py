@@ -1,0 +1,211 @@
+"""The stream learner as it is by default beside online learners: prequential accuracy and processor time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner, StreamOptions
+from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
+from fl_elastic_simulations.benchmarks.online_streams import STREAMS, Rows
+from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.data.datasets import data_root_folder
+
+__all__ = [
+    "CHOSEN_ON",
+    "DEFAULT",
+    "METHODS",
+    "SEEDS",
+    "bench_online",
+    "online_markdown",
+    "online_means",
+    "run_online",
+]
+
+SEEDS = (0, 1, 2)
+CHOSEN_ON = tuple((name, 0) for name in ("sea", "led", "digits"))
+"""Streams and seeds that the default trigger was chosen on; all others were only looked at afterwards."""
+
+DEFAULT = "StreamLearner, defaults"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    accuracy: float
+    seconds: float
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    # As `fl-elastic stream` has it.
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def _learner(every: int | None = None, steps: int = 0) -> Callable[[Rows, int], dict[str, Any]]:
+    """Return a run of the stream learner; with nothing given it is as it is by default."""
+
+    def run(rows: Rows, seed: int) -> dict[str, Any]:
+        x, y = rows
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 2))
+        given: dict[str, Any] = {}
+        if every is not None:
+            given["trigger"] = EverySamples(every) | OnDrift()
+            given["options"] = StreamOptions(steps=steps)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            SampleStore(Path(folder) / "samples.db", 64 * 2**20, seed=seed) as store,
+        ):
+            began = time.process_time()
+            learner = StreamLearner(
+                model, store, budget=Budget(), optimizer_fn=_adam, state_dir=folder, seed=seed,
+                **given,
+            )  # fmt: skip
+            for place in range(len(y)):
+                learner.observe(x[place], int(y[place]), float(place))
+            learner.close()
+            seconds = time.process_time() - began
+            progress = learner.progress
+        return {
+            "accuracy": progress.right / progress.labelled,
+            "seconds": seconds,
+            "adaptations": progress.adaptations,
+            "rolled_back": progress.rolled_back,
+            "drifts": progress.drifts,
+        }
+
+    return run
+
+
+def _river(make: Callable[[int], Any]) -> Callable[[Rows, int], dict[str, Any]]:
+    """Return a run of one of river's learners."""
+
+    def run(rows: Rows, seed: int) -> dict[str, Any]:
+        names = [f"x{column}" for column in range(rows[0].shape[1])]
+        samples = [dict(zip(names, each, strict=True)) for each in rows[0].tolist()]
+        began, learner, right = time.process_time(), make(seed), 0
+        for x, y in zip(samples, rows[1].tolist(), strict=True):
+            right += learner.predict_one(x) == y
+            learner.learn_one(x, y)
+        seconds = time.process_time() - began
+        return {"accuracy": right / len(samples), "seconds": seconds}
+
+    return run
+
+
+def _logistic(seed: int) -> Any:
+    del seed
+    from river import compose, linear_model, multiclass, preprocessing
+
+    return compose.Pipeline(
+        preprocessing.StandardScaler(),
+        multiclass.OneVsRestClassifier(linear_model.LogisticRegression()),
+    )
+
+
+def _tree(seed: int) -> Any:
+    del seed
+    from river import tree
+
+    return tree.HoeffdingTreeClassifier()
+
+
+def _adaptive_tree(seed: int) -> Any:
+    from river import tree
+
+    return tree.HoeffdingAdaptiveTreeClassifier(seed=seed)
+
+
+def _forest(seed: int) -> Any:
+    from river import forest
+
+    return forest.ARFClassifier(seed=seed)
+
+
+def _no_change(rows: Rows, seed: int) -> dict[str, Any]:
+    """Predict the last label once more: what a learner must beat where labels come in runs."""
+    del seed
+    return {"accuracy": float(np.mean(rows[1][1:] == rows[1][:-1])), "seconds": 0.0}
+
+
+METHODS: dict[str, Callable[[Rows, int], dict[str, Any]]] = {
+    "the last label again": _no_change,
+    "logistic regression": _river(_logistic),
+    "Hoeffding tree": _river(_tree),
+    "Hoeffding adaptive tree": _river(_adaptive_tree),
+    "adaptive random forest": _river(_forest),
+    "StreamLearner, every 200, 20 steps": _learner(200, 20),
+    "StreamLearner, every 50, 20 steps": _learner(50, 20),
+    DEFAULT: _learner(),
+}
+"""By name, each a run over the rows of a stream with a seed."""
+
+
+def run_online(stream: str, method: str, seed: int, data_root: str) -> dict[str, Any]:
+    """Run one learner over one stream, with one thread."""
+    torch.set_num_threads(1)
+    rows = STREAMS[stream].read(Path(data_root), seed)
+    found = METHODS[method](rows, seed)
+    return {**found, "rows": len(rows[1])}
+
+
+def bench_online(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    streams: Iterable[str] = (),
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 1,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Run every learner on every stream with every seed; finished cells are kept.
+
+    Raises
+    ------
+    ScenarioError
+        If a stream is unknown.
+    """
+    root, wanted = str(data_root_folder(data_root)), list(seeds)
+    cells = {
+        name: (stream, method, seed, root)
+        for stream in chosen_tasks(streams, STREAMS)
+        for seed in wanted
+        for method in METHODS
+        if (name := f"{stream} | {method} | {seed}") not in results.rows
+    }
+    for done, (cell, row) in enumerate(finished_cells(run_online, cells, workers), start=1):
+        results.add(cell, row)
+        tell(f"{done}/{len(cells)} {cell}: {row['accuracy']:.3f}, {row['seconds']:.1f} s")
+
+
+def online_means(rows: Mapping[str, Mapping[str, Any]], stream: str, method: str) -> _Cell | None:
+    """Return mean accuracy and seconds over the seeds that the choice has not seen; None if one is missing."""
+    seeds = [seed for seed in SEEDS if (stream, seed) not in CHOSEN_ON]
+    found = [rows.get(f"{stream} | {method} | {seed}") for seed in seeds]
+    there = [row for row in found if row is not None]
+    if len(there) < len(seeds):
+        return None
+    return _Cell(mean(r["accuracy"] for r in there), mean(r["seconds"] for r in there))
+
+
+def online_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of the held-out streams and seeds: accuracy in %, and seconds in brackets."""
+    lines = [f"| | {' | '.join(each.title for each in STREAMS.values())} |"]
+    lines.append("| --- |" + " --- |" * len(STREAMS))
+    for method in METHODS:
+        cells = []
+        for stream in STREAMS:
+            found = online_means(rows, stream, method)
+            text = "-" if found is None else f"{100 * found.accuracy:.1f} ({found.seconds:.1f})"
+            cells.append(text)
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)

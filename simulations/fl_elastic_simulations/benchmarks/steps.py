@@ -1,0 +1,152 @@
+"""Steps of several plans of one model, side by side: what they keep, and what they take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.groups import BackwardGraph, Batch, Mode, compute_loss, untouched
+from fl_elastic.losses import classification_loss
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import clock_for
+from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.channel_guard import ChannelGuard
+
+__all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """What a step keeps, by hooks on saved tensors.
+
+    Attributes
+    ----------
+    stored : int
+        Bytes of the distinct storages that the forward pass leaves for the backward pass, without parameters and
+        buffers.
+    largest_block : int
+        Bytes that the largest recomputed block keeps besides while it runs again; 0 without any.
+    """
+
+    stored: int
+    largest_block: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both: at no time is more kept, since the backward pass has freed what lies nearer to the loss."""
+        return self.stored + self.largest_block
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return SGD with momentum at a small rate."""
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+def vanilla(plan: Plan) -> Plan:
+    """Return the plan that trains the same groups with torch's own operations: whole gradients, all stored."""
+    modes = tuple(
+        Mode.FULL if mode.kind in ("channels", "filtered") else mode for mode in plan.modes
+    )
+    return replace(plan, modes=modes, lean=False, recomputed=(), channels={})
+
+
+def saved_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph, batch: Batch) -> SavedBytes:
+    """Return what one step of ``plan`` keeps; the model is left as it was."""
+    with untouched(model):
+        with realised(plan, model):
+            stored = kept_bytes(lambda: compute_loss(model, classification_loss, batch), model)
+        if not plan.recomputed:
+            return SavedBytes(stored)
+        with realised(replace(plan, recomputed=()), model):
+            blocks = [model.get_submodule(name) for name in plan.recomputed]
+            with _inputs_of(blocks) as inputs:
+                compute_loss(model, classification_loss, batch)
+            return SavedBytes(stored, max(_block_bytes(b, x) for b, x in inputs.items()))
+
+
+def interleaved_seconds(
+    model: nn.Module,
+    plans: Sequence[Plan],
+    graph: BackwardGraph,
+    batch: Batch,
+    *,
+    repeats: int = 9,
+) -> list[float]:
+    """Return the median CPU seconds of a step of each plan, taken in turn; the model is left as it was.
+
+    One thread. Layers are put in place outside of the timed step.
+    """
+    timer = clock_for("cpu", "cpu")
+    seconds: list[list[float]] = [[] for _ in plans]
+    with untouched(model), _weights_kept(model):
+        optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+        for repeat in range(repeats + 1):
+            for place, plan in enumerate(plans):
+                with realised(plan, model):
+                    guard = ChannelGuard(plan, model)
+                    started = timer()
+                    optimizer.zero_grad(set_to_none=True)
+                    compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    guard.put_back()
+                    if repeat:
+                        seconds[place].append(timer() - started)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def kept_bytes(run: Callable[[], Any], *owners: Any) -> int:
+    """Return the bytes of the distinct storages that ``run()`` saves, without those of the tensors and modules."""
+    known = set()
+    for owner in owners:
+        tensors = [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
+        known |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    # The tensors are held, so that no storage's address is used twice.
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> None:
+        # Handing an operation its own output would make a cycle that is never freed.
+        kept[tensor.untyped_storage().data_ptr()] = tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
+        output = run()
+    del output
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in known)
+
+
+def _block_bytes(block: nn.Module, given: Tensor) -> int:
+    """Return what a block keeps besides its input, which is stored already."""
+    return kept_bytes(lambda: block(given), block, given)
+
+
+@contextmanager
+def _inputs_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Note what goes into each module, as a leaf of its own."""
+    inputs: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        given = arguments[0]
+        inputs[module] = given.detach().clone().requires_grad_(given.requires_grad)
+
+    handles = [module.register_forward_pre_hook(note) for module in modules]
+    try:
+        yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _weights_kept(model: nn.Module) -> Iterator[None]:
+    before = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in before:
+                parameter.copy_(value)

@@ -1,0 +1,237 @@
+"""One device on one stream: what it learned, what it forgot, and what that cost."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.streaming import (
+    EverySamples,
+    ExperienceReplay,
+    Latent,
+    OnDrift,
+    Replay,
+    SampleStore,
+    StreamLearner,
+    StreamOptions,
+    make_replay,
+)
+from fl_elastic.streaming.adapting import Adaptation
+from fl_elastic.streaming.summary import stream_summary
+from fl_elastic_simulations.benchmarks import stream_metrics
+from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.stream_methods import METHODS, SHOWN, StreamMethod
+from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stream, StreamTask
+from fl_elastic_simulations.data.datasets import data_root_folder
+
+__all__ = ["run_stream"]
+
+# Of the capacity of a store of inputs; a little less than a tenth, as files are seldom full to the last page.
+_LATENT_SHARE = 0.0875
+# An alarm that comes more samples than this after a change, or after the next one, is not of that change.
+_WITHIN = 500
+
+
+class _Timed(StreamLearner):
+    """Counts the CPU seconds of its adaptations, with all that they need but for the state on disk."""
+
+    adapting_seconds = 0.0
+    saving_seconds = 0.0
+
+    def adapt(self) -> Adaptation | None:
+        """Adapt as ever."""
+        began = time.process_time() - self.saving_seconds
+        done = super().adapt()
+        self.adapting_seconds += time.process_time() - self.saving_seconds - began
+        return done
+
+    def save(self) -> bool:
+        """Save as ever."""
+        began = time.process_time()
+        taken = super().save()
+        self.saving_seconds += time.process_time() - began
+        return taken
+
+
+@cache
+def _at_home(task: str, seed: int, root: Path) -> tuple[Stream, nn.Module, tuple[int, ...]]:
+    """Return the stream, the model as it is sent out, and the labels of its outputs."""
+    kind = TASKS[task]
+    stream = kind.read(root, seed)
+    known = tuple(int(label) for label in np.unique(stream.before.y))
+    model = kind.build(root, len(known), seed)
+    _train(model, kind, stream.before, known, seed)
+    return stream, model, known
+
+
+def _train(
+    model: nn.Module, kind: StreamTask, data: Labelled, known: Sequence[int], seed: int
+) -> None:
+    targets = torch.from_numpy(np.searchsorted(known, data.y))
+    draw = np.random.default_rng(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model.train()
+        for _ in range(kind.epochs):
+            for rows in np.array_split(draw.permutation(len(data)), max(len(data) // 32, 1)):
+                optimizer.zero_grad()
+                outputs = model(kind.prepare(torch.from_numpy(data.x[rows])))
+                torch.nn.functional.cross_entropy(outputs, targets[rows]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    model.eval()
+
+
+def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict[str, Any]:
+    """Send one device through one stream, with one thread, and return what is measured."""
+    torch.set_num_threads(1)
+    stream, home, known = _at_home(task, seed, data_root_folder(data_root))
+    kind, how = TASKS[task], METHODS[method]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SampleStore(
+            Path(folder) / "samples.db", int(kind.capacity * _LATENT_SHARE) if how.latent else kind.capacity,
+            policy="class_balanced", encoding="int8" if how.latent else "raw", seed=seed,
+        ) as store,
+        _Timed(
+            copy.deepcopy(home), store, budget=Budget(speedup=how.speedup),
+            policy=how.policy or "full",
+            optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=kind.rate, fused=True),
+            trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
+            replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
+            latent=Latent(kind.latent) if how.latent else None, prepare=kind.prepare,
+            options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000, points=64),
+        ) as learner,
+    ):  # fmt: skip
+        untrained = [_accuracy(learner, kind, test) for test in stream.tests]
+        gc.collect()
+        set_back_peak()
+        before = resident_bytes("VmRSS")
+        went = _sent(learner, kind, stream)
+        done = learner.adaptations
+        return {
+            "samples": len(went.correct),
+            "prequential": float(np.mean(went.correct)),
+            **_over_tasks(went.table, untrained),
+            **_over_drifts(np.array(went.correct), went.alarms, stream.starts[1:]),
+            # CPU seconds of one thread: of whole adaptations, and of all that is done in between.
+            "adapting_seconds": learner.adapting_seconds,
+            "saving_seconds": learner.saving_seconds,
+            "other_seconds": went.seconds - learner.adapting_seconds,
+            "selection_seconds": sum(each.selection_seconds for each in done),
+            "adaptations": len(done),
+            "undone": sum(bool(each.undone) for each in done),
+            "trained_share": float(np.mean([len(d.trained) / d.groups for d in done] or [0.0])),
+            "peak_bytes": went.peak - before,
+            "store_bytes": store.used_bytes,
+            "stored": len(store),
+            "table": went.table,
+            "curve": [[p.labelled, round(p.accuracy, 4)] for p in learner.record.points],
+            "starts": list(stream.starts),
+            # Of one device, what the page of a stream shows.
+            **({"stream": stream_summary(learner)} if seed == 0 and method in SHOWN else {}),
+        }
+
+
+@dataclass
+class _Walk:
+    """What was seen along a stream."""
+
+    correct: list[bool] = field(default_factory=list)
+    alarms: list[int] = field(default_factory=list)
+    table: list[list[float]] = field(default_factory=list)
+    seconds: float = 0.0
+    peak: int = 0
+
+
+def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
+    """Show the learner the whole stream; after each task test it on all of them.
+
+    Neither seconds nor peak are of the tests.
+    """
+    walk = _Walk()
+    for start, end in pairwise([*stream.starts, len(stream.samples)]):
+        set_back_peak()
+        began = time.process_time()
+        for first in range(start, end, task.together):
+            times = np.arange(first, min(first + task.together, end))
+            part = stream.samples[times]
+            for place, seen in enumerate(learner.observe_batch(part.x, part.y, times), first):
+                walk.correct.append(bool(seen.correct))
+                if seen.drift:
+                    walk.alarms.append(place)
+        walk.seconds += time.process_time() - began
+        walk.peak = max(walk.peak, resident_bytes("VmHWM"))
+        walk.table.append([_accuracy(learner, task, test) for test in stream.tests])
+    return walk
+
+
+def _replay(method: StreamMethod, task: StreamTask) -> Replay:
+    if method.replay == "er":
+        return ExperienceReplay(stored_share=task.latent_stored if method.latent else task.stored)
+    return make_replay(method.replay)
+
+
+def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float:
+    hits = 0
+    labels = np.array(learner.classes)
+    with torch.no_grad():
+        for start in range(0, len(test), 128):
+            part = test[slice(start, start + 128)]
+            scores = learner.model(task.prepare(torch.from_numpy(part.x)))[:, : len(labels)]
+            hits += int((labels[scores.argmax(1).numpy()] == part.y).sum())
+    return hits / len(test)
+
+
+def _over_tasks(table: list[list[float]], untrained: list[float]) -> dict[str, Any]:
+    if not untrained:
+        return {}
+    found = {
+        "average": stream_metrics.average_accuracy(table),
+        "anytime": stream_metrics.anytime_accuracy(table),
+        "forgetting": stream_metrics.forgetting(table),
+        "backward_transfer": stream_metrics.backward_transfer(table),
+        # Against the model that was sent out, which knows something of the first tasks.
+        "forward_transfer": stream_metrics.forward_transfer(table, untrained),
+    }
+    return found
+
+
+def _over_drifts(
+    correct: NDArray[np.bool_], alarms: Sequence[int], drifts: Sequence[int]
+) -> dict[str, Any]:
+    """Return delays, false alarms per 1,000 samples, and recoveries; a change never got over counts to its end."""
+    accuracy = stream_metrics.prequential_accuracy(correct, 0.98)
+    ends = [*drifts, len(correct)][1:]
+    back = []
+    for drift, end in zip(drifts, ends, strict=True):
+        samples = stream_metrics.recovery(accuracy[:end], drift)
+        back.append(float(end - drift) if math.isnan(samples) else samples)
+    delays = [
+        each
+        for each in stream_metrics.drift_delays(alarms, drifts, _WITHIN)
+        if not math.isnan(each)
+    ]
+    return {
+        "alarms": list(alarms),
+        "noticed": len(delays),
+        "drifts": len(drifts),
+        "delay": float(np.mean(delays)) if delays else None,
+        "false_alarms": stream_metrics.false_alarms(alarms, drifts, _WITHIN) if drifts else None,
+        "recovery": float(np.mean(back)) if back else None,
+    }

@@ -1,0 +1,332 @@
+"""Streams that change: new classes, turned pictures, one person after the other, markets, weather, birds."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
+
+from fl_elastic.errors import DatasetError
+from fl_elastic.named_models import build_model
+from fl_elastic.streaming.body import as_floats
+from fl_elastic_simulations.data.activity_windows import activity_windows
+from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
+from fl_elastic_simulations.data.files import npz_arrays
+from fl_elastic_simulations.models.pretrained import load_pretrained
+
+__all__ = ["TASKS", "Labelled", "Stream", "StreamTask"]
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Samples and their labels."""
+
+    x: NDArray[np.generic]
+    y: NDArray[np.int64]
+
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> Labelled:
+        return Labelled(self.x[rows], self.y[rows])
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A stream, and what the device knew before it.
+
+    Parameters
+    ----------
+    before : Labelled
+        What the model is trained on at home, before it is sent out.
+    samples : Labelled
+        In the order in which they come.
+    starts : tuple of int
+        Where each task begins; the first is 0. The others are the changes that are known.
+    tests : tuple of Labelled
+        One for each task; empty where the stream is its only test.
+    """
+
+    before: Labelled
+    samples: Labelled
+    starts: tuple[int, ...]
+    tests: tuple[Labelled, ...] = ()
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """A stream with its model and what the device can keep.
+
+    Parameters
+    ----------
+    title : str
+        As it stands in tables.
+    read : callable
+        ``read(data_root, seed)`` gives the stream.
+    build : callable
+        ``build(data_root, outputs, seed)`` gives the untrained model.
+    latent : int
+        Groups above the frozen part, for latent replay.
+    capacity : int
+        Bytes of the store of inputs; that of features gets a tenth.
+    every, steps : int
+        Labelled samples between adaptations, and training steps of each.
+    latent_steps : int
+        The same with latent replay: what is spared may buy more of them.
+    together : int
+        Samples that come at once.
+    stored, latent_stored : float
+        Share of stored samples in each batch with experience replay, and with latent replay, which sees each new
+        one in more steps. Chosen on the first seed.
+    rate : float
+        Learning rate of Adam on the device.
+    prepare : callable
+        From a batch of samples as they come to what the model takes.
+    epochs : int
+        Of the training at home.
+    """
+
+    title: str
+    read: Callable[[Path, int], Stream]
+    build: Callable[[Path, int, int], nn.Module]
+    latent: int
+    capacity: int
+    every: int
+    steps: int
+    latent_steps: int
+    stored: float = 0.7
+    latent_stored: float = 0.8
+    rate: float = 1e-3
+    prepare: Callable[[Tensor], Tensor] = as_floats
+    epochs: int = 4
+    together: int = 25
+
+
+# As pictures come from a camera: bytes. Mean and deviation are those of the dataset.
+_GREY = (0.2860, 0.3530)
+_COLOUR = (torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225]))
+
+
+def _grey(pixels: Tensor) -> Tensor:
+    return (pixels.float() / 255 - _GREY[0]) / _GREY[1]
+
+
+def _colours(pixels: Tensor) -> Tensor:
+    mean, spread = (each.to(pixels.device)[:, None, None] for each in _COLOUR)
+    return (pixels.float() / 255 - mean) / spread
+
+
+def _bytes(scaled: NDArray[np.floating]) -> NDArray[np.uint8]:
+    return np.asarray(np.rint(np.clip(scaled, 0, 1) * 255), np.uint8)
+
+
+def _fashion(root: Path) -> tuple[Labelled, Labelled]:
+    found = load_dataset("fashion_mnist", root)
+    return (
+        Labelled(_bytes(found.train_x * _GREY[1] + _GREY[0]), found.train_y),
+        Labelled(_bytes(found.test_x * _GREY[1] + _GREY[0]), found.test_y),
+    )
+
+
+def _new_classes(root: Path, seed: int) -> Stream:
+    """Four classes known at home, then two new ones at a time, and nothing else while they come."""
+    train, test = _fashion(root)
+    draw = np.random.default_rng(seed)
+    order = draw.permutation(10)
+    sets = [order[:4], order[4:6], order[6:8], order[8:]]
+    rows = [draw.permutation(np.flatnonzero(np.isin(train.y, each))) for each in sets]
+    before, rows[0] = rows[0][:3000], rows[0][3000:4000]
+    parts = [train[own[:1500]] for own in rows]
+    tests = tuple(_some(test, np.isin(test.y, each), 200 * len(each), draw) for each in sets)
+    return _in_turn(train[before], parts, tests)
+
+
+def _turned(root: Path, seed: int) -> Stream:
+    """Upright pictures at home and at first, then the camera is turned by 60 degrees, three times."""
+    train, test = _fashion(root)
+    draw = np.random.default_rng(seed)
+    rows = draw.permutation(len(train))[: 4000 + 4 * 1500]
+    shown = _some(test, np.ones(len(test), bool), 800, draw)
+    parts = [rows[4000 + 1500 * turn : 5500 + 1500 * turn] for turn in range(4)]
+    return _in_turn(
+        train[rows[:4000]],
+        [_rotated(train[own], 60 * turn) for turn, own in enumerate(parts)],
+        tuple(_rotated(shown, 60 * turn) for turn in range(4)),
+    )
+
+
+def _rotated(pictures: Labelled, degrees: float) -> Labelled:
+    angle = np.deg2rad(degrees)
+    matrix = torch.tensor([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0]])
+    x = torch.from_numpy(pictures.x.astype(np.float32) / 255)
+    grid = affine_grid(matrix.float().expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return Labelled(_bytes(grid_sample(x, grid, align_corners=False).numpy()), pictures.y)
+
+
+def _people(root: Path, seed: int) -> Stream:
+    """Human activity: eight people at home, then fifteen others one after the other, each in time order.
+
+    Channels are scaled by mean and deviation of all windows.
+    """
+    arrays = npz_arrays(
+        "har", root / "har_phone_watch" / "har_raw_100hz.npz",
+        ("x", "t_ms", "label", "off", "subject", "execution", "labels"),
+    )  # fmt: skip
+    windows = activity_windows(arrays)
+    order = np.random.default_rng(seed).permutation(np.unique(windows.subject))
+    mean = windows.x.mean((0, 2), keepdims=True)
+    x = ((windows.x - mean) / windows.x.std((0, 2), keepdims=True)).astype(np.float32)
+    everything = Labelled(x, windows.y)
+
+    def of(people: NDArray[np.int64], *, late: bool) -> Labelled:
+        return everything[np.flatnonzero(np.isin(windows.subject, people) & (windows.late == late))]
+
+    parts = [of(order[[person]], late=False) for person in range(8, len(order))]
+    tests = tuple(of(order[[person]], late=True) for person in range(8, len(order)))
+    return _in_turn(of(order[:8], late=False), parts, tests)
+
+
+def _table(name: str, known: int) -> Callable[[Path, int], Stream]:
+    def read(root: Path, seed: int) -> Stream:
+        """Rows in time order, with a target of 0 or 1 in the last column; the first ones are known at home."""
+        path = root / "drift_streams" / f"{name}.csv.gz"
+        try:
+            with gzip.open(path, "rt") as lines:
+                rows = np.loadtxt(lines, delimiter=",", skiprows=1)
+        except (OSError, ValueError, EOFError) as error:
+            raise DatasetError(f"{name}: {path} cannot be read: {error}") from None
+        x, y = rows[:, :-1], rows[:, -1].astype(np.int64)
+        spread = x[:known].std(0)
+        x = ((x - x[:known].mean(0)) / np.where(spread > 1e-6, spread, 1)).astype(np.float32)
+        everything = Labelled(x, y)
+        return Stream(everything[slice(known)], everything[slice(known, None)], (0,))
+
+    return read
+
+
+def _birds(root: Path, seed: int) -> Stream:
+    """Ten species known at home, then ten new ones at a time."""
+    found = load_dataset("cub50", root)
+    draw = np.random.default_rng(seed)
+
+    def small(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+        mean, spread = (each.numpy()[:, None, None] for each in _COLOUR)
+        return _bytes(avg_pool2d(torch.from_numpy(x * spread + mean), 2).numpy())
+
+    train = Labelled(small(found.train_x), found.train_y)
+    test = Labelled(small(found.test_x), found.test_y)
+    sets = np.split(draw.permutation(50), 5)
+    rows = [draw.permutation(np.flatnonzero(np.isin(train.y, each))) for each in sets]
+    # A third of the first ten comes again in the stream, so that there is something to keep.
+    before, rows[0] = rows[0][100:], rows[0][:100]
+    tests = tuple(_some(test, np.isin(test.y, each), 100, draw) for each in sets)
+    return _in_turn(train[before], [train[own] for own in rows], tests)
+
+
+def _some(
+    source: Labelled, among: NDArray[np.bool_], size: int, draw: np.random.Generator
+) -> Labelled:
+    return source[draw.permutation(np.flatnonzero(among))[:size]]
+
+
+def _in_turn(before: Labelled, parts: list[Labelled], tests: tuple[Labelled, ...]) -> Stream:
+    ends = np.cumsum([0, *map(len, parts)])
+    samples = Labelled(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
+    return Stream(before, samples, tuple(int(start) for start, _ in pairwise(ends)), tests)
+
+
+def _pictures(*widths: tuple[int, int]) -> Callable[[Path, int, int], nn.Module]:
+    """Convolutions, each with its maps and the pooling after it; a waist of 64 maps of 2x2 is small."""
+
+    def build(_: Path, outputs: int, seed: int) -> nn.Module:
+        def block(inputs: int, maps: int, pool: int) -> list[nn.Module]:
+            conv = nn.Conv2d(inputs, maps, 3, padding=1, bias=False)
+            return [conv, nn.GroupNorm(8, maps), nn.ReLU(), nn.MaxPool2d(pool)]
+
+        return _stacked(block, 1, widths, nn.AdaptiveAvgPool2d(1), outputs, seed)
+
+    return build
+
+
+def _motions(*widths: tuple[int, int, int]) -> Callable[[Path, int, int], nn.Module]:
+    """Convolutions along time, each with its series, its kernel and the pooling after it."""
+
+    def build(_: Path, outputs: int, seed: int) -> nn.Module:
+        def block(inputs: int, series: int, kernel: int, pool: int) -> list[nn.Module]:
+            conv = nn.Conv1d(inputs, series, kernel, padding=kernel // 2, bias=False)
+            return [conv, nn.GroupNorm(8, series), nn.ReLU(), nn.MaxPool1d(pool)]
+
+        return _stacked(block, 6, widths, nn.AdaptiveAvgPool1d(1), outputs, seed)
+
+    return build
+
+
+def _stacked(
+    block: Callable[..., list[nn.Module]], inputs: int, widths: Sequence[tuple[int, ...]],
+    pool: nn.Module, outputs: int, seed: int,
+) -> nn.Module:  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for width in widths:
+            layers += block(inputs, *width)
+            inputs = width[0]
+        return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(inputs, outputs))
+
+
+def _dense(inputs: int) -> Callable[[Path, int, int], nn.Module]:
+    def build(_: Path, outputs: int, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return nn.Sequential(
+                nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs)
+            )  # fmt: skip
+
+    return build
+
+
+def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
+    model = build_model("mobilenet_v2", (3, 64, 64), outputs, seed)
+    weights = data_root_folder(root) / "weights" / "mobilenet_v2_imagenet_onnx7_backbone.npz"
+    load_pretrained(model, weights)
+    return model
+
+
+TASKS: dict[str, StreamTask] = {
+    # New classes change little below a high waist; turned pictures, or another person's motions, need a low one.
+    "fashion-classes": StreamTask(
+        "Fashion-MNIST, two new classes at a time", _new_classes,
+        _pictures((48, 2), (80, 2), (64, 3), (160, 1)), latent=3, capacity=4 * 2**20,
+        every=100, steps=20, latent_steps=72, prepare=_grey,
+    ),
+    "fashion-rotation": StreamTask(
+        "Fashion-MNIST, turned by 60 degrees three times", _turned,
+        _pictures((48, 2), (64, 7), (128, 1), (160, 1)), latent=5, capacity=4 * 2**20,
+        every=100, steps=20, latent_steps=28, prepare=_grey,
+    ),
+    "activity": StreamTask(
+        "Human activity, fifteen people in turn", _people,
+        _motions((160, 9, 2), (24, 9, 8), (128, 3, 1), (128, 3, 1)), latent=5, capacity=5 * 2**20,
+        every=50, steps=20, latent_steps=22, latent_stored=0.7,
+    ),
+    "electricity": StreamTask(
+        "Electricity prices", _table("elec", 2000), _dense(6), latent=2, capacity=2 * 2**20,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
+    ),
+    "weather": StreamTask(
+        "Rain tomorrow", _table("weather", 2000), _dense(8), latent=2, capacity=2 * 2**20,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
+    ),
+    "birds": StreamTask(
+        "CUB-50, ten new species at a time, pretrained MobileNetV2 at 64 pixels", _birds,
+        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_colours,
+    ),
+}  # fmt: skip

@@ -1,0 +1,378 @@
+"""``fl-elastic bench``: measurements behind the claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fl_elastic_simulations.benchmarks import Results
+
+__all__ = ["bench"]
+
+bench = typer.Typer(help="Measure what docs/measured.md claims.", no_args_is_help=True)
+
+_FOLDER = Path("simulations/results")
+_Output = Annotated[Path | None, typer.Option(help="File of the table (JSON).")]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")]
+_DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")]
+_Workers = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
+
+
+@bench.command()
+def solver(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare the solver with brute force, and time it."""
+    from fl_elastic_simulations.benchmarks import Results, bench_solver
+
+    results = Results(output or _FOLDER / "solver.json", fresh=fresh)
+    with Console(stderr=True).status("solving"):
+        bench_solver(results)
+    _show(results, as_json)
+
+
+@bench.command()
+def budget(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare requested and achieved speed-ups on four models."""
+    from fl_elastic_simulations.benchmarks import Results, bench_budget
+
+    results = Results(output or _FOLDER / "budget.json", fresh=fresh)
+    with Console(stderr=True).status("training"):
+        bench_budget(results)
+    _show(results, as_json)
+
+
+@bench.command()
+def house(
+    checkout: Annotated[Path, typer.Option(help="Folder of the checkout to look at.")] = Path(),
+    name: Annotated[str, typer.Option(help="Name of the row.")] = "now",
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Count what the library and the laboratory are, what a device loads, and what acts run through."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.house import bench_house, house_markdown
+
+    results = Results(output or _FOLDER / "house.json", fresh=False)
+    with Console(stderr=True).status("counting"):
+        bench_house(results, checkout.resolve(), name)
+    typer.echo(json.dumps(results.rows) if as_json else house_markdown(results.rows))
+
+
+@bench.command("first-fits")
+def first_fits(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Charge first and second fits with everything they do, on eight models of unlike kinds."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.first_fits import bench_first_fits, first_fits_markdown
+
+    results = Results(output or _FOLDER / "first_fits.json", fresh=fresh)
+    bench_first_fits(results, Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else first_fits_markdown(results.rows))
+
+
+@bench.command()
+def transfer(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+) -> None:
+    """Fine-tune MobileNetV2 on fifty bird species in every way: accuracy against training time."""
+    from fl_elastic_simulations.benchmarks import Results, bench_transfer
+
+    results = Results(output or _FOLDER / "transfer.json", fresh=fresh)
+    console = Console(stderr=True)
+    bench_transfer(results, data_root, workers=workers, tell=console.print)
+    _show(results, as_json)
+
+
+@bench.command("side-by-side")
+def side_by_side(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+    episodes: Annotated[int, typer.Option(min=2, help="Few-shot episodes.")] = 200,
+) -> None:
+    """Compare all policies at one budget: transfer to birds, few-shot traffic signs."""
+    from fl_elastic_simulations.benchmarks import Results, bench_side_by_side
+
+    results = Results(output or _FOLDER / "side_by_side.json", fresh=fresh)
+    console = Console(stderr=True)
+    bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=console.print)
+    _show(results, as_json, prefix="summary ")
+
+
+@bench.command()
+def federation(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+    task: Annotated[list[str] | None, typer.Option(help="Run this task only (repeatable).")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Run this method only (repeatable).")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A quarter of the time of two tasks, one seed.")
+    ] = False,
+) -> None:
+    """Compare every method in the same simulated fleets of unequal devices."""
+    from fl_elastic_simulations.benchmarks import Results, bench_federation
+    from fl_elastic_simulations.benchmarks.federation import SEEDS
+
+    name = "federation-quick.json" if quick else "federation.json"
+    results = Results(output or _FOLDER / name, fresh=fresh)
+    console = Console(stderr=True)
+    bench_federation(
+        results, data_root,
+        tasks=task or (), seeds=seed or SEEDS, methods=method or (), quick=quick, workers=workers,
+        tell=console.print,
+    )  # fmt: skip
+    _show(results, as_json, prefix="summary ")
+
+
+@bench.command("stream-federation")
+def stream_federation(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+) -> None:
+    """Let ten devices meet a changed world at different times, each alone and together."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.stream_federation import bench_stream_federation
+
+    results = Results(output or _FOLDER / "stream-federation.json", fresh=fresh)
+    tell = Console(stderr=True).print
+    bench_stream_federation(results, data_root, workers=workers, tell=tell)
+    _show(results, as_json, prefix="summary ")
+
+
+@bench.command()
+def aggregation(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare what merging replies costs a server with Flower's FedAvg."""
+    from fl_elastic_simulations.benchmarks import Results, bench_aggregation
+
+    results = Results(output or _FOLDER / "aggregation.json", fresh=fresh)
+    with Console(stderr=True).status("merging"):
+        bench_aggregation(results)
+    _show(results, as_json)
+
+
+@bench.command()
+def poison(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Train with two hostile devices of ten, by every aggregation rule."""
+    from fl_elastic_simulations.benchmarks import Results, bench_poison
+
+    results = Results(output or _FOLDER / "poison.json", fresh=fresh)
+    with Console(stderr=True).status("training"):
+        bench_poison(results)
+    _show(results, as_json)
+
+
+@bench.command()
+def liars(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Train with one or two devices of ten that lie in ways a rule does not look at, by every rule."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.liars import bench_liars
+
+    results = Results(output or _FOLDER / "liars.json", fresh=fresh)
+    bench_liars(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command("server-rates")
+def server_rates(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Take longer server steps with and without running statistics: what they gain and risk."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.server_rates import bench_server_rates
+
+    results = Results(output or _FOLDER / "server_rates.json", fresh=fresh)
+    bench_server_rates(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
+def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Time a node's process from a message to its first batch, and weigh an idle node."""
+    from fl_elastic_simulations.benchmarks import Results, bench_startup
+
+    results = Results(output or _FOLDER / "startup.json", fresh=fresh)
+    bench_startup(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
+def fleet(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+) -> None:
+    """Compare a real fleet on this machine with the simulation of the same scenario."""
+    from fl_elastic_simulations.benchmarks import Results, bench_fleet
+
+    results = Results(output or _FOLDER / "fleet.json", fresh=fresh)
+    bench_fleet(results, data_root, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
+def transport(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Send a model through a real server packed and unpacked."""
+    from fl_elastic_simulations.benchmarks import Results, bench_transport
+
+    results = Results(output or _FOLDER / "transport.json", fresh=fresh)
+    bench_transport(results, Console(stderr=True).print)
+    _show(results, as_json)
+
+
+@bench.command()
+def memory(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Compare what a step keeps and takes with lean layers, and with plain autograd."""
+    from fl_elastic_simulations.benchmarks import Results, bench_memory
+
+    results = Results(output or _FOLDER / "memory.json", fresh=fresh)
+    with Console(stderr=True).status("training"):
+        bench_memory(results)
+    _show(results, as_json)
+
+
+@bench.command("fit-peaks")
+def fit_peaks(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+    """Measure whether first fits of fresh processes hold memory budgets, on eight models of unlike kinds."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.fit_peaks import bench_fit_peaks, fit_peaks_markdown
+
+    results = Results(output or _FOLDER / "fit_peaks.json", fresh=fresh)
+    bench_fit_peaks(results, Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else fit_peaks_markdown(results.rows))
+
+
+@bench.command("filter")
+def filter_(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+) -> None:
+    """Compare filtered gradients with exact ones: time, direction, and what is chosen."""
+    from fl_elastic_simulations.benchmarks import Results, bench_filter
+
+    results = Results(output or _FOLDER / "filter.json", fresh=fresh)
+    with Console(stderr=True).status("measuring"):
+        bench_filter(results, data_root)
+    _show(results, as_json)
+
+
+@bench.command()
+def stream(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
+    ] = None,
+) -> None:
+    """Compare ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.stream import SEEDS, bench_stream
+    from fl_elastic_simulations.benchmarks.stream_methods import METHODS
+    from fl_elastic_simulations.benchmarks.stream_summary import stream_cells
+    from fl_elastic_simulations.benchmarks.stream_tasks import TASKS
+
+    results = Results(output or _FOLDER / "stream.json", fresh=fresh)
+    bench_stream(
+        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers,
+        tell=Console(stderr=True).print,
+    )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(results.rows))
+        return
+    for name in TASKS:
+        found = {
+            method: stream_cells(row)
+            for method in METHODS
+            if (row := results.rows.get(f"summary {name} | {method}"))
+        }
+        table = Table("", *next(iter(found.values()), ()), title=TASKS[name].title)
+        for method, cells in found.items():
+            table.add_row(method, *cells.values())
+        if found:
+            Console().print(table)
+
+
+@bench.command()
+def online(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
+    ] = None,
+) -> None:
+    """Compare the stream learner's defaults with online learners: prequential accuracy and processor time."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.online import bench_online, online_markdown
+
+    results = Results(output or _FOLDER / "online.json", fresh=fresh)
+    bench_online(
+        results, data_root, streams=task or (), workers=workers, tell=Console(stderr=True).print
+    )
+    typer.echo(json.dumps(results.rows) if as_json else online_markdown(results.rows))
+
+
+@bench.command()
+def soak(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    samples: Annotated[int, typer.Option(min=50_000, help="Length of the stream.")] = 1_000_000,
+) -> None:
+    """Stream a million samples through a learner: throughput, memory and the store's bound."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.soak import bench_soak
+
+    results = Results(output or _FOLDER / "soak.json", fresh=fresh)
+    bench_soak(results, data_root, samples=samples, tell=Console(stderr=True).print)
+    _show(results, as_json)
+
+
+def _show(results: Results, as_json: bool, prefix: str = "") -> None:
+    """Print the rows whose name starts with ``prefix``, without it."""
+    if as_json:
+        typer.echo(json.dumps(results.rows))
+        return
+    rows = {name: row for name, row in results.rows.items() if name.startswith(prefix)}
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    table = Table("", *(column.replace("_", " ") for column in columns), title=str(results.path))
+    for name, row in rows.items():
+        table.add_row(name.removeprefix(prefix), *(_text(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

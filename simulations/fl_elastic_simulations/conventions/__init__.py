@@ -1,0 +1,1 @@
+"""How published schemes were found, beside the policies that use them."""

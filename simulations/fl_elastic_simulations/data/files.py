@@ -1,0 +1,259 @@
+"""Reading datasets from files: every failure is one line that says what to do about it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import tempfile
+import warnings
+import zipfile
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_elastic.errors import DatasetError
+
+__all__ = [
+    "cache_folder",
+    "decode_jpegs",
+    "decoded_jpegs",
+    "idx_split",
+    "npz_arrays",
+    "torchvision_split",
+]
+
+Arrays = dict[str, npt.NDArray[Any]]
+Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be fetched or computed again; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return folder / "fl_elastic"
+
+
+def npz_arrays(name: str, path: Path, keys: tuple[str, ...]) -> Arrays:
+    """Read the arrays ``keys`` of one npz file.
+
+    Parameters
+    ----------
+    name : str
+        The dataset, for the error message.
+    path : Path
+        The file.
+    keys : tuple of str
+        The arrays that it must have.
+
+    Raises
+    ------
+    DatasetError
+        If the file is missing, is damaged or lacks an array.
+    """
+    if not path.is_file():
+        raise DatasetError(
+            f"{name}: no file {path}: give the folder that holds {path.parent.name}/{path.name} "
+            "with --data-root or FL_ELASTIC_DATA_ROOT"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys}
+    except _UNREADABLE as error:
+        raise _damaged(name, path, error) from None
+
+
+def idx_split(folder: Path, prefix: str) -> Split | None:
+    """Read the images and labels of one split in the idx format of MNIST.
+
+    Parameters
+    ----------
+    folder : Path
+        Where ``<prefix>-images-idx3-ubyte.gz`` and ``<prefix>-labels-idx1-ubyte.gz`` are.
+    prefix : str
+        ``train`` or ``t10k``.
+
+    Returns
+    -------
+    tuple of arrays, or None
+        ``None`` where one of the files is missing.
+
+    Raises
+    ------
+    DatasetError
+        If a file is damaged.
+    """
+    images = folder / f"{prefix}-images-idx3-ubyte.gz"
+    labels = folder / f"{prefix}-labels-idx1-ubyte.gz"
+    if not (images.is_file() and labels.is_file()):
+        return None
+    return _idx(images, 3), _idx(labels, 1).astype(np.int64)
+
+
+def _idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    try:
+        content = gzip.decompress(path.read_bytes())
+        header = 4 + 4 * dimensions
+        if content[:4] != bytes([0, 0, 8, dimensions]):  # unsigned bytes, so many dimensions
+            raise ValueError(f"its first bytes {content[:4].hex()} are not those of an idx file")
+        shape = np.frombuffer(content[4:header], dtype=">u4")
+        return np.frombuffer(content, np.uint8, offset=header).reshape([int(n) for n in shape])
+    except _UNREADABLE as error:
+        raise _damaged(path.name, path, error) from None
+
+
+def torchvision_split(kind: str, root: Path, train: bool) -> Split:
+    """Read one split through torchvision, which downloads what is missing under ``root``.
+
+    Parameters
+    ----------
+    kind : str
+        ``FashionMNIST`` or ``CIFAR10``.
+    root : Path
+        Where torchvision keeps its files.
+    train : bool
+        Which split.
+
+    Raises
+    ------
+    DatasetError
+        If torchvision is not installed, or the files are neither there nor can be fetched.
+    """
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise DatasetError(
+            f"{kind}: torchvision, which fetches it, is not installed: pip install torchvision"
+        ) from None
+    try:
+        # Any failure of the network, of the disk or of the archive's checksum ends up here.
+        split = getattr(datasets, kind)(root=str(root), train=train, download=True)
+    except Exception as error:
+        raise DatasetError(
+            f"{kind}: looked for its files under {root} and could not download them "
+            f"({_first_line(error)}): give the folder that holds them with --data-root or "
+            "FL_ELASTIC_DATA_ROOT, or a network"
+        ) from None
+    return np.asarray(split.data, np.uint8), np.asarray(split.targets, np.int64)
+
+
+def decoded_jpegs(name: str, path: Path, shape: tuple[int, int, int]) -> Arrays:
+    """Read a pack of JPEG images, decoded once and then kept in the user's cache folder.
+
+    Image ``i`` of a split is ``jpeg_<split>[off_<split>[i]:off_<split>[i + 1]]``.
+
+    Parameters
+    ----------
+    name : str
+        The dataset, for the error message and the name of the cache file.
+    path : Path
+        The npz file with ``jpeg_*``, ``off_*`` and ``y_*``.
+    shape : tuple of int
+        Height, width and channels that every image must have.
+
+    Returns
+    -------
+    dict
+        ``x_train``, ``y_train``, ``x_test`` and ``y_test``; images as bytes, channels last.
+
+    Raises
+    ------
+    DatasetError
+        If the file is missing or damaged. A damaged or outdated cache is only made again.
+    """
+    keys = [f"{kind}_{split}" for split in ("train", "test") for kind in ("jpeg", "off", "y")]
+    if not path.is_file():
+        return npz_arrays(name, path, tuple(keys))  # raises, with the words for a missing file
+    cached = cache_folder() / f"{name}.npz"
+    stamp = _stamp(path)
+    found = _read_cache(cached, stamp)
+    if found is None:
+        packed = npz_arrays(name, path, tuple(keys))
+        found = {}
+        for split in ("train", "test"):
+            offsets = packed[f"off_{split}"]
+            found[f"x_{split}"] = decode_jpegs(name, path, packed[f"jpeg_{split}"], offsets, shape)
+            found[f"y_{split}"] = packed[f"y_{split}"]
+        _write_cache(cached, stamp, found)
+    return found
+
+
+def decode_jpegs(
+    name: str,
+    path: Path,
+    packed: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    shape: tuple[int, int, int],
+) -> npt.NDArray[np.uint8]:
+    """Return the images of one pack, channels last; ``name`` and ``path`` are for the error message.
+
+    Raises
+    ------
+    DatasetError
+        If an image is damaged or has another shape.
+    """
+    from PIL import Image
+
+    content = packed.tobytes()
+    images = np.empty((len(offsets) - 1, *shape), dtype=np.uint8)
+    try:
+        for number, (start, stop) in enumerate(pairwise(offsets)):
+            image = np.asarray(Image.open(io.BytesIO(content[start:stop])))
+            if image.shape != shape:
+                raise ValueError(f"image {number} has shape {image.shape}, not {shape}")
+            images[number] = image
+    except _UNREADABLE as error:  # Pillow's own error is an OSError
+        raise _damaged(name, path, error) from None
+    return images
+
+
+def _stamp(path: Path) -> str:
+    """Identify a file by name, size and time of change, without reading it."""
+    status = path.stat()
+    identity = f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _read_cache(path: Path, stamp: str) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if str(archive["stamp"]) != stamp:
+                return None
+            return {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+    except _UNREADABLE:
+        return None
+
+
+def _write_cache(path: Path, stamp: str, arrays: Arrays) -> None:
+    """Replace the cache in one step, so that no other process ever reads half of it."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+            np.savez(file, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        warnings.warn(
+            f"decoded images are not kept in {path.parent} ({_first_line(error)}): "
+            "they will be decoded again by the next run",
+            stacklevel=2,
+        )
+
+
+def _damaged(name: str, path: Path, error: Exception) -> DatasetError:
+    return DatasetError(f"{name}: {path} is damaged ({_first_line(error)}): fetch it again")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

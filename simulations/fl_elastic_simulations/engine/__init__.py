@@ -1,0 +1,1 @@
+"""Run a scenario: simulated clients, server, time and results."""

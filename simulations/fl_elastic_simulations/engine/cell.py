@@ -1,0 +1,205 @@
+"""The result of one method with one seed, built up round by round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.groups import TensorGroup
+from fl_elastic_simulations.engine.charges import Charges
+from fl_elastic_simulations.engine.virtual_clock import round_cost, synchronous_round_seconds
+from fl_elastic_simulations.scenario.scenario import Client
+
+__all__ = ["Cell", "ClientRound", "MeasuredSteps"]
+
+_COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What one client did in one round.
+
+    Attributes
+    ----------
+    client : int
+        Its index in the fleet.
+    tensors : frozenset of str
+        Names of the tensors that it trained.
+    host_seconds : float
+        Predicted cost of its steps on the measuring host, with probes and what it was charged for choosing.
+    step_seconds : float
+        Measured median step on the measuring host.
+    steps, requested_steps : int
+        Steps taken, and those of a full round.
+    uplink_bytes : int
+        Size of its update.
+    """
+
+    client: int
+    tensors: frozenset[str]
+    host_seconds: float
+    step_seconds: float
+    steps: int
+    requested_steps: int
+    uplink_bytes: int
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Median measured step of one client in one round, the share of a full round's steps, and what it trained."""
+
+    device: str
+    seconds: float
+    share: float
+    everything: bool
+
+
+@dataclass
+class Cell:
+    """One method with one seed.
+
+    Attributes
+    ----------
+    method, seed : str, int
+        Which.
+    history : list of dict
+        Per round, starting with 0: accuracy, loss, and since the start simulated seconds, uplink and downlink
+        bytes.
+    coverage : dict
+        Device class to rounds x groups, the share of its clients that trained the group.
+    steps : list of MeasuredSteps
+        What the steps of each client in each round took.
+    rejected : int
+        Updates that the server left out.
+    scenario : str
+        Which scenario it belongs to, so that a run is not continued with results of another.
+    spent : dict
+        Simulated seconds, uplink and downlink bytes of all rounds so far.
+    client_seconds : float
+        Simulated seconds of all clients together, sending and receiving included.
+    choosing_seconds, profile_seconds : float
+        Of these, those charged for plans and probes, and for cost profiles.
+    """
+
+    method: str
+    seed: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    coverage: dict[str, list[list[float]]] = field(default_factory=dict)
+    steps: list[MeasuredSteps] = field(default_factory=list)
+    rejected: int = 0
+    scenario: str = ""
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COSTS, 0.0))
+    client_seconds: float = 0.0
+    choosing_seconds: float = 0.0
+    profile_seconds: float = 0.0
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Simulated time since the start, of all rounds entered."""
+        return self.spent["simulated_seconds"]
+
+    def evaluated(
+        self,
+        server_round: int,
+        accuracy: float,
+        loss: float,
+        *,
+        spent: Mapping[str, float] | None = None,
+    ) -> None:
+        """Enter the global model's quality after a round; costs are those so far, or the given ones."""
+        row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
+        self.history.append(row | dict(self.spent if spent is None else spent))
+
+    def charged(self, charges: Charges) -> None:
+        """Enter what all clients together were charged for choosing."""
+        self.choosing_seconds += charges.choosing_seconds
+        self.profile_seconds += charges.profile_seconds
+        self.client_seconds += charges.lost_seconds
+
+    def trained(
+        self,
+        rounds: Iterable[ClientRound],
+        clients: Sequence[Client],
+        groups: Sequence[TensorGroup],
+        downlink_bytes: int,
+        rejected: int,
+        at_least: float = 0.0,
+    ) -> None:
+        """Enter the training of a round; it counts from the next evaluation on.
+
+        Parameters
+        ----------
+        rounds : iterable of ClientRound
+            What the clients did whose updates were merged.
+        clients : sequence of Client
+            The whole fleet.
+        groups : sequence of TensorGroup
+            Of the model.
+        downlink_bytes : int
+            Size of the model as it was sent to each client.
+        rejected : int
+            Clients that got the model and whose updates were not merged.
+        at_least : float
+            Simulated seconds that the server waited for them.
+        """
+        done = list(rounds)
+        costs = [
+            round_cost(
+                clients[each.client].device,
+                host_seconds=each.host_seconds,
+                uplink_bytes=each.uplink_bytes,
+                downlink_bytes=downlink_bytes,
+            )
+            for each in done
+        ]
+        self.client_seconds += sum(cost.total for cost in costs)
+        self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
+        self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
+        self.spent["downlink_bytes"] += downlink_bytes * (len(done) + rejected)
+        self.rejected += rejected
+        self._cover(done, clients, groups)
+
+    def _cover(
+        self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
+    ) -> None:
+        for name in dict.fromkeys(client.device.name for client in clients):
+            of_device = [each for each in done if clients[each.client].device.name == name]
+            shares = [
+                sum(not each.tensors.isdisjoint(group.parameters) for each in of_device)
+                / max(len(of_device), 1)
+                for group in groups
+            ]
+            self.coverage.setdefault(name, []).append(shares)
+        everything = {name for group in groups for name in group.parameters}
+        for each in done:
+            if each.step_seconds > 0:
+                device = clients[each.client].device.name
+                self.steps.append(
+                    MeasuredSteps(
+                        device,
+                        each.step_seconds,
+                        each.steps / each.requested_steps,
+                        each.tensors >= everything,
+                    )
+                )
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return a copy of the history."""
+        return [dict(row) for row in self.history]
+
+    def to_json(self) -> str:
+        """Return the cell as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Cell:
+        """Read what `to_json` wrote; raises ScenarioError if it is something else."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

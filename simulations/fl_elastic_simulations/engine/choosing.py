@@ -1,0 +1,240 @@
+"""What choosing takes a client besides its steps: measured once, beside a simulation's cost profile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import ElasticError, ScenarioError
+from fl_elastic.losses import classification_loss
+from fl_elastic.planning import make_policy
+from fl_elastic.profiling import CostProfile, clock_for, estimate_profile
+from fl_elastic.storage import write_atomically
+from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.method_model import method_model
+from fl_elastic_simulations.engine.workload import (
+    client_batches,
+    first_batch,
+    optimizer_fn,
+    scenario_model,
+)
+from fl_elastic_simulations.peers import LocalTask, make_peer
+from fl_elastic_simulations.peers.heterofl import narrow_seconds
+from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+
+__all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
+
+_REPEATS = 5
+# A class that has time for everything chooses only where something was taken off its time.
+_ALMOST_EVERYTHING = 0.9
+
+
+@dataclass(frozen=True)
+class ChoosingCosts:
+    """CPU seconds of one thread of the host, which a device takes its slowdown times.
+
+    Attributes
+    ----------
+    profile_seconds : float
+        Of estimating what each tensor group costs, as every client does once.
+    plan_seconds : dict of str to dict of str to float
+        By method and device class, those of one plan under the budget of such a device.
+    width_seconds : tuple of (float, float)
+        Rates of a model's width below 1, and what a step of such a model takes.
+    """
+
+    profile_seconds: float = 0.0
+    plan_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    width_seconds: tuple[tuple[float, float], ...] = ()
+
+    def plan(self, method: MethodSection, device: str) -> float:
+        """Return the seconds of a plan; 0 for a method that has nothing to choose.
+
+        Raises
+        ------
+        ScenarioError
+            If they were not measured.
+        """
+        if not chooses(method):
+            return 0.0
+        try:
+            return self.plan_seconds[method.name][device]
+        except KeyError:
+            raise ScenarioError(
+                f"what choosing takes method {method.name} on {device} was not measured: measure it anew with the "
+                "cost profile"
+            ) from None
+
+    def profile(self, method: MethodSection) -> float:
+        """Return the seconds of a cost profile; 0 for a method that needs none."""
+        return self.profile_seconds if chooses(method) else 0.0
+
+    def to_json(self) -> str:
+        """Return the seconds as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> ChoosingCosts:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        ScenarioError
+            If it is something else.
+        """
+        try:
+            table = json.loads(text)
+            return cls(
+                profile_seconds=float(table["profile_seconds"]),
+                plan_seconds={
+                    str(method): {str(device): float(taken) for device, taken in devices.items()}
+                    for method, devices in table["plan_seconds"].items()
+                },
+                width_seconds=tuple((float(r), float(s)) for r, s in table["width_seconds"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None
+
+    def save(self, path: Path) -> None:
+        """Write them to a file."""
+        write_atomically(path, f"{self.to_json()}\n".encode())
+
+    @classmethod
+    def load(cls, path: Path) -> ChoosingCosts:
+        """Read a file; raises ScenarioError if that is not possible."""
+        try:
+            return cls.from_json(path.read_text(errors="replace"))
+        except OSError as error:
+            raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+
+
+def chooses(method: MethodSection) -> bool:
+    """Whether a method must know what each group costs, to choose among them.
+
+    To train everything, in as many steps as fit, the time of a step is enough, which a client sees as it trains.
+    """
+    if method.peer is not None:
+        return make_peer(method.peer).needs_costs
+    return method.budgeted and make_policy(method.policy).selects
+
+
+def measure_choosing(
+    scenario: Scenario, data_root: str | None, profile: CostProfile
+) -> ChoosingCosts:
+    """Measure what choosing takes each method of a scenario on this host, by the time of one thread.
+
+    Medians of several: of an estimate of the costs, and of one plan under the time that each class of devices has,
+    relative to the fastest. A probe of importance is not part of it: a profile says what its passes take.
+    """
+    batch = first_batch(scenario, data_root)
+    make_optimizer = optimizer_fn(scenario.training)
+    choosing = [method for method in scenario.methods if chooses(method)]
+    estimating = 0.0
+    if choosing:
+        model = scenario_model(scenario, data_root, seed=0).train()
+        estimating = _median_seconds(
+            lambda: estimate_profile(
+                model, classification_loss, batch, optimizer_fn=make_optimizer, clock="cpu"
+            )
+        )
+    classes = {client.device.name: client for client in scenario.clients}
+    fastest = min(client.device.slowdown for client in scenario.clients)
+    plans = {
+        method.name: {
+            name: _median_seconds(_choice(scenario, data_root, profile, method, client, fastest))
+            for name, client in classes.items()
+        }
+        for method in choosing
+    }
+    widths: Mapping[float, float] = {}
+    if any(method.peer == "heterofl" for method in scenario.methods):
+        model = scenario_model(scenario, data_root, seed=0).train()
+        with contextlib.suppress(ElasticError):
+            widths = narrow_seconds(model, classification_loss, batch, make_optimizer)
+    return ChoosingCosts(estimating, plans, tuple(widths.items()))
+
+
+def _choice(
+    scenario: Scenario,
+    data_root: str | None,
+    profile: CostProfile,
+    method: MethodSection,
+    client: Client,
+    fastest: float,
+) -> Callable[[], object]:
+    """Return what works a method's choice out, under the time of a full round on the fastest device."""
+    batches = client_batches(scenario, data_root, 0, client.index, 1)
+    steps = len(batches) * scenario.training.local_epochs
+    share = min(1 / client.speedup, fastest / client.device.slowdown, _ALMOST_EVERYTHING)
+    allowed = share * steps * profile.full_step_seconds
+    model = method_model(scenario, method, data_root, 0)
+    if method.peer is not None:
+        peer = make_peer(method.peer)
+        task = LocalTask(
+            model=model,
+            loss_fn=classification_loss,
+            optimizer_fn=optimizer_fn(scenario.training),
+            batches=batches,
+            epochs=scenario.training.local_epochs,
+            profile=profile,
+            allowed_seconds=allowed,
+            server_round=1,
+            base_version=0,
+            clients=len(scenario.clients),
+            client=client.index,
+            seed=0,
+        )
+        return lambda: peer.rehearse(task)
+    return _plan(scenario, method, profile, model, batches, Budget(
+        deadline=allowed,
+        bandwidth=client.device.uplink_bytes_per_second * client.device.slowdown,
+    ))  # fmt: skip
+
+
+def _plan(
+    scenario: Scenario,
+    method: MethodSection,
+    profile: CostProfile,
+    model: torch.nn.Module,
+    batches: Batches,
+    budget: Budget,
+) -> Callable[[], object]:
+    trainer = ElasticTrainer(
+        model,
+        classification_loss,
+        optimizer_fn(scenario.training),
+        budget=budget,
+        policy=method.policy,
+        profile=profile,
+        options=TrainerOptions(
+            importance=method.importance,
+            exploration=method.exploration,
+            returns=method.returns,
+            closed_loop=False,
+        ),
+    )
+    first: Iterator[object] = iter(batches)
+    trainer.chooser.begin(
+        profile, len(batches) * scenario.training.local_epochs, [next(first)], budget  # type: ignore[list-item]
+    )  # fmt: skip
+    return lambda: trainer.chooser.plan(1.0)
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    """Return the median time of some calls after a first one; what cannot be done takes as long as finding out."""
+    clock = clock_for(torch.device("cpu"), "cpu")
+    taken = []
+    for _ in range(_REPEATS + 1):
+        started = clock()
+        with contextlib.suppress(ElasticError):
+            work()
+        taken.append(clock() - started)
+    return statistics.median(taken[1:])

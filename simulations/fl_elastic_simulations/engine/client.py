@@ -1,0 +1,319 @@
+"""The ClientApp of a simulation: each node plays the device that its partition number stands for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import (
+    ElasticError,
+    ProfileError,
+    ScenarioError,
+    TrainingError,
+)
+from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.terms import DEADLINE, Instructions
+from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
+from fl_elastic.losses import classification_loss
+from fl_elastic.planning import make_policy
+from fl_elastic.profiling import CostProfile, load_profile
+from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.update import make_codec
+from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.charges import Charges
+from fl_elastic_simulations.engine.choosing import ChoosingCosts
+from fl_elastic_simulations.engine.method_model import method_model
+from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
+from fl_elastic_simulations.engine.workload import (
+    client_batches,
+    measure_profile,
+    optimizer_fn,
+    scenario_model,
+    test_batches,
+)
+from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+
+__all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
+
+CHARGES = "charged.json"
+"""Where a client notes what it was charged."""
+LATE = "past the deadline"
+"""What a client says whose update would come too late."""
+
+_Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
+
+
+def simulated_client_app() -> ClientApp:
+    """Return a ClientApp that reads what to simulate from the server's messages."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        arrays, config = read_instruction("train", message.content)
+        try:
+            packed, examples, metrics = _Role.of(config, _partition(context)).fit(arrays)
+        except ElasticError as error:
+            packed, examples, metrics = [], 0, {ERROR: str(error)}
+        metrics["client"] = _partition(context)
+        return Message(train_reply(packed, examples, metrics), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        """Say what the device can do: the server of a simulation evaluates by itself."""
+        _, config = read_instruction("evaluate", message.content)
+        try:
+            known = _Role.of(config, _partition(context)).capabilities()
+            reply = evaluate_reply(0.0, known.num_examples, known.to_metrics())
+        except ElasticError as error:
+            reply = evaluate_reply(0.0, 0, {ERROR: str(error)})
+        return Message(reply, reply_to=message)
+
+    return app
+
+
+def _partition(context: Context) -> int:
+    return int(context.node_config.get("partition-id", 0))
+
+
+def simulated_client(config: dict[str, Any], index: int) -> ElasticClient:
+    """Return the client with this index, as the scenario, method, seed and round in ``config`` say."""
+    return _Role.of(config, index).elastic_client()
+
+
+@dataclass(frozen=True, eq=False)
+class _Role:
+    """Whom a node plays in one round."""
+
+    scenario: Scenario
+    method: MethodSection
+    seed: int
+    client: Client
+    config: dict[str, Any]
+    profile: CostProfile
+    choosing: ChoosingCosts | None
+    data_root: str | None
+
+    @classmethod
+    def of(cls, config: dict[str, Any], index: int) -> _Role:
+        scenario = _scenario(str(config["scenario"]))
+        if index >= len(scenario.clients):
+            raise ScenarioError(
+                f"this node has partition {index}, the scenario has {len(scenario.clients)} clients"
+            )
+        data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
+        profile = _profile(str(config.get("profile", "")))
+        return cls(
+            scenario=scenario,
+            method=_method(scenario, str(config["method"])),
+            seed=int(config["seed"]),
+            client=scenario.clients[index],
+            config=config,
+            profile=profile or measure_profile(scenario, data_root),
+            choosing=_choosing(str(config.get("choosing", ""))),
+            data_root=data_root,
+        )
+
+    @property
+    def server_round(self) -> int:
+        return int(self.config.get("server-round", 0))
+
+    @property
+    def state_directory(self) -> Path:
+        mine = Path(self.method.name) / str(self.seed) / str(self.client.index)
+        return Path(str(self.config["state-dir"])) / mine
+
+    @property
+    def charges_file(self) -> Path:
+        return self.state_directory / CHARGES
+
+    def batches(self) -> Batches:
+        return client_batches(
+            self.scenario, self.data_root, self.seed, self.client.index, self.server_round
+        )
+
+    def capabilities(self) -> Capabilities:
+        """Return what the device can do, in its own seconds."""
+        batches, device = self.batches(), self.client.device
+        return Capabilities(
+            device=device.name,
+            num_examples=batches.dataset_size,
+            steps=len(batches) * self.scenario.training.local_epochs,
+            full_step_seconds=self.profile.full_step_seconds * device.slowdown,
+            model_bytes=float(self.profile.parameter_bytes.sum()),
+            # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
+            bandwidth=device.uplink_bytes_per_second / make_codec(self.method.codec).share,
+            groups=GroupCosts.of(self.profile).slowed(device.slowdown),
+        )
+
+    def fit(self, arrays: list[NDArray[Any]]) -> _Reply:
+        """Train as the method says, unless the update would come too late."""
+        deadline = Instructions.from_config(self.config).deadline
+        needed = self.capabilities().full_round_seconds
+        if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
+            raise TrainingError(
+                f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
+            )
+        charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
+        profile = plan = 0.0
+        if self.choosing is not None and self._limited(deadline):
+            profile = 0.0 if charges.fits else self.choosing.profile(self.method)
+            plan = self.choosing.plan(self.method, self.client.device.name)
+        packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
+        lost = ERROR in metrics
+        chosen = plan if lost else float(metrics.pop(CHOOSING))
+        charges.add(profile * slowdown, chosen * slowdown, lost=lost)
+        charges.save(self.charges_file)
+        return packed, examples, metrics
+
+    def _trained(
+        self, arrays: list[NDArray[Any]], deadline: float | None, profile: float, plan: float
+    ) -> _Reply:
+        """Train, with so many host seconds for estimating costs and for each plan."""
+        try:
+            if self.method.peer is not None:
+                return self._peer_client(deadline, profile, plan).fit(arrays, self.config)
+            client = self.elastic_client(profile, plan)
+            packed, examples, metrics = client.fit(arrays, self._host_config())
+        except ElasticError as error:
+            packed, examples, metrics = [], 0, {ERROR: str(error)}
+        else:
+            if client.report is not None:
+                metrics[CHOOSING] = client.report.choosing_seconds
+        if ERROR in metrics and profile > 0:
+            # Others' updates were there before it knew its costs.
+            metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"
+        return packed, examples, metrics
+
+    def _limited(self, deadline: float | None) -> bool:
+        """Whether there is anything to choose for: somebody with all the time in the world trains everything."""
+        fitting = deadline is not None and self.method.stragglers == "fit"
+        if self.method.peer is not None:
+            return fitting
+        own = self.client.speedup > 1 or self.client.uplink_share is not None
+        return self.method.budgeted and (fitting or own)
+
+    def elastic_client(
+        self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
+    ) -> ElasticClient:
+        scenario, method, batches = self.scenario, self.method, self.batches()
+        steps = len(batches) * scenario.training.local_epochs
+        profile, slowdown = self.profile, self.client.device.slowdown
+        # The host runs the device's training faster, so the device sends more in a second of the host.
+        bandwidth = self.client.device.uplink_bytes_per_second * slowdown
+        budget = _budget(
+            self.client,
+            method,
+            steps * profile.full_step_seconds,
+            float(profile.parameter_bytes.sum()) * make_codec(method.codec).share,
+        )
+        return ElasticClient(
+            scenario_model(scenario, self.data_root, self.seed),
+            batches,
+            test_batches(scenario, self.data_root),
+            budget=replace(budget, bandwidth=bandwidth)
+            if scenario.deadline is not None
+            else budget,
+            policy=method.policy,
+            loss_fn=classification_loss,
+            optimizer_fn=optimizer_fn(scenario.training),
+            epochs=scenario.training.local_epochs,
+            codec=method.codec,
+            options=TrainerOptions(
+                importance=method.importance,
+                closed_loop=False,
+                exploration=method.exploration,
+                deep_every=method.deep_every,
+                returns=method.returns,
+                profile_seconds=profile_seconds,
+                planning_seconds=planning_seconds,
+                proximal=method.proximal,
+                forward=ForwardOptions() if method.inference_prefix else None,
+                seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
+            ),
+            profile=profile,
+            device=self.client.device.name,
+            state_dir=self.state_directory,
+        )
+
+    def _host_config(self) -> dict[str, Any]:
+        """Return the config with the deadline in seconds of this host, or without one to wait for all."""
+        config = dict(self.config)
+        deadline = config.pop(DEADLINE, None)
+        if deadline is not None and self.method.stragglers == "fit" and self.method.budgeted:
+            config[DEADLINE] = deadline / self.client.device.slowdown
+        return config
+
+    def _peer_client(self, deadline: float | None, profile: float, plan: float) -> PeerClient:
+        capabilities, device = self.capabilities(), self.client.device
+        allowed = float("inf")
+        if deadline is not None and self.method.stragglers == "fit":
+            sending = capabilities.model_bytes / capabilities.bandwidth
+            allowed = (deadline - sending) / device.slowdown
+        fastest = min(client.device.slowdown for client in self.scenario.clients)
+        return PeerClient(
+            peer=str(self.method.peer),
+            model=method_model(self.scenario, self.method, self.data_root, self.seed),
+            batches=self.batches(),
+            training=self.scenario.training,
+            profile=self.profile,
+            allowed_seconds=allowed,
+            profile_seconds=profile,
+            choosing_seconds=plan,
+            narrow_seconds=dict(() if self.choosing is None else self.choosing.width_seconds),
+            fraction=fastest / device.slowdown,
+            place=(self.client.index, len(self.scenario.clients)),
+            seed=self.seed,
+            codec=self.method.codec,
+            state_directory=self.state_directory,
+        )
+
+
+@lru_cache(maxsize=4)
+def _scenario(text: str) -> Scenario:
+    return Scenario.from_json(text)
+
+
+def _method(scenario: Scenario, name: str) -> MethodSection:
+    return next(method for method in scenario.methods if method.name == name)
+
+
+def _budget(client: Client, method: MethodSection, full_round: float, full_bytes: float) -> Budget:
+    """Return the deadline and uplink that the scenario gives this device.
+
+    The deadline makes the local training of a round ``speedup`` times faster than a full one; how much of that
+    comes from cheaper steps and how much from fewer is the policy's choice.
+    """
+    if not method.budgeted:
+        return Budget()
+    share = client.uplink_share if make_policy(method.policy).selects else None
+    return Budget(
+        deadline=None if client.speedup <= 1 else full_round / client.speedup,
+        uplink=None if share is None else share * full_bytes,
+    )
+
+
+@lru_cache(maxsize=4)
+def _choosing(text: str) -> ChoosingCosts | None:
+    """Return what the server measured; without it nothing is charged."""
+    return ChoosingCosts.from_json(text) if text else None
+
+
+@lru_cache(maxsize=4)
+def _profile(path: str) -> CostProfile | None:
+    """Return the profile that the server measured; on another machine the client measures its own."""
+    try:
+        return load_profile(path) if path else None
+    except ProfileError:
+        return None

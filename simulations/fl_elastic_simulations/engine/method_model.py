@@ -1,0 +1,24 @@
+"""The model of a method: some peers add to the scenario's."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fl_elastic.losses import classification_loss
+from fl_elastic_simulations.engine.workload import first_batch, scenario_model
+from fl_elastic_simulations.peers import make_peer
+from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
+
+__all__ = ["method_model"]
+
+
+def method_model(
+    scenario: Scenario, method: MethodSection, data_root: str | None, seed: int
+) -> nn.Module:
+    """Return the model of a method: some peers add early exits to the scenario's."""
+    model = scenario_model(scenario, data_root, seed)
+    if method.peer is None:
+        return model
+    return make_peer(method.peer).prepare(
+        model, classification_loss, first_batch(scenario, data_root)
+    )

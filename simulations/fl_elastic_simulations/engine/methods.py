@@ -1,0 +1,97 @@
+"""From a method's table in a scenario to the server's strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
+
+from fl_elastic.aggregation import MergeOptions, ModelAverage, make_rule, make_server_optimizer
+from fl_elastic.errors import RegistryError, ScenarioError
+from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.strategy import PartialUpdates
+from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.importance import make_importance
+from fl_elastic.planning import make_policy
+from fl_elastic.registry import closest
+from fl_elastic.update import make_codec
+from fl_elastic_simulations.peers import make_peer
+from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
+
+__all__ = ["check_methods", "method_strategy"]
+
+_SERVERS: dict[str, Callable[..., Strategy]] = {
+    "fedavg": FedAvg,
+    "fedavgm": lambda **options: FedAvgM(server_momentum=0.9, **options),
+    "fedadam": lambda **options: FedAdam(eta=0.01, **options),
+}
+
+
+def check_methods(scenario: Scenario) -> None:
+    """Raise ScenarioError if a method names an unknown plug-in; all of them are reported at once."""
+    problems = []
+    for method in scenario.methods:
+        for look_up, name in (
+            (make_policy, method.policy if method.peer is None else "full"),
+            (make_peer, method.peer),
+            (make_importance, method.importance),
+            (make_rule, method.rule),
+            (make_codec, method.codec),
+            (make_server_optimizer, method.server_optimizer),
+        ):
+            try:
+                if name is not None:
+                    look_up(name)
+            except RegistryError as error:
+                problems.append(f"method {method.name}: {error}")
+        if method.server not in _SERVERS:
+            known = sorted(_SERVERS)
+            problems.append(
+                f"method {method.name}: unknown server {method.server!r}"
+                f"{closest(method.server, known)}: known are {', '.join(known)}"
+            )
+    if problems:
+        raise ScenarioError("; ".join(problems))
+
+
+def method_strategy(
+    scenario: Scenario, method: MethodSection, on_round: Callable[[RoundRecord], None]
+) -> PartialUpdates:
+    """Return the server's strategy for a method; a peer's updates are merged as its paper says."""
+    inner = _SERVERS[method.server](
+        fraction_train=scenario.training.client_fraction,
+        fraction_evaluate=0.0,
+        min_train_nodes=1,
+        min_available_nodes=len(scenario.clients),
+    )
+    peer = None if method.peer is None else make_peer(method.peer)
+    own_weighting = "examples" if peer is None else peer.weighting
+    optimizer = method.server_optimizer
+    return PartialUpdates(
+        inner,
+        rule=method.rule if peer is None else peer.rule,
+        merge=MergeOptions(
+            weighting=method.weighting or own_weighting,  # type: ignore[arg-type]
+            normalise_steps=method.normalise_steps,
+        ),
+        terms=RoundTerms(
+            deadline=_deadline(scenario, method),
+            quota=method.quota,
+            blend=method.blend,
+            plan_source=method.plan_source,  # type: ignore[arg-type]
+            share_change=peer is not None,
+        ),
+        server_optimizer=None
+        if optimizer is None
+        else make_server_optimizer(optimizer, method.server_rate),
+        average=ModelAverage(method.average) if method.average else None,
+        on_round=on_round,
+    )
+
+
+def _deadline(scenario: Scenario, method: MethodSection) -> Deadline | None:
+    section = scenario.deadline
+    if section is None or method.stragglers == "wait":
+        return None
+    return Deadline(seconds=section.seconds, quantile=section.quantile)

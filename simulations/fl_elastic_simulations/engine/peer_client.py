@@ -1,0 +1,148 @@
+"""A simulated client that trains by a published method."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.errors import BudgetError
+from fl_elastic.flower.terms import Instructions
+from fl_elastic.losses import classification_loss
+from fl_elastic.profiling import CostProfile
+from fl_elastic.storage import write_atomically
+from fl_elastic.update import Manifest, decode_weights, encode, load_weights
+from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.workload import optimizer_fn
+from fl_elastic_simulations.peers import LocalTask, make_peer
+from fl_elastic_simulations.scenario.scenario import TrainingSection
+
+__all__ = ["CHOOSING", "PeerClient"]
+
+CHOOSING = "choosing-seconds"
+"""The metric of what probes and choices of a fit took, in host seconds."""
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+@dataclass(frozen=True, eq=False)
+class PeerClient:
+    """One client of a published method in one round.
+
+    Attributes
+    ----------
+    peer : str
+        Registered method.
+    model : nn.Module
+        As the method prepared it.
+    batches : Batches
+        Local data.
+    training : TrainingSection
+        Optimiser and passes.
+    profile : CostProfile
+        Costs on the host.
+    allowed_seconds : float
+        Host seconds for local training, and what comes before it.
+    profile_seconds, choosing_seconds : float
+        Of these, those of estimating costs in this round, and of one choice of what to train.
+    narrow_seconds : dict of float to float
+        Seconds of a step at each rate of the model's width below 1.
+    fraction : float
+        Speed of the device relative to the fastest.
+    place : tuple of (int, int)
+        The client's number, and how many there are.
+    seed : int
+        Of the run.
+    codec : str
+        How updates are written.
+    state_directory : Path
+        Where the method's notes are kept from round to round.
+    """
+
+    peer: str
+    model: nn.Module
+    batches: Batches
+    training: TrainingSection
+    profile: CostProfile
+    allowed_seconds: float
+    profile_seconds: float
+    choosing_seconds: float
+    narrow_seconds: dict[float, float]
+    fraction: float
+    place: tuple[int, int]
+    seed: int
+    codec: str
+    state_directory: Path
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Load the global model, train by the method, return the packed update and what it cost."""
+        if not self.allowed_seconds > self.profile_seconds:
+            raise BudgetError(
+                "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
+            )
+        manifest = Manifest.of(self.model)
+        weights, version = decode_weights(parameters[0].tobytes(), manifest)
+        load_weights(self.model, manifest, weights)
+        memory = self._memory()
+        task = LocalTask(
+            model=self.model,
+            loss_fn=classification_loss,
+            optimizer_fn=optimizer_fn(self.training),
+            batches=self.batches,
+            epochs=self.training.local_epochs,
+            profile=self.profile,
+            allowed_seconds=self.allowed_seconds - self.profile_seconds,
+            server_round=int(config["server-round"]),
+            base_version=version,
+            clients=self.place[1],
+            client=self.place[0],
+            seed=self.seed,
+            memory=memory,
+            global_change=_change(Instructions.from_config(config).change),
+            fraction=self.fraction,
+            choosing_seconds=self.choosing_seconds,
+            narrow_seconds=self.narrow_seconds,
+        )
+        try:
+            result = make_peer(self.peer).train(task)
+        finally:
+            # Also of a round that it stays out of: a method may do something else in the next one.
+            write_atomically(self._memory_file, json.dumps(memory).encode())
+        packed = encode(result.update, manifest, self.codec)
+        metrics = {
+            "train-loss": float(result.loss),
+            "steps": int(result.steps),
+            "requested-steps": int(result.requested_steps),
+            "step-seconds": float(result.step_seconds),
+            "full-step-seconds": float(self.profile.full_step_seconds),
+            "predicted-seconds": float(result.host_seconds + self.profile_seconds),
+            CHOOSING: float(result.choosing_seconds),
+        }
+        return [np.frombuffer(packed, dtype=np.uint8)], result.update.num_examples, metrics
+
+    @property
+    def _memory_file(self) -> Path:
+        return self.state_directory / "memory.json"
+
+    def _memory(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._memory_file.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _change(text: str) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in json.loads(text or "{}").items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        _LOG.warning("the server's note on how far the model moved cannot be read")
+        return {}

@@ -1,0 +1,302 @@
+"""Run every method and seed of a scenario through Flower, one after the other, on one grid."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from torch import nn
+
+from fl_elastic.errors import ModelError, ScenarioError
+from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.groups import TensorGroup
+from fl_elastic.losses import classification_loss
+from fl_elastic.profiling import CostProfile, save_profile
+from fl_elastic.storage import write_atomically
+from fl_elastic.training import evaluate
+from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.engine.cell import Cell, ClientRound
+from fl_elastic_simulations.engine.charges import Charges
+from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
+from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.method_model import method_model
+from fl_elastic_simulations.engine.methods import method_strategy
+from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
+from fl_elastic_simulations.engine.workload import measure_profile, test_batches
+from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+
+__all__ = ["LoggedProgress", "Progress", "Simulation", "run_cell", "run_cells"]
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+class Progress(Protocol):
+    """Hears how far the simulation is."""
+
+    def cell(self, method: str, seed: int, rounds: int) -> None:
+        """Hear that a method with a seed starts."""
+
+    def reply(self, received: int, expected: int) -> None:
+        """Hear that a client has answered."""
+
+    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
+        """Hear how good the global model is after a round."""
+
+
+class LoggedProgress:
+    """Writes a line per method and seed to the log."""
+
+    def cell(self, method: str, seed: int, rounds: int) -> None:
+        """Log the start."""
+        _LOG.info("%s, seed %s: %s rounds", method, seed, rounds)
+
+    def reply(self, received: int, expected: int) -> None:
+        """Say nothing: Flower logs replies itself."""
+
+    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
+        """Log the quality of the global model."""
+        _LOG.info("round %s: accuracy %.4f, loss %.4f, %.1f s simulated",
+                  number, accuracy, loss, simulated_seconds)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A scenario and where its files are.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        What to run.
+    directory : Path
+        For the cost profile, clients' state and finished cells.
+    data_root : str or None
+        Where datasets are.
+    resume : bool
+        Whether cells that are already in ``directory`` are taken as they are.
+    """
+
+    scenario: Scenario
+    directory: Path
+    data_root: str | None = None
+    resume: bool = False
+
+    @property
+    def state_directory(self) -> Path:
+        """Where clients keep what they remember from round to round."""
+        return self.directory / "state"
+
+    @property
+    def profile_file(self) -> Path:
+        """Where the measured costs are kept, which all clients' virtual clocks go by."""
+        return self.directory / "profile.json"
+
+    @property
+    def choosing_file(self) -> Path:
+        """Where it is kept beside the profile what choosing takes."""
+        return self.directory / "choosing.json"
+
+    def cell_file(self, method: str, seed: int) -> Path:
+        """Return where a finished cell is kept."""
+        return self.directory / "cells" / f"{method}-{seed}.json"
+
+
+def run_cells(
+    simulation: Simulation, grid: Grid, progress: Progress
+) -> tuple[list[Cell], tuple[TensorGroup, ...]]:
+    """Run all methods and seeds; every finished cell is stored at once."""
+    torch.set_num_threads(1)
+    scenario = simulation.scenario
+    profile = measure_profile(scenario, simulation.data_root)
+    save_profile(profile, simulation.profile_file)
+    choosing = measure_choosing(scenario, simulation.data_root, profile)
+    choosing.save(simulation.choosing_file)
+    cells = []
+    for seed in scenario.seeds:
+        for method in scenario.methods:
+            path = simulation.cell_file(method.name, seed)
+            progress.cell(method.name, seed, scenario.training.rounds)
+            if simulation.resume and path.exists():
+                cells.append(_finished_cell(path, _fingerprint(scenario, method)))
+                continue
+            cell = run_cell(simulation, grid, progress, method, seed, profile, choosing)
+            write_atomically(path, cell.to_json().encode())
+            cells.append(cell)
+    return cells, profile.graph.groups
+
+
+def _finished_cell(path: Path, fingerprint: str) -> Cell:
+    try:
+        cell = Cell.from_json(path.read_text(errors="replace"))
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+    if cell.scenario != fingerprint:
+        raise ScenarioError(
+            f"{path} is the result of another scenario: choose another folder, or leave out --resume"
+        )
+    return cell
+
+
+def _fingerprint(scenario: Scenario, method: MethodSection) -> str:
+    """Return what tells whether a result is that of this method in this scenario, whatever else is run."""
+    table = json.loads(scenario.to_json())
+    decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
+    decisive["method"] = table["method"][method.name]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_cell(
+    simulation: Simulation,
+    grid: Grid,
+    progress: Progress,
+    method: MethodSection,
+    seed: int,
+    profile: CostProfile,
+    choosing: ChoosingCosts | None = None,
+) -> Cell:
+    """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
+
+    Flower draws the clients of a round from Python's own random numbers, which are seeded for the run and put
+    back afterwards.
+    """
+    scenario = simulation.scenario
+    cell = Cell(method.name, seed, scenario=_fingerprint(scenario, method))
+    # What clients remember of an earlier or interrupted run in this folder would sway this one.
+    state_directory = simulation.state_directory / method.name / str(seed)
+    shutil.rmtree(state_directory, ignore_errors=True)
+    model = method_model(scenario, method, simulation.data_root, seed)
+    evaluate_fn = _evaluation(simulation, progress, cell, model)
+    strategy = method_strategy(scenario, method, _bookkeeping(scenario, cell, profile))
+    initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        strategy.start(
+            grid=grid,
+            initial_arrays=ArrayRecord(initial),
+            num_rounds=scenario.training.rounds,
+            train_config=ConfigRecord(
+                {
+                    "scenario": scenario.to_json(),
+                    "method": method.name,
+                    "seed": seed,
+                    "profile": str(simulation.profile_file),
+                    "choosing": "" if choosing is None else choosing.to_json(),
+                    "state-dir": str(simulation.state_directory),
+                    "data-root": simulation.data_root or "",
+                }
+            ),
+            evaluate_fn=evaluate_fn,
+        )
+    except _TimeIsUp:
+        pass
+    finally:
+        random.setstate(state)
+    found = state_directory.glob(f"*/{CHARGES}")
+    cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
+    return cell
+
+
+class _TimeIsUp(Exception):
+    """Ends a run whose simulated time is over; Flower counts rounds only."""
+
+
+def _evaluation(
+    simulation: Simulation, progress: Progress, cell: Cell, model: nn.Module
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """Return the server's test of the global model."""
+    training = simulation.scenario.training
+    manifest = Manifest.of(model)
+    batches = test_batches(simulation.scenario, simulation.data_root)
+
+    def test(weights: Weights) -> tuple[float, float]:
+        load_weights(model, manifest, weights)
+        result = evaluate(model, classification_loss, batches)
+        if result.accuracy is None:
+            raise ModelError(
+                "a simulation compares accuracies, and this model's outputs in eval mode are no class scores of "
+                "shape (batch, classes): let it return those"
+            )
+        return result.accuracy, result.loss
+
+    after_round = (
+        _by_rounds(training, cell, test, progress)
+        if training.tests is None
+        else TimedTests(training, cell, test, progress.round).after_round
+    )
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        found = after_round(server_round, {name: each.numpy() for name, each in arrays.items()})
+        limit = training.simulated_seconds
+        if limit is not None and cell.simulated_seconds >= limit:
+            raise _TimeIsUp
+        return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})
+
+    return evaluate_fn
+
+
+def _by_rounds(
+    training: TrainingSection, cell: Cell, test: Test, progress: Progress
+) -> Callable[[int, Weights], tuple[float, float] | None]:
+    """Return what tests the model every so many rounds, and at the end."""
+
+    def after_round(server_round: int, weights: Weights) -> tuple[float, float] | None:
+        limit = training.simulated_seconds
+        over = limit is not None and cell.simulated_seconds >= limit
+        last = over or server_round == training.rounds
+        if not last and server_round % training.evaluate_every:
+            return None
+        accuracy, loss = test(weights)
+        cell.evaluated(server_round, accuracy, loss)
+        progress.round(server_round, accuracy, loss, cell.simulated_seconds)
+        return accuracy, loss
+
+    return after_round
+
+
+def _bookkeeping(
+    scenario: Scenario, cell: Cell, profile: CostProfile
+) -> Callable[[RoundRecord], None]:
+    """Return what enters each round into the cell."""
+
+    def on_round(record: RoundRecord) -> None:
+        late = [each for each in record.rejected if LATE in each.reason]
+        # Who stays out got the model first; so a round of nobody takes time as well.
+        slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
+        told = record.downlink_bytes / slowest if record.rejected else 0.0
+        cell.trained(
+            [
+                _client_round(reply.metrics, reply.steps, reply.uplink_bytes)
+                for reply in record.accepted
+            ],
+            scenario.clients,
+            profile.graph.groups,
+            record.downlink_bytes,
+            len(record.rejected),
+            at_least=max((record.deadline or 0.0) if late else 0.0, told),
+        )
+
+    return on_round
+
+
+def _client_round(
+    metrics: dict[str, float], steps: dict[str, int], uplink_bytes: int
+) -> ClientRound:
+    return ClientRound(
+        client=int(metrics["client"]),
+        tensors=frozenset(steps),
+        host_seconds=metrics["predicted-seconds"],
+        step_seconds=metrics["step-seconds"],
+        steps=int(metrics["steps"]),
+        requested_steps=int(metrics["requested-steps"]),
+        uplink_bytes=uplink_bytes,
+    )

@@ -1,0 +1,118 @@
+"""Run a scenario on Flower's simulation engine and write its results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
+from fl_elastic.storage import write_atomically
+from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.methods import check_methods
+from fl_elastic_simulations.engine.reporting_grid import ReportingGrid
+from fl_elastic_simulations.engine.server import Progress, Simulation, run_cells
+from fl_elastic_simulations.engine.summary import summarise
+from fl_elastic_simulations.engine.workload import scenario_dataset
+from fl_elastic_simulations.report import write_page
+
+__all__ = ["simulate", "write_results"]
+
+
+def simulate(
+    simulation: Simulation, progress: Progress, *, engine: str = "flower"
+) -> dict[str, Any]:
+    """Run all methods and seeds of a scenario; return the summary.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        What to run.
+    progress : Progress
+        Hears how far it is.
+    engine : {"flower", "local"}
+        Flower's simulation engine, or all clients one after the other in this process, which starts at once, takes
+        the memory of one client, and depends on the seed alone.
+
+    Raises
+    ------
+    ElasticError
+        If the scenario names something unknown, its data is missing or the folder cannot be written.
+    KeyboardInterrupt
+        On Ctrl-C, after the clients at work have answered; finished cells are on disk.
+    """
+    if engine not in ("flower", "local"):
+        raise ScenarioError(f"engine {engine!r}: known are flower, local")
+    check_methods(simulation.scenario)
+    # A missing dataset is found before processes are started.
+    scenario_dataset(simulation.scenario, simulation.data_root)
+    _check_writable(simulation.directory)
+    if engine == "local":
+        grid = InProcessGrid(
+            len(simulation.scenario.clients), simulated_client_app(), progress.reply
+        )
+        cells, groups = run_cells(simulation, grid, progress)
+        return summarise(simulation.scenario, cells, groups)
+    found: list[dict[str, Any]] = []
+    server_app = ServerApp()
+
+    with stopped_by_interrupt() as stop:
+
+        @server_app.main()
+        def main(grid: Grid, context: Context) -> None:
+            del context
+            watched = ReportingGrid(grid, progress.reply, stop)
+            cells, groups = run_cells(simulation, watched, progress)
+            found.append(summarise(simulation.scenario, cells, groups))
+
+        try:
+            _run(server_app, len(simulation.scenario.clients))
+        except Interrupted:
+            raise KeyboardInterrupt from None
+    return found[0]
+
+
+def _check_writable(directory: Path) -> None:
+    """Find out before hours of work whether their result can be kept."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"cannot make output folder {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ScenarioError(f"cannot write into output folder {directory}: choose another")
+
+
+def _run(server_app: ServerApp, clients: int) -> None:
+    processors = os.cpu_count() or 1
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    run_simulation(
+        server_app,
+        simulated_client_app(),
+        num_supernodes=clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {
+                "num_cpus": min(processors, clients),
+                "log_to_driver": False,
+                "logging_level": logging.ERROR,
+                "include_dashboard": False,
+            },
+        },
+    )
+
+
+def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]:
+    """Write ``summary.json`` and ``report.html`` into ``directory``; return both paths."""
+    text = json.dumps(summary, indent=1, allow_nan=False)
+    return (
+        write_atomically(directory / "summary.json", text.encode()),
+        write_page(summary, directory / "report.html"),
+    )

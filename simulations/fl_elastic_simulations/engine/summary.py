@@ -1,0 +1,207 @@
+"""Condense the cells of a simulation into the summary that the report and ``summary.json`` show."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_elastic.environment import environment
+from fl_elastic.groups import TensorGroup
+from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.scenario.scenario import Scenario
+
+__all__ = ["final_accuracy", "summarise", "without_curves"]
+
+_FINAL_TESTS = 5
+_FINAL_SHARE, _FINAL_TENTH = 4, 10
+
+
+def final_accuracy(tested: Sequence[float], *, at_equal_times: bool = False) -> float:
+    """Return the mean accuracy at the end of a run.
+
+    Where tests come at equal intervals of time: over the last tenth of it. Where they come after rounds: of the
+    last five tests, but at most of the last quarter of them. A short run thereby ends with its last test, instead
+    of a mean over rounds in which it was still learning.
+
+    Parameters
+    ----------
+    tested : sequence of float
+        Accuracy of every test, at least one; that of the untrained model at the start is none of them.
+    at_equal_times : bool
+        Whether the tests come at equal intervals of simulated time.
+
+    Examples
+    --------
+    >>> final_accuracy([0.2, 0.6, 0.9])
+    0.9
+    >>> final_accuracy([0.1] * 36 + [0.8] * 4, at_equal_times=True)
+    0.8
+    """
+    counted = min(_FINAL_TESTS, max(len(tested) // _FINAL_SHARE, 1))
+    if at_equal_times:
+        counted = max(len(tested) // _FINAL_TENTH, 1)
+    return statistics.fmean(tested[-counted:])
+
+
+def summarise(
+    scenario: Scenario, cells: Sequence[Cell], groups: Sequence[TensorGroup]
+) -> dict[str, Any]:
+    """Return the summary of all cells, as plain JSON values.
+
+    Final accuracy is `final_accuracy`, the mean over seeds; what choosing and cost profiles take is a share of the
+    simulated time of all clients together; time to target is where the mean curve over seeds
+    first reaches the target method's final accuracy minus the scenario's margin, after a round at least. Speed-ups
+    compare measured steps: the median step that trained everything, in any cell of this simulation, over the
+    device's median step (step speed-up), and over its mean time per step of a full round, steps that it left out
+    counting as no time (achieved speed-up).
+    """
+    by_method = {m.name: [c for c in cells if c.method == m.name] for m in scenario.methods}
+    target = _target(scenario, by_method)
+    full_step = _full_step(cells)
+    devices = _devices(scenario)
+    methods = {
+        method.name: _method(scenario, by_method[method.name], method.budgeted, target, full_step)
+        for method in scenario.methods
+        if by_method[method.name]
+    }
+    return {
+        "title": scenario.title,
+        "dataset": scenario.data.dataset,
+        "model": scenario.model.name,
+        "clients": len(scenario.clients),
+        "rounds": scenario.training.rounds,
+        "seeds": list(scenario.seeds),
+        "simulated": True,
+        "final_accuracy_rule": "mean over the last tenth of the time"
+        if scenario.training.tests
+        else f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",
+        "target_accuracy": target,
+        "target_rule": None
+        if scenario.target is None
+        else f"final accuracy of {scenario.target.method} minus {100 * scenario.target.minus:g} points",
+        "environment": environment(),
+        "devices": devices,
+        "groups": [group.name for group in groups],
+        "methods": methods,
+    }
+
+
+def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary without history and coverage: small enough to keep under version control."""
+    methods = {
+        name: {key: value for key, value in method.items() if key not in ("history", "coverage")}
+        for name, method in summary["methods"].items()
+    }
+    return {**summary, "methods": methods}
+
+
+def _final_accuracy(scenario: Scenario, cell: Cell) -> float:
+    tested = cell.history[1:] if scenario.training.tests else _after_rounds(cell)
+    return final_accuracy(
+        [row["accuracy"] for row in tested or cell.history],
+        at_equal_times=scenario.training.tests is not None,
+    )
+
+
+def _after_rounds(cell: Cell) -> list[dict[str, float]]:
+    """Return the tests after a round: the untrained model's is no result."""
+    return [row for row in cell.history if row["round"] > 0]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:
+    if scenario.target is None or not by_method.get(scenario.target.method):
+        return None
+    reached = [_final_accuracy(scenario, cell) for cell in by_method[scenario.target.method]]
+    return statistics.fmean(reached) - scenario.target.minus
+
+
+def _full_step(cells: Sequence[Cell]) -> float | None:
+    full = [step.seconds for cell in cells for step in cell.steps if step.everything]
+    return statistics.median(full) if full else None
+
+
+def _devices(scenario: Scenario) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for client in scenario.clients:
+        entry = found.setdefault(
+            client.device.name,
+            {
+                "device": client.device.name,
+                "label": client.device.label,
+                "count": 0,
+                "slowdown": client.device.slowdown,
+                "requested_speedup": client.speedup,
+            },
+        )
+        entry["count"] += 1
+    return list(found.values())
+
+
+def _method(
+    scenario: Scenario,
+    cells: list[Cell],
+    budgeted: bool,
+    target: float | None,
+    full_step: float | None,
+) -> dict[str, Any]:
+    finals = [_final_accuracy(scenario, cell) for cell in cells]
+    last = [cell.history[-1] for cell in cells]
+    return {
+        "final_accuracy": statistics.fmean(finals),
+        "final_accuracy_std": statistics.stdev(finals) if len(finals) > 1 else 0.0,
+        "rounds": scenario.training.rounds,
+        "simulated_seconds": statistics.fmean(row["simulated_seconds"] for row in last),
+        "seconds_to_target": None if target is None else _seconds_to(cells, target),
+        "uplink_bytes": statistics.fmean(row["uplink_bytes"] for row in last),
+        "downlink_bytes": statistics.fmean(row["downlink_bytes"] for row in last),
+        "choosing_share": _share(
+            sum(cell.choosing_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
+        ),
+        "profile_share": _share(
+            sum(cell.profile_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
+        ),
+        "rejected_updates": sum(cell.rejected for cell in cells),
+        "devices": {
+            entry["device"]: {
+                "requested_speedup": entry["requested_speedup"] if budgeted else 1.0,
+                **_speedups(cells, entry["device"], full_step),
+            }
+            for entry in _devices(scenario)
+        },
+        "coverage": _mean_coverage(cells),
+        "history": [row for cell in cells for row in cell.rows()],
+    }
+
+
+def _seconds_to(cells: list[Cell], target: float) -> float | None:
+    for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
+        if statistics.fmean(row["accuracy"] for row in rows) >= target:
+            return statistics.fmean(row["simulated_seconds"] for row in rows)
+    return None
+
+
+def _speedups(cells: list[Cell], device: str, full_step: float | None) -> dict[str, float | None]:
+    steps = [step for cell in cells for step in cell.steps if step.device == device]
+    if not steps or full_step is None:
+        return {"achieved_speedup": None, "step_speedup": None, "step_share": None}
+    per_requested_step = statistics.fmean(step.seconds * step.share for step in steps)
+    return {
+        "achieved_speedup": full_step / per_requested_step,
+        "step_speedup": full_step / statistics.median(step.seconds for step in steps),
+        "step_share": statistics.fmean(step.share for step in steps),
+    }
+
+
+def _mean_coverage(cells: list[Cell]) -> dict[str, list[list[float]]]:
+    return {
+        device: [
+            [statistics.fmean(shares) for shares in zip(*rows, strict=True)]
+            for rows in zip(*(cell.coverage[device] for cell in cells), strict=False)
+        ]
+        for device in (cells[0].coverage if cells else {})
+    }

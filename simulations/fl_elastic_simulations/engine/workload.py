@@ -1,0 +1,162 @@
+"""What a scenario gives each client to do: its data, its model, its optimiser, its costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fl_elastic.groups import Batch
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model
+from fl_elastic.planning import make_policy
+from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
+from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
+from fl_elastic_simulations.data.partition import partition_indices
+
+# Registers models also where this package was not installed but sent.
+from fl_elastic_simulations.models import small as _small  # noqa: F401
+from fl_elastic_simulations.models.pretrained import load_pretrained
+from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
+
+__all__ = [
+    "client_batches",
+    "first_batch",
+    "measure_profile",
+    "optimizer_fn",
+    "scenario_dataset",
+    "scenario_model",
+    "test_batches",
+]
+
+# Larger ones fall out of the cache: those of 256 take MobileNetV2 at 128 pixels twice as long.
+_EVALUATION_BATCH = 32
+
+
+def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
+    """Return the scenario's dataset; loaded once per process."""
+    return load_dataset(scenario.data.dataset, data_root)
+
+
+@lru_cache(maxsize=8)
+def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDArray[np.int64]]:
+    """Split the (possibly limited) training set over the clients."""
+    data, dataset = scenario.data, scenario_dataset(scenario, data_root)
+    chosen = _limited(dataset.train_y, data.train_limit, seed)
+    slowdowns = [client.device.slowdown for client in scenario.clients]
+    if data.layout == "correlated" and data.partition == "natural" and dataset.owners is not None:
+        parts = correlated_owners(
+            dataset.train_x[chosen],
+            dataset.owners[chosen],
+            slowdowns,
+            min_examples=data.min_examples,
+        )
+        return [chosen[part] for part in parts]
+    if data.layout == "correlated":
+        parts = correlated_labels(
+            dataset.train_y[chosen],
+            slowdowns,
+            alpha=data.alpha,
+            seed=seed,
+            min_examples=data.min_examples,
+        )
+        return [chosen[part] for part in parts]
+    parts = partition_indices(
+        dataset.train_y[chosen],
+        len(scenario.clients),
+        method=data.partition,
+        alpha=data.alpha,
+        seed=seed,
+        min_examples=data.min_examples,
+        owners=None if dataset.owners is None else dataset.owners[chosen],
+    )
+    return [chosen[part] for part in parts]
+
+
+def _limited(labels: npt.NDArray[np.int64], limit: int | None, seed: int) -> npt.NDArray[np.int64]:
+    everything = np.arange(len(labels))
+    if limit is None or limit >= len(labels):
+        return everything
+    return np.sort(np.random.default_rng(seed).choice(everything, limit, replace=False))
+
+
+def client_batches(
+    scenario: Scenario, data_root: str | None, seed: int, client: int, server_round: int
+) -> Batches:
+    """Return the training batches of one client in one round.
+
+    Where all clients take the same number of steps, one with fewer examples than a batch has them several times,
+    so that its steps cost what was measured.
+    """
+    dataset, part = scenario_dataset(scenario, data_root), _parts(scenario, data_root, seed)[client]
+    if scenario.training.local_steps is not None and len(part) < scenario.training.batch_size:
+        part = np.resize(part, scenario.training.batch_size)
+    order = np.random.SeedSequence([seed, client, server_round]).generate_state(1)[0]
+    return Batches(
+        dataset.train_x[part],
+        dataset.train_y[part],
+        scenario.training.batch_size,
+        seed=int(order),
+        steps=scenario.training.local_steps,
+    )
+
+
+def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
+    """Return the server's test batches."""
+    dataset = scenario_dataset(scenario, data_root)
+    chosen = _limited(dataset.test_y, scenario.data.test_limit, seed=0)
+    x, y = dataset.test_x[chosen], dataset.test_y[chosen]
+    return Batches(x, y, _EVALUATION_BATCH, seed=0, shuffle=False)
+
+
+def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.Module:
+    """Return the scenario's model with the first weights of a seed, pretrained where the scenario says so."""
+    dataset = scenario_dataset(scenario, data_root)
+    model = build_model(scenario.model.name, dataset.input_shape, dataset.classes, seed)
+    if scenario.model.weights is not None:
+        load_pretrained(model, data_root_folder(data_root) / scenario.model.weights)
+    return model
+
+
+def first_batch(scenario: Scenario, data_root: str | None) -> Batch:
+    """Return a batch of the dataset's first examples, to measure and to look at shapes."""
+    dataset = scenario_dataset(scenario, data_root)
+    size = scenario.training.batch_size
+    return torch.as_tensor(dataset.train_x[:size]), torch.as_tensor(dataset.train_y[:size])
+
+
+def optimizer_fn(training: TrainingSection) -> OptimizerFn:
+    """Return the scenario's optimiser as a function of the parameters."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        rate, decay = training.learning_rate, training.weight_decay
+        if training.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=rate, momentum=training.momentum, weight_decay=decay
+            )
+        kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+        return kind(parameters, lr=rate, weight_decay=decay)
+
+    return make
+
+
+def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
+    """Measure the scenario's step on this host, with one thread and its own time.
+
+    The cheaper modes of its methods' policies are measured with it, once for all clients.
+    """
+    batch = first_batch(scenario, data_root)
+    model = scenario_model(scenario, data_root, seed=0).train()
+    profile = profile_model(
+        model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
+    )
+    policies = [method.policy for method in scenario.methods if method.peer is None]
+    modes = [mode for policy in policies for mode in make_policy(policy).modes]
+    return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)

@@ -1,0 +1,1 @@
+"""The Flower app that trains a scenario on a real fleet."""

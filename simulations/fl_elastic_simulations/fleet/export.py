@@ -1,0 +1,63 @@
+"""The model of a run, out of its newest checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fl_elastic.errors import CheckpointError
+from fl_elastic.flower.checkpoint import load_checkpoint
+from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.operations import export_model
+from fl_elastic.update import Manifest, weights_of
+from fl_elastic_simulations.engine.workload import first_batch, scenario_model
+from fl_elastic_simulations.fleet.server import CHECKPOINTS, SCENARIO
+from fl_elastic_simulations.scenario.scenario import Scenario
+
+__all__ = ["export_run"]
+
+
+def export_run(
+    results: Path, output: Path, *, scenario: Path | None = None, data_root: str | None = None
+) -> dict[str, Any]:
+    """Write the newest model of a run to a file; return where it is, its size and its round.
+
+    Parameters
+    ----------
+    results : Path
+        Folder of the run.
+    output : Path
+        ``*.safetensors`` or ``*.onnx``.
+    scenario : Path, optional
+        Scenario file; left out, what the run left in its folder.
+    data_root : str, optional
+        Where datasets are: ONNX needs a batch of inputs.
+
+    Raises
+    ------
+    CheckpointError
+        If the run has none that can be read, or it is of another model.
+    ScenarioError
+        If there is no scenario.
+    ModelError
+        If the format is unknown or the model cannot be exported.
+    """
+    if scenario is None:
+        try:
+            chosen = Scenario.from_json((results / SCENARIO).read_text())
+        except (OSError, UnicodeDecodeError):
+            raise CheckpointError(
+                f"{results} holds no {SCENARIO}: give the folder of a run's results, or the scenario"
+            ) from None
+    else:
+        chosen = Scenario.load(scenario)
+    model = scenario_model(chosen, data_root, 0)
+    first = as_record(weights_of(model, Manifest.of(model)))
+    found = load_checkpoint(results / CHECKPOINTS, first)
+    if found is None:
+        raise CheckpointError(
+            f"{results / CHECKPOINTS} holds no checkpoint: no round has ended yet"
+        )
+    inputs, _ = first_batch(chosen, data_root)
+    path = export_model(model, found.arrays, output, inputs)
+    return {"file": str(path), "bytes": path.stat().st_size, "round": found.server_round}

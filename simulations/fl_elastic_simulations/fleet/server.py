@@ -1,0 +1,310 @@
+"""The server's side of a real fleet: rounds, checkpoints, a journal, and a summary at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from fl_elastic.errors import DatasetError, FleetError, ScenarioError
+from fl_elastic.flower.checkpoint import Checkpointed
+from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.losses import classification_loss
+from fl_elastic.operations import Journal, log_to_file
+from fl_elastic.planning import make_policy
+from fl_elastic.storage import write_atomically
+from fl_elastic.training import evaluate
+from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.engine.methods import check_methods, method_strategy
+from fl_elastic_simulations.engine.summary import final_accuracy
+from fl_elastic_simulations.engine.workload import scenario_model, test_batches
+from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
+
+__all__ = ["CHECKPOINTS", "JOURNAL", "SCENARIO", "SUMMARY", "FleetRun"]
+
+JOURNAL = "rounds.jsonl"
+CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"
+SCENARIO = "scenario.json"
+_LOG_FILE = "server.log"
+_TOTALS = ("uplink_bytes", "downlink_bytes", "accepted", "rejected")
+_LOG = logging.getLogger("fl_elastic")
+
+
+@dataclass(frozen=True)
+class FleetRun:
+    """One method of a scenario on a real fleet.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        What is trained; its fleet says how many nodes there are, not how fast they are.
+    method : MethodSection
+        How.
+    seed : int
+        Of first weights, split and batches.
+    results : Path
+        Where the journal, checkpoints and summary are written.
+    data_root : str, optional
+        For the server's test of the model.
+    resume : bool
+        Whether to go on from the newest checkpoint in ``results``.
+    round_timeout : float
+        Seconds after which a round goes on without those who have not answered.
+    node_timeout : float
+        Seconds to wait at the start for as many nodes as the scenario has clients; then those that are there begin.
+    """
+
+    scenario: Scenario
+    method: MethodSection
+    seed: int
+    results: Path
+    data_root: str | None = None
+    resume: bool = False
+    round_timeout: float = 3600.0
+    node_timeout: float = 120.0
+
+    @classmethod
+    def of(cls, run_config: Mapping[str, Any]) -> FleetRun:
+        """Read Flower's run config.
+
+        Raises
+        ------
+        ScenarioError
+            If the scenario or the method makes no sense.
+        FleetError
+            If there is no absolute folder for results.
+        """
+        scenario = Scenario.from_json(str(run_config.get("scenario", "")))
+        check_methods(scenario)
+        results = Path(str(run_config.get("results", "")))
+        if not results.is_absolute():
+            raise FleetError(f"run config results = {str(results)!r} is not an absolute folder")
+        return cls(
+            scenario=scenario,
+            method=_method(scenario, str(run_config.get("method", ""))),
+            seed=int(run_config.get("seed", 0)),
+            results=results,
+            data_root=str(run_config.get("data-root", "")) or None,
+            resume=bool(run_config.get("resume", False)),
+            round_timeout=_seconds(run_config, "round-timeout", 3600.0),
+            node_timeout=_seconds(run_config, "node-timeout", 120.0),
+        )
+
+    def run(self, grid: Grid) -> dict[str, Any]:
+        """Run the rounds that are still to do; return the summary, which is also written."""
+        log_to_file(self.results / _LOG_FILE)
+        write_atomically(self.results / SCENARIO, self.scenario.to_json().encode())
+        model = scenario_model(self.scenario, self.data_root, self.seed)
+        manifest = Manifest.of(model)
+        if not self.resume:
+            _put_away(self.results / CHECKPOINTS)
+        minutes = _Minutes(Journal(self.results / JOURNAL), resume=self.resume)
+        strategy = method_strategy(self.scenario, self.method, minutes.trained)
+        minutes.names_of = lambda: {
+            node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()
+        }
+        minutes.coverage_of = lambda node: _coverage(strategy.fleet.ledger, node)
+        _meet(grid, len(self.scenario.clients), self.node_timeout)
+        # From here on whoever is there takes part.
+        strategy.inner.min_available_nodes = 1  # type: ignore[attr-defined]
+        first = {name: Array(array) for name, array in weights_of(model, manifest).items()}
+
+        def tested(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            weights = {name: array.numpy() for name, array in arrays.items()}
+            load_weights(model, manifest, weights)
+            try:
+                found = evaluate(
+                    model, classification_loss, test_batches(self.scenario, self.data_root)
+                )
+            except DatasetError as error:
+                # A server without data still merges.
+                _LOG.warning("the model is not tested: %s", error)
+                minutes.close(server_round, {})
+                return None
+            quality: dict[str, Any] = {"loss": found.loss}
+            if found.accuracy is not None:
+                quality["accuracy"] = found.accuracy
+            minutes.close(server_round, quality)
+            return MetricRecord(quality)
+
+        Checkpointed(strategy, self.results / CHECKPOINTS, resume=self.resume).start(
+            grid=grid,
+            initial_arrays=ArrayRecord(first),
+            num_rounds=self.scenario.training.rounds,
+            timeout=self.round_timeout,
+            train_config=ConfigRecord(
+                {
+                    "scenario": self.scenario.to_json(),
+                    "method": self.method.name,
+                    "seed": self.seed,
+                }
+            ),
+            evaluate_fn=tested,
+        )
+        summary = self._summary(Journal(self.results / JOURNAL).entries())
+        write_atomically(self.results / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        return summary
+
+    def _summary(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        rounds = [entry for entry in entries if entry.get("round", 0) > 0]
+        last = rounds[-1] if rounds else {}
+        tested = [entry["accuracy"] for entry in rounds if entry.get("accuracy") is not None]
+        return {
+            "title": self.scenario.title,
+            "method": self.method.name,
+            "seed": self.seed,
+            "rounds": last.get("round", 0),
+            "final_accuracy": final_accuracy(tested) if tested else None,
+            # Summed up in every entry: the first of a long run are not kept.
+            "seconds": float(last.get("seconds_total", 0.0)),
+            **{f"{name}_total": last.get(f"{name}_total", 0) for name in _TOTALS},
+        }
+
+
+def _put_away(checkpoints: Path) -> None:
+    """Rename what an earlier run left: if this one ends before its first round, `resume` must not find that."""
+    before = checkpoints.with_name(f"{checkpoints.name}.before")
+    try:
+        if checkpoints.is_dir() and any(checkpoints.iterdir()):
+            shutil.rmtree(before, ignore_errors=True)
+            checkpoints.rename(before)
+    except OSError as error:
+        raise FleetError(f"cannot rename {checkpoints}: {error.strerror or error}") from None
+
+
+def _seconds(run_config: Mapping[str, Any], key: str, default: float) -> float:
+    value = run_config.get(key, default)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise FleetError(f"run config {key} = {value!r} is not a positive number of seconds")
+    return float(value)
+
+
+def _meet(grid: Grid, wanted: int, seconds: float) -> None:
+    """Wait until all nodes are there, or some for that long; at least one is waited for without end."""
+    until = time.monotonic() + seconds
+    while (found := len(list(grid.get_node_ids()))) < wanted:
+        if found and time.monotonic() > until:
+            _LOG.warning("%s of %s nodes are there; they begin", found, wanted)
+            return
+        time.sleep(0.5)
+
+
+def _method(scenario: Scenario, name: str) -> MethodSection:
+    own = [method for method in scenario.methods if method.peer is None]
+    selecting = [method for method in own if make_policy(method.policy).selects]
+    if not name:
+        found = (selecting or own)[:1]
+    else:
+        found = [method for method in own if method.name == name]
+    if not found:
+        known = ", ".join(method.name for method in own)
+        raise ScenarioError(f"no method {name!r} that a real fleet can run: known are {known}")
+    return found[0]
+
+
+def _coverage(ledger: Any, node: int) -> float | None:
+    """Return the mean share of its rounds in which a node trained a tensor."""
+    entry = None if ledger is None else ledger.clients.get(str(node))
+    if entry is None or not entry.rounds:
+        return None
+    return float(entry.trained.mean() / entry.rounds)
+
+
+@dataclass
+class _Minutes:
+    """Writes down each round once it is tested."""
+
+    journal: Journal
+    resume: bool
+    names_of: Any = None
+    coverage_of: Any = None
+    _record: RoundRecord | None = None
+    _since: float = field(default_factory=time.monotonic)
+    _totals: dict[str, int] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _last_round: int = -1
+
+    def __post_init__(self) -> None:
+        before = (self.journal.last() or {}) if self.resume else {}
+        self._totals = {name: int(before.get(f"{name}_total", 0)) for name in _TOTALS}
+        self._seconds = float(before.get("seconds_total", 0.0))
+        self._last_round = int(before.get("round", -1))
+        if not self.resume:
+            self.journal.remove()
+
+    def trained(self, record: RoundRecord) -> None:
+        """Keep what happened in the round until its model is tested."""
+        self._record = record
+
+    def close(self, server_round: int, quality: dict[str, Any]) -> None:
+        """Write the line of a round; that of round 0, the first weights, holds their quality alone."""
+        record, self._record = self._record, None
+        if record is None:
+            # A run that goes on tests its model again, whose line may have been written before it ended or not.
+            if server_round > self._last_round:
+                self.journal.append(
+                    {"round": server_round, "time": time.time(), **quality, **self._so_far()}
+                )
+            self._since = time.monotonic()
+            return
+        now, names = time.monotonic(), self.names_of()
+        counts = {
+            "uplink_bytes": sum(reply.uplink_bytes for reply in record.accepted),
+            "downlink_bytes": record.downlink_total_bytes,
+            "accepted": len(record.accepted),
+            "rejected": len(record.rejected),
+        }
+        for name, count in counts.items():
+            self._totals[name] += count
+        self._seconds += now - self._since
+        self.journal.append(
+            {
+                "round": server_round,
+                "time": time.time(),
+                "round_seconds": now - self._since,
+                "deadline_seconds": record.deadline,
+                **quality,
+                **counts,
+                **self._so_far(),
+                "stayed": record.stayed,
+                "shortened": len(record.shortened),
+                "stepped_back": record.stepped_back,
+                "nodes": {
+                    names.get(reply.node_id, str(reply.node_id)): self._about(reply)
+                    for reply in record.accepted
+                },
+                "rejections": [
+                    {"node": names.get(each.node_id, str(each.node_id)), "reason": each.reason}
+                    for each in record.rejected
+                ],
+            }
+        )
+        self._since = now
+
+    def _so_far(self) -> dict[str, float]:
+        """Return the totals of the run."""
+        totals = {f"{name}_total": total for name, total in self._totals.items()}
+        return {**totals, "seconds_total": self._seconds}
+
+    def _about(self, reply: Any) -> dict[str, Any]:
+        numbers = {
+            key.replace("-", "_"): value
+            for key, value in reply.metrics.items()
+            if isinstance(value, (int, float))
+        }
+        return {
+            **numbers,
+            "uplink_bytes": reply.uplink_bytes,
+            "num_examples": reply.num_examples,
+            "coverage": self.coverage_of(reply.node_id),
+        }

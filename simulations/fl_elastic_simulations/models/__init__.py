@@ -1,0 +1,1 @@
+"""Models that scenarios name, and pretrained weights for them."""

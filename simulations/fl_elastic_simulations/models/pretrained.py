@@ -1,0 +1,49 @@
+"""Pretrained weights out of npz files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic_simulations.data.files import npz_arrays
+
+__all__ = ["load_pretrained"]
+
+
+def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Load the tensors of an npz file into the model's tensors of the same name.
+
+    Returns
+    -------
+    tuple of str
+        Parameters of the model that the file does not hold, such as those of a new head.
+
+    Raises
+    ------
+    DatasetError
+        If the file is missing or damaged.
+    ModelError
+        If the file has a tensor that the model has not, or one of another shape.
+    """
+    path = Path(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = tuple(archive.files)
+    except (OSError, ValueError):
+        names = ()
+    arrays = npz_arrays(path.stem, path, names)
+    own = model.state_dict()
+    for name, array in arrays.items():
+        if name not in own or tuple(own[name].shape) != array.shape:
+            expected = tuple(own[name].shape) if name in own else "no such tensor"
+            raise ModelError(
+                f"weights {path} hold {name!r} of shape {array.shape}, the model has {expected}: "
+                "take the weights of this model"
+            )
+    model.load_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()}, strict=False)
+    return tuple(name for name, _ in model.named_parameters() if name not in arrays)

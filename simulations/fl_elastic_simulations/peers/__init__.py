@@ -1,0 +1,35 @@
+"""Published federated methods to compare with, each as the local training of one client."""
+
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    make_peer,
+    peers,
+    register_peer,
+)
+from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
+from fl_elastic_simulations.peers.fedel import FedEl
+from fl_elastic_simulations.peers.fedpart import FedPart
+from fl_elastic_simulations.peers.full_steps import FullSteps
+from fl_elastic_simulations.peers.heterofl import HeteroFl
+from fl_elastic_simulations.peers.published_selection import published_selection
+from fl_elastic_simulations.peers.random_layers import RandomLayers
+from fl_elastic_simulations.peers.timelyfl import TimelyFl
+
+__all__ = [
+    "FedEl",
+    "FedPart",
+    "FullSteps",
+    "HeteroFl",
+    "LocalResult",
+    "LocalTask",
+    "Peer",
+    "PublishedElasticTrainer",
+    "RandomLayers",
+    "TimelyFl",
+    "make_peer",
+    "peers",
+    "published_selection",
+    "register_peer",
+]

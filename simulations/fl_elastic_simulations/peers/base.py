@@ -1,0 +1,235 @@
+"""What a peer is given and gives back, the interface of peers, and their registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.registry import Registry
+from fl_elastic.update import PartialUpdate
+from fl_elastic_simulations.peers.task_data import everything_fits
+
+__all__ = [
+    "LocalResult",
+    "LocalTask",
+    "Peer",
+    "make_peer",
+    "peers",
+    "register_peer",
+    "task_generator",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTask:
+    """One client's local training in one round.
+
+    Attributes
+    ----------
+    model : nn.Module
+        With the global weights, as `Peer.prepare` returned it; trained in place.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returning a torch optimiser.
+    batches : iterable of batch
+        The client's data, which can be read again and again.
+    epochs : int
+        Passes over it that the round asks for.
+    profile : CostProfile
+        Costs of the whole model on the host.
+    allowed_seconds : float
+        Host seconds for the local training of this round; infinite where everybody is waited for.
+    server_round : int
+        Number of the round, from 1.
+    base_version : int
+        Version of the global model.
+    clients, client : int
+        Size of the fleet, and the client's place in it.
+    seed : int
+        Seed of the run.
+    memory : dict
+        The client's own notes from round to round, fit for JSON; read and written by the peer.
+    global_change : dict of str to float
+        Sum of squares of what the last round changed in each tensor of the global model; empty in round 1.
+    fraction : float
+        Speed of this device relative to the fastest.
+    choosing_seconds : float
+        Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
+        seconds where one is made.
+    narrow_seconds : dict of float to float
+        Seconds of a step of the model at each rate of its width below 1, where they are known.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    optimizer_fn: OptimizerFn
+    batches: Iterable[Batch]
+    epochs: int
+    profile: CostProfile
+    allowed_seconds: float
+    server_round: int
+    base_version: int
+    clients: int
+    client: int
+    seed: int
+    memory: dict[str, Any] = field(default_factory=dict)
+    global_change: dict[str, float] = field(default_factory=dict)
+    fraction: float = 1.0
+    choosing_seconds: float = 0.0
+    narrow_seconds: Mapping[float, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "server_round", "clients"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} {getattr(self, name)} must be at least 1")
+        if not self.allowed_seconds > 0:
+            raise TrainingError(
+                f"allowed_seconds {self.allowed_seconds} must be positive; use infinity for no limit"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalResult:
+    """What one client's local training gave.
+
+    Attributes
+    ----------
+    update : PartialUpdate
+        Deltas against the weights that the task came with.
+    host_seconds : float
+        Predicted by costs measured on the host, which a virtual clock goes by.
+    steps, requested_steps : int
+        Steps taken, and steps of ``epochs`` passes over the data.
+    step_seconds : float
+        Median measured time of a step with a whole batch, 0 if there was none.
+    loss : float
+        Mean loss over the last pass.
+    choosing_seconds : float
+        Of the host seconds those of probes and of choosing.
+    """
+
+    update: PartialUpdate
+    host_seconds: float
+    steps: int
+    requested_steps: int
+    step_seconds: float
+    loss: float
+    choosing_seconds: float = 0.0
+
+
+class Peer(ABC):
+    """A published federated method, as far as a client carries it out.
+
+    Attributes
+    ----------
+    name : str
+        As registered.
+    rule : {"contributors", "all"}
+        Aggregation rule of its paper.
+    weighting : {"examples", "uniform"}
+        Whether its paper weighs clients by their data.
+    needs_costs : bool
+        Whether a client must know what each tensor group costs, and so has to estimate that first.
+    """
+
+    name: ClassVar[str] = ""
+    rule: ClassVar[Literal["contributors", "all"]] = "contributors"
+    weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
+    needs_costs: ClassVar[bool] = False
+
+    def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
+        """Return the model that server and clients train, the same for the same arguments.
+
+        Tensors of the given model keep their names; more may be added. By default the model itself.
+        """
+        del loss_fn, batch
+        return model
+
+    def train(self, task: LocalTask) -> LocalResult:
+        """Train in place and return the update; torch's random state is afterwards as before.
+
+        Raises
+        ------
+        TrainingError
+            If there is no data or a loss is not finite.
+        ModelError
+            If the method does not take such a model.
+        BudgetError
+            If the time does not pay for one step.
+        """
+        choosing = task.choosing_seconds if self.needs_costs and not everything_fits(task) else 0.0
+        if choosing >= task.allowed_seconds:
+            raise BudgetError(
+                f"choosing takes {choosing:.3g} s of the {task.allowed_seconds:.3g} s that are allowed"
+            )
+        task = replace(task, allowed_seconds=task.allowed_seconds - choosing)
+        device = model_device(task.model)
+        task.model.train()
+        accelerators = [device.index or 0] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=accelerators):
+            # torch.manual_seed would seed every accelerator, also those that are not restored here.
+            torch.default_generator.manual_seed(int(task_generator(task).integers(2**63)))
+            result = self.local_training(task)
+        return replace(
+            result,
+            host_seconds=result.host_seconds + choosing,
+            choosing_seconds=result.choosing_seconds + choosing,
+        )
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Work out what `local_training` would train, apart from probes; nothing is trained or kept.
+
+        It is timed to know what choosing takes. By default there is nothing to choose.
+        """
+        del task
+
+    @abstractmethod
+    def local_training(self, task: LocalTask) -> LocalResult:
+        """Train ``task.model`` in place; called by `train` with torch seeded for this client and round."""
+
+
+def task_generator(task: LocalTask) -> np.random.Generator:
+    """Return a source of randomness that depends on seed, client and round alone."""
+    return np.random.default_rng([task.seed, task.client, task.server_round])
+
+
+_REGISTRY: Registry[type[Peer]] = Registry("peer")
+
+
+def register_peer(name: str) -> Callable[[type[Peer]], type[Peer]]:
+    """Return a class decorator that registers a peer and names it."""
+    add = _REGISTRY.register(name)
+
+    def register(peer: type[Peer]) -> type[Peer]:
+        peer.name = name
+        return add(peer)
+
+    return register
+
+
+def peers() -> list[str]:
+    """Return the names of the registered peers."""
+    return _REGISTRY.names()
+
+
+def make_peer(name: str) -> Peer:
+    """Return the peer registered as ``name``.
+
+    Examples
+    --------
+    >>> from fl_elastic_simulations.peers import make_peer
+    >>> make_peer("full_steps").rule
+    'contributors'
+    """
+    return _REGISTRY.get(name)()

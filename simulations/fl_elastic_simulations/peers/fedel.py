@@ -1,0 +1,226 @@
+"""A window of blocks that moves through the model from round to round, and ElasticTrainer inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups import Batch, GroupKind, LossFn, Mode, TensorGroup, to_device
+from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance.base import Scores
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import Mask
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.training import frozen_outside
+from fl_elastic.training.changes import changes
+from fl_elastic.training.freeze import training_statistics
+from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    task_generator,
+)
+from fl_elastic_simulations.peers.early_exits import EarlyExits, block_ends, with_exits
+from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
+from fl_elastic_simulations.peers.task_data import (
+    first_batch,
+    num_examples,
+    requested_steps,
+    steps_in_time,
+)
+from fl_elastic_simulations.peers.window import Window, first_window, next_window
+from fl_elastic_simulations.peers.window_costs import WindowCosts
+
+__all__ = ["FedEl", "adjusted_importance"]
+
+_BETA = 0.6
+_WINDOW, _SELECTED = "window", "selected"
+
+
+@register_peer("fedel")
+class FedEl(Peer):
+    """Train the most important tensors of a window of blocks that moves from the input to the output.
+
+    FedEL (Zhang et al., NeurIPS 2025). From the paper: blocks (layers of a chain, residual units), the first
+    window, both edges and the return to the first window; a light exit at the window's front, nothing run behind
+    it; ElasticTrainer's importance and selection inside the window; importance 0.6 of the client's own and 0.4 of
+    the global model's last change; averages over those who trained a tensor, each client alike. Assumed, where the
+    paper leaves it open: the front moves over new blocks worth one allowed step time per round; exits are a mean
+    over positions and a linear layer, trained whenever used and averaged like any tensor; both importances are
+    scaled to a largest of 1 before they are mixed (which cancels the learning rate the paper divides by);
+    selection is exact, and its budget is the allowed step time less the forward pass to the front and the exit;
+    where the whole window fits, all of it is trained without a probe; frozen norms run in eval mode; the probe, two
+    passes over one batch at the round's start, is taken off the allowed time; where that does not pay for it and a
+    step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
+    client that has no time for one stays out, and its window moves on.
+    """
+
+    rule = "contributors"
+    weighting = "uniform"
+    needs_costs = True
+    probe_passes: ClassVar[int] = 2
+
+    def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
+        """Return the model with an exit behind each block; its own tensors keep their names."""
+        return with_exits(model, loss_fn, batch)
+
+    def local_training(self, task: LocalTask) -> LocalResult:
+        """Move the window, select, and train."""
+        model = task.model
+        if not isinstance(model, EarlyExits):
+            raise ModelError("fedel trains a model with early exits: call prepare first")
+        costs = WindowCosts(task.profile, model.ends)
+        requested = requested_steps(task)
+        limit = task.allowed_seconds / requested
+        window = _window_of(task.memory, costs.block_seconds, limit)
+        mask, probe_seconds = costs.mask(window), 0.0
+        if costs.step_seconds(window, mask) > limit * (1 + 1e-9):
+            probing = self._probe_seconds(task, costs, window)
+            worth = (
+                _change_alone(task, costs, window)
+                if probing is None
+                else _importance(task, model, costs, window)
+            )
+            probe_seconds = probing or 0.0
+            mask = costs.select(window, worth, (task.allowed_seconds - probe_seconds) / requested)
+        task.memory[_WINDOW] = [window.end, window.front]
+        task.memory[_SELECTED] = costs.blocks_of(mask)
+        steps = steps_in_time(task, costs.step_seconds(window, mask), probe_seconds)
+        manifest = Manifest.of(model)
+        base = weights_of(model, manifest)
+        plan = _plan(task, model, window, mask)
+        with (
+            put_back_on_error(model),
+            frozen_outside(plan, model),
+            model.left_after(window.front),
+        ):
+            statistics = training_statistics(model)
+            taken = take_steps(task, model, task.loss_fn, steps)
+            names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
+            deltas = changes(model, manifest, base, names)
+        return LocalResult(
+            update=PartialUpdate(
+                deltas=deltas,
+                steps=dict.fromkeys(deltas, taken.count),
+                num_examples=num_examples(task),
+                base_version=task.base_version,
+            ),
+            host_seconds=probe_seconds + taken.count * costs.step_seconds(window, mask),
+            steps=taken.count,
+            requested_steps=requested,
+            step_seconds=taken.step_seconds,
+            loss=taken.last_loss(requested // task.epochs),
+            choosing_seconds=probe_seconds,
+        )
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Move the window and select, with all groups worth the same."""
+        costs = WindowCosts(task.profile, block_ends(task.profile.graph))
+        limit = task.allowed_seconds / requested_steps(task)
+        window = _window_of(task.memory, costs.block_seconds, limit)
+        costs.select(window, np.ones(len(costs.groups(window))), limit)
+
+    def _probe_seconds(self, task: LocalTask, costs: WindowCosts, window: Window) -> float | None:
+        """Return what a probe takes; None where it and the cheapest step are not paid for."""
+        probe = self.probe_passes * costs.step_seconds(window, costs.mask(window))
+        cheapest = costs.step_seconds(window, costs.nearest(window))
+        return probe if probe + cheapest <= task.allowed_seconds * (1 + 1e-9) else None
+
+
+@register_peer("fedel_free_probe")
+class FedElFreeProbe(FedEl):
+    """`FedEl` whose probe costs nothing, as if its importance came from steps that train anyway."""
+
+    probe_passes = 0
+
+
+def _window_of(memory: Mapping[str, Any], seconds: Sequence[float], limit: float) -> Window:
+    """Return this round's window; the first one where the notes are of another model or missing."""
+    last = memory.get(_WINDOW)
+    if last is None or not 0 <= last[0] <= last[1] < len(seconds):
+        return first_window(seconds, limit)
+    return next_window(seconds, limit, Window(*last), memory.get(_SELECTED, ()))
+
+
+def _importance(task: LocalTask, model: EarlyExits, costs: WindowCosts, window: Window) -> Scores:
+    """Return the adjusted importance of the window's groups, measured at its exit."""
+    chosen = costs.groups(window)
+    groups = task.profile.graph.groups[chosen.start : chosen.stop]
+    batch = to_device(first_batch(task), model_device(model))
+    probe = Probe(
+        model=model,
+        loss_fn=task.loss_fn,
+        groups=groups,
+        batches=[batch],
+        shadow_optimizer=task.optimizer_fn,
+        generator=task_generator(task),
+    )
+    with model.left_after(window.front):
+        own = make_importance("elastic_same_batch").score(probe)
+    return adjusted_importance(own, groups, task.global_change)
+
+
+def _change_alone(task: LocalTask, costs: WindowCosts, window: Window) -> Scores:
+    """Return the global model's change in the window's groups; all alike where none is known."""
+    chosen = costs.groups(window)
+    groups = task.profile.graph.groups[chosen.start : chosen.stop]
+    change = adjusted_importance(np.zeros(len(groups)), groups, task.global_change)
+    return change if change.any() else np.ones(len(groups))
+
+
+def adjusted_importance(
+    own: Scores, groups: Sequence[TensorGroup], global_change: Mapping[str, float]
+) -> Scores:
+    """Return 0.6 of the client's own importance and 0.4 of the global model's change, each at most 1.
+
+    Parameters
+    ----------
+    own : array, shape (N,)
+        Importance at the client.
+    groups : sequence of TensorGroup
+        Whose importance it is.
+    global_change : dict of str to float
+        Squared change of each tensor in the last round; without any the own importance counts alone.
+
+    Examples
+    --------
+    >>> groups = [TensorGroup(n, (n,), ((1,),), GroupKind.OTHER) for n in "ab"]
+    >>> adjusted_importance(np.array([4.0, -1.0]), groups, {"b": 9.0}).tolist()
+    [0.6, 0.25]
+    """
+    own = _scaled(own)
+    change = np.array([sum(global_change.get(n, 0.0) for n in g.parameters) for g in groups])
+    return own if not change.any() else _BETA * own + (1 - _BETA) * _scaled(change)
+
+
+def _scaled(scores: Scores) -> Scores:
+    largest = float(np.abs(scores).max(initial=0.0))
+    return scores / largest if largest > 0 else scores
+
+
+def _plan(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> Plan:
+    """Return what is trained as a plan: the selected groups, and the exit if the window has one."""
+    groups = list(task.profile.graph.groups)
+    modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
+    if window.front < len(model.ends):
+        names = model.exit_parameters(window.front)
+        shapes = tuple(tuple(model.get_parameter(name).shape) for name in names)
+        groups.insert(0, TensorGroup("exit", names, shapes, GroupKind.LINEAR))
+        modes.insert(0, Mode.FULL)
+    seconds = task.profile.full_step_seconds
+    return Plan(
+        policy=FedEl.name,
+        groups=tuple(groups),
+        modes=tuple(modes),
+        full_step_seconds=seconds,
+        predicted_step_seconds=seconds,
+        floor_step_seconds=seconds,
+        allowed_step_seconds=seconds,
+        predicted_step_bytes=0.0,
+    )

@@ -1,0 +1,136 @@
+"""Cut the narrow model out of a wide one: the first channels of every inner tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from math import gcd
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_elastic.update.parts import Masks
+from fl_elastic_simulations.peers.operations import CONVOLUTIONS
+from fl_elastic_simulations.peers.widths import LayerChannels
+
+__all__ = ["Kept", "kept_lengths", "narrow_model", "part_of_axes", "spread"]
+
+Kept: TypeAlias = dict[str, tuple[int, ...]]
+
+
+def narrow_model(
+    model: nn.Module, layers: Sequence[LayerChannels], rate: float, *, scaled: bool = True
+) -> nn.Module:
+    """Return a copy of ``model`` with the first channels of every layer.
+
+    A group norm keeps as many groups as divide its channels. A batch norm uses the statistics of the batch and
+    keeps none.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The wide model.
+    layers : sequence of LayerChannels
+        Of the wide model.
+    rate : float
+        Share of the channels, rounded up.
+    scaled : bool
+        Whether each inner convolution and linear layer divides by ``rate`` while training, so that sums over fewer
+        channels are as large as in the wide model (HeteroFL's scaler).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fl_elastic_simulations.peers.widths import channels_of
+    >>> wide = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> narrow_model(wide, channels_of(wide, torch.zeros(1, 6)), 0.25)[2]
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    narrow = deepcopy(model)
+    kept = kept_lengths(model, layers, rate)
+    for layer in layers:
+        module: Any = narrow.get_submodule(layer.module)
+        for name, parameter in module.named_parameters(recurse=False):
+            lengths = kept[f"{layer.module}.{name}" if layer.module else name]
+            cut = parameter.detach()[tuple(slice(length) for length in lengths)].clone()
+            setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+        _tell(module, layer, rate)
+        if scaled and layer.inputs is not None and not layer.outputs.fixed:
+            module.register_forward_hook(_Scaler(rate))
+    for module in narrow.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return narrow
+
+
+def _tell(module: Any, layer: LayerChannels, rate: float) -> None:
+    """Set the sizes that a layer remembers besides its tensors."""
+    outputs = layer.outputs.kept(rate)
+    inputs = outputs if layer.inputs is None else layer.inputs.kept(rate)
+    if isinstance(module, CONVOLUTIONS):
+        module.in_channels, module.out_channels = inputs, outputs
+        module.groups = outputs if layer.inputs is None else 1
+    elif isinstance(module, nn.Linear):
+        module.in_features, module.out_features = inputs, outputs
+    elif isinstance(module, nn.GroupNorm):
+        module.num_channels, module.num_groups = outputs, gcd(module.num_groups, outputs)
+    else:
+        module.num_features = outputs
+
+
+class _Scaler:
+    """Divides what a layer puts out by the rate, in training only."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+    def __call__(self, module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        del inputs
+        return outputs / self._rate if module.training else outputs
+
+
+def kept_lengths(model: nn.Module, layers: Sequence[LayerChannels], rate: float) -> Kept:
+    """Return, per parameter of the layers, how much of each axis a model of this rate keeps.
+
+    It is always the front. Parameters outside of the layers are left out.
+    """
+    kept: Kept = {}
+    for layer in layers:
+        module = model.get_submodule(layer.module)
+        for name, parameter in module.named_parameters(recurse=False):
+            lengths = list(parameter.shape)
+            lengths[0] = layer.outputs.kept(rate)
+            if len(lengths) > 1 and layer.inputs is not None:
+                lengths[1] = layer.inputs.kept(rate)
+            kept[f"{layer.module}.{name}" if layer.module else name] = tuple(lengths)
+    return kept
+
+
+def spread(small: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """Return an array of this shape with ``small`` at its front and zeros elsewhere.
+
+    >>> spread(np.ones((1, 2)), (2, 3)).tolist()
+    [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    wide = np.zeros(shape, dtype=small.dtype)
+    wide[tuple(slice(length) for length in small.shape)] = small
+    return wide
+
+
+def part_of_axes(
+    shape: Sequence[int], kept: Sequence[int], rows: Mapping[int, NDArray[np.bool_]]
+) -> Masks:
+    """Return one mask per axis: the front of ``kept`` entries, or the given rows; None for a whole axis.
+
+    >>> part_of_axes((2, 3), (2, 1), {})
+    (None, array([ True, False, False]))
+    """
+    masks: list[NDArray[np.bool_] | None] = []
+    for axis, (length, front) in enumerate(zip(shape, kept, strict=True)):
+        mask = (np.arange(length) < front) & rows.get(axis, np.True_)
+        masks.append(None if mask.all() else mask)
+    return tuple(masks)

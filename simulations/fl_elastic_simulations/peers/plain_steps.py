@@ -1,0 +1,114 @@
+"""Plain training steps, for peers that train another model than the one they were given."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+from torch import nn
+
+from fl_elastic.errors import ElasticError, TrainingError
+from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
+from fl_elastic.profiling import clock_for
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.training.batches import epochs_of
+from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.peers.base import LocalTask
+
+__all__ = ["StepsTaken", "put_back_on_error", "take_steps"]
+
+
+@dataclass(frozen=True)
+class StepsTaken:
+    """What a run of plain steps gave.
+
+    Attributes
+    ----------
+    losses : tuple of float
+        Of every step.
+    step_seconds : float
+        Median time of a step with a batch as large as the first.
+    trained : frozenset of str
+        Parameters that the last step had a gradient for.
+    """
+
+    losses: tuple[float, ...]
+    step_seconds: float
+    trained: frozenset[str]
+
+    @property
+    def count(self) -> int:
+        """Steps taken."""
+        return len(self.losses)
+
+    def last_loss(self, per_epoch: int) -> float:
+        """Return the mean loss over the last ``per_epoch`` steps."""
+        return statistics.fmean(self.losses[-per_epoch:])
+
+
+def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -> StepsTaken:
+    """Train the parameters of ``model`` that require a gradient for at most so many steps.
+
+    Parameters
+    ----------
+    task : LocalTask
+        Gives the batches and the optimiser.
+    model : nn.Module
+        Trained in place; in the task's place.
+    loss_fn : callable
+        In the place of the task's.
+    steps : int
+        Fewer if the task's epochs are over before.
+
+    Raises
+    ------
+    TrainingError
+        If there is no batch or a loss is not finite.
+    """
+    device = model_device(model)
+    clock = clock_for(device)
+    optimizer = task.optimizer_fn([p for p in model.parameters() if p.requires_grad])
+    losses: list[float] = []
+    shapes: list[tuple[int, ...]] = []
+    seconds: list[float] = []
+    for batch in islice(_stream(task, device), steps):
+        started = clock()
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute_loss(model, loss_fn, batch)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise TrainingError(
+                f"the loss is {losses[-1]}: check the batch for NaN and the learning rate; "
+                "the model was put back to where the round started"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        seconds.append(clock() - started)
+        shapes.append(batch_shape(batch))
+    if not losses:
+        raise TrainingError("the loader gave no batch: check the client's data and batch size")
+    whole = [taken for taken, shape in zip(seconds, shapes, strict=True) if shape == shapes[0]]
+    trained = frozenset(n for n, p in model.named_parameters() if p.grad is not None)
+    model.zero_grad(set_to_none=True)
+    return StepsTaken(tuple(losses), statistics.median(whole), trained)
+
+
+def _stream(task: LocalTask, device: object) -> Iterator[Batch]:
+    batches: Iterable[Batch] = task.batches
+    return epochs_of(batches, task.epochs, device)
+
+
+@contextmanager
+def put_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Give the model its weights back if the block raises an error of fl_elastic."""
+    manifest = Manifest.of(model)
+    before = weights_of(model, manifest)
+    try:
+        yield
+    except ElasticError:
+        load_weights(model, manifest, before)
+        raise

@@ -1,0 +1,69 @@
+"""Layers by chance, until the time is used up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fl_elastic.profiling import CostProfile, Mask
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    task_generator,
+)
+from fl_elastic_simulations.peers.masked import mask_of, train_mask
+from fl_elastic_simulations.peers.task_data import requested_steps
+
+__all__ = ["RandomLayers", "random_mask"]
+
+
+@register_peer("random_layers")
+class RandomLayers(Peer):
+    """Train random tensor groups: each client in each round its own draw.
+
+    After the random-layers training of FEDn's authors, where each client trains a random quarter or half of the
+    layers and each layer is averaged over those who sent it. "-style", because here not a share of the layers but
+    the time decides how many: groups are added in random order as long as a whole round of steps with them fits.
+    Where not even one group fits, the cheapest is trained in fewer steps. Clients are weighed by their data.
+    """
+
+    rule = "contributors"
+    weighting = "examples"
+    needs_costs = True
+
+    def local_training(self, task: LocalTask) -> LocalResult:
+        """Draw and train."""
+        return train_mask(task, self.name, self._drawn(task))
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Draw."""
+        self._drawn(task)
+
+    def _drawn(self, task: LocalTask) -> Mask:
+        allowed = task.allowed_seconds / requested_steps(task)
+        return random_mask(task.profile, allowed, task_generator(task))
+
+
+def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.Generator) -> Mask:
+    """Return random groups whose step takes at most ``step_seconds``, else the cheapest group.
+
+    Examples
+    --------
+    >>> from fl_elastic.testing import made_up_profile
+    >>> profile = made_up_profile(groups=5)
+    >>> mask = random_mask(profile, profile.full_step_seconds / 2, np.random.default_rng(0))
+    >>> bool(profile.step_seconds(mask) <= profile.full_step_seconds / 2)
+    True
+    """
+    mask = mask_of(profile, [])
+    limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
+    for group in generator.permutation(len(mask)):
+        mask[group] = True
+        mask[group] = profile.step_seconds(mask) <= limit
+    if not mask.any():
+        alone = [profile.step_seconds(mask_of(profile, [group])) for group in range(len(mask))]
+        mask[int(np.argmin(alone))] = True
+    return mask

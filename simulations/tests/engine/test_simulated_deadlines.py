@@ -1,0 +1,189 @@
+"""Simulated fleets under a deadline: who waits, who drops, who fits, and a thousand clients in one process."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choosing_costs import flat_choosing
+from flwr.app import ArrayRecord
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.cohort import _sending
+from fl_elastic.profiling import CostProfile
+from fl_elastic_simulations.engine import client as simulated_client
+from fl_elastic_simulations.engine import server as simulated_server
+from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.simulate import simulate
+from fl_elastic_simulations.engine.workload import measure_profile
+from fl_elastic_simulations.scenario import Scenario
+
+SLOWEST = 4.0
+STEPS = 6
+TABLE: dict[str, Any] = {
+    "title": "small",
+    "seeds": [0],
+    "data": {"dataset": "digits", "partition": "dirichlet", "layout": "correlated"},
+    "model": {"name": "digits_cnn"},
+    "training": {"rounds": 3, "batch_size": 16, "learning_rate": 0.03, "local_steps": STEPS},
+    "deadline": {"quantile": 0.0},
+    "fleet": [
+        {"name": "fast", "device": "laptop", "slowdown": 1.0, "count": 2},
+        {"name": "slow", "device": "laptop", "slowdown": SLOWEST, "count": 2},
+    ],
+    "methods": ["wait", "drop", "fewer", "elastic", "heterofl"],
+    "method": {
+        "wait": {"policy": "full", "stragglers": "wait"},
+        "drop": {"policy": "full", "stragglers": "drop"},
+        "fewer": {"policy": "full", "budgeted": True},
+        "elastic": {"policy": "elastic", "quota": 2, "blend": 0.5},
+        "heterofl": {"peer": "heterofl"},
+    },
+}
+BANDWIDTH = 1e9
+
+
+def scenario(**changes: Any) -> Scenario:
+    table = json.loads(json.dumps(TABLE | changes))
+    for entry in table["fleet"]:
+        entry |= {
+            "uplink_bytes_per_second": BANDWIDTH,
+            "downlink_bytes_per_second": BANDWIDTH,
+        }
+    return Scenario.from_json(json.dumps(table))
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return measure_profile(scenario(), None)
+
+
+@pytest.fixture(autouse=True)
+def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    simulated_client._profile.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cell]:
+    folder = tmp_path_factory.mktemp("cells")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+        patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+        return ran(scenario(), folder)
+
+
+def ran(made: Scenario, folder: Path) -> dict[str, Cell]:
+    grid = InProcessGrid(len(made.clients), simulated_client_app())
+    found, _ = run_cells(Simulation(made, folder), grid, LoggedProgress())
+    return {cell.method: cell for cell in found}
+
+
+def per_round(cell: Cell) -> float:
+    return cell.history[-1]["simulated_seconds"] / cell.history[-1]["round"]
+
+
+def test_waiting_takes_the_slowest_clients_time(
+    cells: dict[str, Cell], profile: CostProfile
+) -> None:
+    full = STEPS * profile.full_step_seconds
+    assert per_round(cells["wait"]) == pytest.approx(SLOWEST * full, rel=0.05)
+    for method in ("drop", "fewer"):
+        assert per_round(cells[method]) == pytest.approx(full, rel=0.05)
+    assert per_round(cells["elastic"]) <= 1.05 * full
+
+
+def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, Cell]) -> None:
+    assert {name: cell.rejected for name, cell in cells.items()} == {
+        "wait": 0, "drop": 6, "fewer": 0, "elastic": 0, "heterofl": 0,
+    }  # fmt: skip
+    assert max(cells["drop"].coverage["slow"][-1]) == 0.0
+    assert min(cells["fewer"].coverage["slow"][-1]) == 1.0
+
+
+def test_fewer_full_steps_are_as_many_as_fit(cells: dict[str, Cell]) -> None:
+    shares = {(step.device, step.share) for step in cells["fewer"].steps}
+    assert shares == {("fast", 1.0), ("slow", 1 / STEPS)}
+
+
+def test_a_run_ends_with_its_simulated_time(tmp_path: Path, profile: CostProfile) -> None:
+    limit = 2.5 * STEPS * profile.full_step_seconds
+    training = TABLE["training"] | {"rounds": 100, "simulated_seconds": limit, "evaluate_every": 50}
+    found = ran(scenario(training=training, methods=["fewer"]), tmp_path)["fewer"]
+    # Tested at the start, and after the round in which the time was up.
+    assert [row["round"] for row in found.history] == [0, 3]
+    assert found.history[-1]["simulated_seconds"] >= limit
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    made = scenario(training=TABLE["training"] | {"client_fraction": 0.5}, methods=["elastic"])
+    one, other = (ran(made, tmp_path / name)["elastic"] for name in "ab")
+    assert one.history == other.history and one.coverage == other.coverage
+
+
+def test_the_local_engine_gives_a_summary(tmp_path: Path) -> None:
+    made = scenario(methods=["wait", "elastic"])
+    summary = simulate(Simulation(made, tmp_path), LoggedProgress(), engine="local")
+    assert list(summary["methods"]) == ["wait", "elastic"]
+    assert {device["device"] for device in summary["devices"]} == {"fast", "slow"}
+    with pytest.raises(ScenarioError, match="'lokal'"):
+        simulate(Simulation(made, tmp_path), LoggedProgress(), engine="lokal")
+
+
+def test_a_deadline_is_either_seconds_or_a_quantile() -> None:
+    for wrong in ({}, {"seconds": 1.0, "quantile": 0.5}):
+        with pytest.raises(ScenarioError, match="either seconds or a quantile"):
+            scenario(deadline=wrong)
+
+
+def test_a_thousand_clients_take_the_memory_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = [
+        {"name": "fast", "device": "laptop", "slowdown": 1.0, "count": 500},
+        {"name": "slow", "device": "laptop", "slowdown": SLOWEST, "count": 500},
+    ]
+    data = {"dataset": "digits", "partition": "iid", "min_examples": 1}
+    training = TABLE["training"] | {"rounds": 1, "local_steps": 8, "client_fraction": 0.3}
+    made = scenario(fleet=fleet, data=data, training=training, methods=["fewer"])
+    alive: list[int] = []
+
+    class Counting(InProcessGrid):
+        def _answer(self, *arguments: Any) -> Any:
+            if len(alive) % 50 == 0:
+                alive_now = [o for o in gc.get_objects() if isinstance(o, ArrayRecord)]
+                alive.append(len(alive_now))
+            else:
+                alive.append(0)
+            return super()._answer(*arguments)
+
+    grid = Counting(len(made.clients), simulated_client_app())
+    (cell,), _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+    assert cell.rejected == 0 and len(cell.steps) == 300
+    # Replies are merged as they come: no more arrays are alive after 300 than after the first few.
+    seen = [count for count in alive if count]
+    assert len(seen) >= 5 and max(seen[1:]) <= seen[0] + 3
+
+
+def test_what_sending_a_group_takes_is_the_same_to_a_server_plan_as_to_the_round() -> None:
+    table = json.loads(json.dumps(TABLE))
+    table["method"]["small"] = {"policy": "elastic", "codec": "int8"}
+    table["methods"] = [*table["methods"], "small"]
+    made = scenario(**table)
+    config = {"scenario": made.to_json(), "seed": 0, "profile": ""}
+    known = {
+        name: simulated_client._Role.of(config | {"method": name}, 0).capabilities()
+        for name in ("elastic", "small")
+    }
+    whole, small = (float(_sending(each, each.groups).sum()) for each in known.values())  # type: ignore[arg-type]
+    assert small == pytest.approx(whole / 4, rel=1e-2)
+    for each in known.values():
+        assert each.groups is not None
+        assert sum(each.groups.sent_bytes) == pytest.approx(each.model_bytes)

@@ -1,0 +1,264 @@
+"""The federation that `fl-elastic simulate` and `flwr run` run, without their processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choosing_costs import flat_choosing
+from flwr.app import Message
+from in_process_grid import InProcessGrid
+
+from fl_elastic.errors import ElasticError, ScenarioError
+from fl_elastic.flower.wire import ERROR
+from fl_elastic.profiling import CostProfile
+from fl_elastic_simulations.engine import client as simulated_client
+from fl_elastic_simulations.engine import server as simulated_server
+from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.methods import check_methods
+from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.summary import summarise
+from fl_elastic_simulations.engine.workload import measure_profile
+from fl_elastic_simulations.scenario import Scenario
+
+SCENARIO: dict[str, Any] = {
+    "title": "small",
+    "seeds": [0],
+    "methods": ["full", "elastic"],
+    "data": {"dataset": "digits", "train_limit": 240, "test_limit": 100, "min_examples": 20},
+    "model": {"name": "digits_cnn"},
+    "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
+    "fleet": [
+        {"device": "pi_zero_2_w", "count": 2, "speedup": 4.0, "uplink_share": 0.5},
+        {"device": "laptop", "count": 1},
+    ],
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    return Scenario.from_json(json.dumps(SCENARIO | changes))
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return measure_profile(scenario(), None)
+
+
+@pytest.fixture(autouse=True)
+def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Costs are measured, so two runs are alike only if they start from the same ones."""
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    simulated_client._profile.cache_clear()
+    yield
+    simulated_client._profile.cache_clear()
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C."""
+
+
+class Recorder(LoggedProgress):
+    def __init__(self, interrupt_at: tuple[str, int] | None = None) -> None:
+        self.cells: list[tuple[str, int]] = []
+        self.rounds: list[tuple[str, int]] = []
+        self._interrupt_at = interrupt_at
+
+    def cell(self, method: str, seed: int, rounds: int) -> None:
+        self.cells.append((method, seed))
+
+    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
+        self.rounds.append((self.cells[-1][0], number))
+        assert 0 <= accuracy <= 1
+        if self.rounds[-1] == self._interrupt_at:
+            raise Interrupted
+
+
+def grid(made: Scenario, extra: int = 0) -> InProcessGrid:
+    app = simulated_client_app()
+    return InProcessGrid(len(made.clients) + extra, lambda node: app)
+
+
+def simulated(
+    directory: Path, made: Scenario | None = None, progress: Recorder | None = None, **options: Any
+) -> list[Cell]:
+    made = made or scenario()
+    simulation = Simulation(made, directory, **options)
+    cells, _ = run_cells(simulation, grid(made), progress or Recorder())
+    return cells
+
+
+def results(cells: list[Cell]) -> list[Any]:
+    """Everything but the seconds that steps took just now."""
+    return [(cell.method, cell.seed, cell.history, cell.coverage, cell.rejected) for cell in cells]
+
+
+def test_every_method_and_seed_has_its_cell(tmp_path: Path) -> None:
+    made, progress = scenario(seeds=[0, 1]), Recorder()
+    cells = simulated(tmp_path, made, progress)
+    wanted = [("full", 0), ("elastic", 0), ("full", 1), ("elastic", 1)]
+    assert [(cell.method, cell.seed) for cell in cells] == progress.cells == wanted
+    assert progress.rounds[:6] == [(m, r) for m in ("full", "elastic") for r in range(3)]
+    for cell in cells:
+        assert len(cell.history) == 3
+        assert cell.rejected == 0
+        path = tmp_path / "cells" / f"{cell.method}-{cell.seed}.json"
+        assert Cell.from_json(path.read_text()) == cell
+    assert cells[0].history != cells[2].history
+
+
+def test_same_seed_and_same_costs_give_the_same_result(tmp_path: Path) -> None:
+    one, other = simulated(tmp_path / "one"), simulated(tmp_path / "other")
+    assert results(one) == results(other)
+
+
+def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(tmp_path: Path) -> None:
+    """Clients keep importance on disk from round to round, but not from run to run."""
+    assert results(simulated(tmp_path)) == results(simulated(tmp_path))
+
+
+def test_resume_takes_finished_cells_as_they_are(tmp_path: Path) -> None:
+    whole = simulated(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
+    kept = tmp_path / "parts" / "cells" / "full-0.json"
+    before = kept.stat().st_mtime_ns
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["full-0.json"]
+    progress = Recorder()
+    resumed = simulated(tmp_path / "parts", progress=progress, resume=True)
+    assert kept.stat().st_mtime_ns == before
+    assert {method for method, _ in progress.rounds} == {"elastic"}
+    assert results(resumed) == results(whole)
+
+
+@pytest.mark.parametrize("content", [b'{"method": "fu', b"\xff\xfe", b""])
+def test_a_damaged_cell_is_named_on_resume(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "full-0.json").write_bytes(content)
+    with pytest.raises(ScenarioError, match="stored result cannot be read") as refused:
+        simulated(tmp_path, scenario(methods=["full"]), resume=True)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": SCENARIO["training"] | {"rounds": 3}},
+        {"data": SCENARIO["data"] | {"train_limit": 200}},
+        {"method": {"full": {"codec": "fp16"}}},
+    ],
+    ids=["rounds", "data", "method"],
+)
+def test_results_of_another_scenario_are_not_taken(changes: Any, tmp_path: Path) -> None:
+    simulated(tmp_path, scenario(methods=["full"]))
+    with pytest.raises(ScenarioError, match=r"full-0.json is the result of another scenario"):
+        simulated(tmp_path, scenario(methods=["full"], **changes), resume=True)
+
+
+def test_resume_may_add_methods_and_seeds(tmp_path: Path) -> None:
+    simulated(tmp_path, scenario(methods=["full"]))
+    progress = Recorder()
+    more = scenario(methods=["full", "head"], seeds=[0, 1], title="more")
+    assert len(simulated(tmp_path, more, progress, resume=True)) == 4
+    assert len(progress.rounds) == 3 * 3
+
+
+def test_budgets_hold_and_show_in_the_summary(tmp_path: Path) -> None:
+    made = scenario()
+    cells, groups = run_cells(Simulation(made, tmp_path), grid(made), Recorder())
+    found = summarise(made, cells, groups)["methods"]
+    assert found["elastic"]["simulated_seconds"] < 0.6 * found["full"]["simulated_seconds"]
+    assert found["elastic"]["uplink_bytes"] < found["full"]["uplink_bytes"]
+    assert found["full"]["coverage"]["pi_zero_2_w"] == [[1.0] * len(groups)] * 2
+
+
+def test_a_client_too_many_is_left_out(tmp_path: Path) -> None:
+    """A node whose number the scenario does not know reports it; the others go on."""
+    made = scenario(methods=["full"])
+    cells, _ = run_cells(Simulation(made, tmp_path), grid(made, extra=1), Recorder())
+    assert cells[0].rejected == 2
+    assert len(cells[0].history) == 3
+
+
+def test_the_model_learns(tmp_path: Path) -> None:
+    made = scenario(methods=["full"], training=SCENARIO["training"] | {"rounds": 4})
+    history = simulated(tmp_path, made)[0].history
+    assert history[-1]["accuracy"] > history[0]["accuracy"] + 0.15
+    assert history[-1]["loss"] < history[0]["loss"]
+
+
+@pytest.mark.parametrize("server", ["fedavg", "fedavgm", "fedadam"])
+def test_every_server_of_a_scenario_runs(server: str, tmp_path: Path) -> None:
+    made = scenario(
+        methods=["elastic"],
+        method={"elastic": {"server": server}},
+        target={"method": "elastic"},
+        training=SCENARIO["training"] | {"rounds": 1},
+    )
+    assert len(simulated(tmp_path, made)[0].history) == 2
+
+
+def instruction(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "scenario": scenario().to_json(),
+        "method": "full",
+        "seed": 0,
+        "server-round": 1,
+        "profile": "",
+        "state-dir": str(tmp_path),
+    } | changes
+
+
+@pytest.mark.parametrize("profile_file", ["", "missing.json", "damaged.json"])
+def test_without_the_servers_profile_a_client_measures_its_own(
+    profile_file: str, tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "damaged.json").write_text("{")
+    monkeypatch.setattr(simulated_client, "measure_profile", lambda *_: profile)
+    path = str(tmp_path / profile_file) if profile_file else ""
+    made = simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
+    assert made._profile is profile
+
+
+def test_a_client_the_scenario_does_not_know_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="partition 3, the scenario has 3 clients"):
+        simulated_client.simulated_client(instruction(tmp_path), 3)
+
+
+def test_a_foreseen_failure_travels_in_the_reply(tmp_path: Path) -> None:
+    """The server then logs its reason instead of a traceback."""
+    made = scenario(methods=["full"], training=SCENARIO["training"] | {"rounds": 1})
+    reasons: list[str] = []
+
+    def alter(reply: Message) -> Message:
+        reasons.append(str(reply.content.config_records["fitres.metrics"].get(ERROR, "")))
+        return reply
+
+    app = simulated_client_app()
+    nodes = InProcessGrid(4, lambda node: app, alter)
+    run_cells(Simulation(made, tmp_path), nodes, Recorder())
+    assert sorted(reasons)[-1].startswith("this node has partition 3")
+
+
+def test_all_unknown_names_are_told_at_once() -> None:
+    made = scenario(
+        methods=["one", "two"],
+        method={
+            "one": {"policy": "elastik", "rule": "al", "codec": "fp8"},
+            "two": {"policy": "full", "importance": "magnitud", "server": "fedadm"},
+        },
+        target={"method": "one"},
+    )
+    with pytest.raises(ScenarioError) as refused:
+        check_methods(made)
+    text = str(refused.value)
+    for hint in ("'elastic'", "'all'", "'fp", "'magnitude'", "'fedadam'"):
+        assert hint in text
+    assert text.count("method one") == 3
+    assert text.count("method two") == 2
+    assert "\n" not in text
+    assert isinstance(refused.value, ElasticError)

@@ -1,0 +1,64 @@
+"""The virtual clock: host seconds times slowdown, plus bytes over bandwidth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.engine.virtual_clock import (
+    RoundCost,
+    round_cost,
+    synchronous_round_seconds,
+)
+from fl_elastic_simulations.scenario.devices import Device
+
+BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
+amounts = st.floats(min_value=0, max_value=1e12)
+
+
+def test_each_part_is_computed_from_its_own_figure() -> None:
+    cost = round_cost(BOARD, host_seconds=0.5, uplink_bytes=3e6, downlink_bytes=1e6)
+    assert cost == RoundCost(compute_seconds=4.0, uplink_seconds=1.5, downlink_seconds=0.25)
+    assert cost.total == 5.75
+
+
+def test_nothing_costs_nothing() -> None:
+    assert round_cost(BOARD, host_seconds=0, uplink_bytes=0, downlink_bytes=0).total == 0.0
+
+
+@given(seconds=amounts, up=amounts, down=amounts, factor=st.floats(1, 100))
+def test_a_slower_device_takes_proportionally_longer_to_compute_only(
+    seconds: float, up: float, down: float, factor: float
+) -> None:
+    slower = Device("slow", "Slow", 8.0 * factor, 2**30, 2e6, 4e6, "made up")
+    before = round_cost(BOARD, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
+    after = round_cost(slower, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
+    assert after.compute_seconds == pytest.approx(before.compute_seconds * factor)
+    assert (after.uplink_seconds, after.downlink_seconds) == (
+        before.uplink_seconds,
+        before.downlink_seconds,
+    )
+
+
+@given(st.lists(st.tuples(amounts, amounts, amounts), min_size=1))
+def test_a_synchronous_round_waits_for_the_slowest(parts: list[tuple[float, float, float]]) -> None:
+    costs = [RoundCost(*part) for part in parts]
+    seconds = synchronous_round_seconds(iter(costs))
+    assert all(cost.total <= seconds for cost in costs)
+    assert any(cost.total == seconds for cost in costs)
+
+
+def test_a_round_without_clients_takes_no_time() -> None:
+    assert synchronous_round_seconds([]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["host_seconds", "uplink_bytes", "downlink_bytes"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_impossible_costs_are_refused(name: str, value: float) -> None:
+    costs = {"host_seconds": 1.0, "uplink_bytes": 1.0, "downlink_bytes": 1.0, name: value}
+    with pytest.raises(ScenarioError, match=name):
+        round_cost(BOARD, **costs)

@@ -1,0 +1,284 @@
+"""The page as a file: what it says, what it must not hold, how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_elastic.errors import ElasticError
+from fl_elastic_simulations.report import write_page
+
+pytest.importorskip("plotly", reason="plotly is not installed; it comes with the extra simulation")
+
+Make = Callable[..., dict[str, Any]]
+
+HOSTILE = "</script><script>window.hurt=1</script><img src=x onerror='window.hurt=1'>\"&"
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its text by enclosing tag."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag."""
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        """Note a text."""
+        self.texts.append((self._open, data))
+
+    def count(self, tag: str) -> int:
+        """Return how many tags of this name there are."""
+        return sum(name == tag for name, _ in self.tags)
+
+    def text(self) -> str:
+        """Return the text that a reader sees."""
+        return " ".join(data for tag, data in self.texts if tag not in ("script", "style"))
+
+    def data(self) -> Any:
+        """Return what the script draws."""
+        index = [name for name, _ in self.tags if name == "script"].index("script")
+        return json.loads([data for tag, data in self.texts if tag == "script"][index])
+
+
+@pytest.fixture
+def light_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a comment in the place of the five megabytes of plotly.js."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+
+
+def test_the_page_asks_no_network_for_anything(make_summary: Make, tmp_path: Path) -> None:
+    page = Page(write_page(make_summary(), tmp_path / "report.html"))
+    loading = {"src", "srcset", "data", "poster", "action", "background", "cite"}
+    assert page.count("script") == 3
+    assert [value for _, attrs in page.tags for key, value in attrs.items() if key in loading] == []
+    assert [a["href"] for _, a in page.tags if "href" in a] == ["data:,"]
+    style = "".join(data for tag, data in page.texts if tag == "style")
+    assert "url(" not in style and "@import" not in style
+    policy = next(a["content"] for t, a in page.tags if "Content-Security-Policy" in a.values())
+    assert policy is not None and policy.startswith("default-src 'none'")
+
+
+def test_plotly_is_inside(make_summary: Make, tmp_path: Path) -> None:
+    text = write_page(make_summary(), tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "plotly.js v" in text
+    assert len(text) > 1_000_000
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_the_page_says_what_the_summary_says(make_summary: Make, tmp_path: Path) -> None:
+    summary = make_summary()
+    path = write_page(summary, tmp_path / "report.html")
+    page = Page(path)
+    text = page.text()
+    assert path == tmp_path / "report.html"
+    for words in (
+        "Ten unequal devices, digits",
+        "10 clients of 6 device classes train digits_cnn on digits for 40 rounds with 3 seeds.",
+        "simulated",
+        "computed from measured step costs and each device's slowdown and link",
+        "Target: 93.5 % accuracy (final accuracy of full minus 1 point).",
+        "13 min 26 s",
+        "42.0 MB (44 %)",
+        "Raspberry Pi Zero 2 W",
+        "two cores, x86_64",
+        "0, 1, 2",
+    ):
+        assert words in text
+    assert {"results", "time", "uplink", "coverage", "speed"} <= {
+        attrs["id"] for tag, attrs in page.tags if tag == "section" and attrs["id"]
+    }
+    assert {plot["id"] for plot in page.data()["plots"]} == {
+        "plot-time",
+        "plot-uplink",
+        "plot-speed",
+    }
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_measured_times_are_not_called_simulated(make_summary: Make, tmp_path: Path) -> None:
+    page = Page(write_page({**make_summary(), "simulated": False}, tmp_path / "report.html"))
+    assert "simulated" not in page.text().lower()
+    assert "All times are measured." in page.text()
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_no_text_of_the_summary_becomes_markup(make_summary: Make, tmp_path: Path) -> None:
+    plain = make_summary(rounds=3)
+    texts = r'"(full|pi_5|fc|Laptop|digits|digits_cnn|1\.41\.0|flwr|(?:Ten|final accuracy)[^"]*)"'
+    hostile = json.loads(
+        re.sub(texts, lambda match: json.dumps(f"{match[1]}{HOSTILE}"), json.dumps(plain))
+    )
+    before = Page(write_page(plain, tmp_path / "plain.html"))
+    after = Page(write_page(hostile, tmp_path / "hostile.html"))
+    assert [tag for tag, _ in after.tags] == [tag for tag, _ in before.tags]
+    assert not any(key.startswith("on") for _, attrs in after.tags for key in attrs)
+    for name in ("full", "Laptop", "digits_cnn", "1.41.0", "Ten unequal devices, digits"):
+        assert f"{name}{HOSTILE}" in after.text()
+    assert after.data()["plots"][0]["traces"][-2]["name"].startswith("full&lt;/script&gt;")
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_the_data_cannot_end_their_block(make_summary: Make, tmp_path: Path) -> None:
+    text = write_page(make_summary(rounds=3), tmp_path / "report.html").read_text(encoding="utf-8")
+    block = text.partition('id="report-data">')[2].partition("</script>")[0]
+    assert "\\u003cbr\\u003e" in block
+    assert not set("<>&") & set(block)
+
+
+@pytest.mark.usefixtures("light_plotly")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "title",
+        "dataset",
+        "model",
+        "clients",
+        "rounds",
+        "seeds",
+        "simulated",
+        "target_accuracy",
+        "target_rule",
+        "environment",
+        "devices",
+        "groups",
+    ],
+)
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_missing_part_still_gives_a_page(
+    make_summary: Make, tmp_path: Path, key: str, empty: bool
+) -> None:
+    summary = make_summary(rounds=3)
+    if empty:
+        summary[key] = None
+    else:
+        del summary[key]
+    page = Page(write_page(summary, tmp_path / "report.html"))
+    assert page.count("section") == 5
+    assert len(page.data()["plots"]) == 3
+
+
+@pytest.mark.usefixtures("light_plotly")
+@pytest.mark.parametrize(
+    ("key", "note", "plots"),
+    [
+        ("history", "nothing to draw", 1),
+        ("coverage", "no coverage", 3),
+        ("devices", "nothing to draw", 2),
+        ("seconds_to_target", "not reached", 3),
+        ("final_accuracy", "\N{EN DASH}", 3),
+        ("uplink_bytes", "\N{EN DASH}", 3),
+    ],
+)
+def test_a_part_that_every_method_misses_is_said_to_be_missing(
+    make_summary: Make, tmp_path: Path, key: str, note: str, plots: int
+) -> None:
+    summary = make_summary()
+    assert note not in Page(write_page(summary, tmp_path / "complete.html")).text()
+    for method in summary["methods"].values():
+        method[key] = None
+    page = Page(write_page(summary, tmp_path / "report.html"))
+    assert note in page.text()
+    assert len(page.data()["plots"]) == plots
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_a_summary_with_nothing_but_a_method_gives_a_page(tmp_path: Path) -> None:
+    page = Page(write_page({"methods": {"full": {}}}, tmp_path / "report.html"))
+    assert page.data() == {"plots": [], "heat": None}
+    assert "Clients train one model." in page.text()
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_numbers_that_are_not_finite_give_valid_json(make_summary: Make, tmp_path: Path) -> None:
+    summary = make_summary(("full",), seeds=1, rounds=3)
+    full = summary["methods"]["full"]
+    full["history"][1]["accuracy"] = float("nan")
+    full["coverage"]["pi_5"][0][0] = float("nan")
+    full["devices"]["pi_5"]["achieved_speedup"] = float("inf")
+    data = Page(write_page(summary, tmp_path / "report.html")).data()
+    assert len(data["plots"][0]["traces"][0]["x"]) == 3
+    assert data["heat"]["shares"][0][3][0][0] is None
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_a_name_that_no_encoding_can_write_spoils_nothing(tmp_path: Path) -> None:
+    path = write_page({"title": "odd \ud800 title", "methods": {"full": {}}}, tmp_path / "r.html")
+    assert "odd " in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_the_page_comes_into_place_in_one_step(
+    make_summary: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "report.html"
+    moves: list[tuple[Path, Path, bool]] = []
+    real = os.replace
+
+    def watched(source: Path, place: Path) -> None:
+        moves.append((Path(source), Path(place), Path(source).read_text().endswith("</html>\n")))
+        real(source, place)
+
+    monkeypatch.setattr(os, "replace", watched)
+    write_page(make_summary(rounds=2), str(target))
+    [(source, place, whole)] = moves
+    assert (source.parent, place, whole) == (target.parent, target, True)
+    assert os.listdir(target.parent) == ["report.html"]
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_a_failure_leaves_the_old_page_and_no_rubbish(
+    make_summary: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "report.html"
+    target.write_text("old")
+
+    def full_disk(source: Path, place: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(ElasticError, match="No space left on device; choose another place"):
+        write_page(make_summary(rounds=2), target)
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ElasticError, match=r"cannot write the report '.*file/report.html'"):
+        write_page({"methods": {"full": {}}}, tmp_path / "file" / "report.html")
+
+
+def test_without_plotly_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ElasticError) as caught:
+        write_page({"methods": {"full": {}}}, tmp_path / "report.html")
+    assert type(caught.value) is ElasticError
+    assert str(caught.value) == "the report needs plotly; pip install plotly"
+    assert os.listdir(tmp_path) == []
+
+
+def test_plotly_is_imported_only_for_a_page() -> None:
+    code = "import sys, fl_elastic_simulations.report; print('plotly' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,152 @@
+"""Models named on a command line: torchvision's and module:callable, with one line for failures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fl_elastic import named_models
+from fl_elastic.errors import ModelError
+from fl_elastic.named_models import build_model, resolve_model
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Builders:
+    @staticmethod
+    def make():
+        return nn.Linear(2, 3)
+
+
+def make():
+    return nn.Linear(4, 2)
+
+
+def fails():
+    raise KeyError("first line\\nsecond line")
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+def wrong():
+    return [1, 2]
+
+
+def needs(width):
+    return nn.Linear(width, width)
+
+
+ready = nn.Linear(1, 1)
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """Write a module into a new working directory and return its name."""
+    name = f"own_models_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    # As an installed command has it: the working directory is not on the path.
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    return name
+
+
+def test_a_function_of_a_module_in_the_working_directory_builds_the_model(module: str) -> None:
+    model = resolve_model(f"{module}:make")
+    assert isinstance(model, nn.Linear)
+    assert model.in_features == 4
+
+
+def test_a_dotted_attribute_is_followed(module: str) -> None:
+    model = resolve_model(f"{module}:Builders.make")
+    assert isinstance(model, nn.Linear)
+    assert model.out_features == 3
+
+
+def test_build_model_seeds_a_callable_whose_module_draws_random_numbers(module: str) -> None:
+    before = torch.get_rng_state()
+    first, second = (build_model(f"{module}:make", (4,), 2, seed=9) for _ in range(2))
+    assert torch.equal(next(first.parameters()), next(second.parameters()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("mak", r"has no 'mak' \(did you mean 'make'\?\)"),
+        ("fails", r"calling fails\(\) failed: KeyError"),
+        ("leaves", r"calling leaves\(\) failed: SystemExit"),
+        ("needs", r"calling needs\(\) failed: TypeError: .*width"),
+        ("wrong", r"wrong\(\) returned of type list, not a torch.nn.Module"),
+        ("ready", "ready is of type Linear, not a function that builds a model"),
+        ("number", "number is of type int, not a function that builds a model"),
+    ],
+)
+def test_a_callable_that_gives_no_model_is_explained_in_one_line(
+    module: str, attribute: str, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        resolve_model(f"{module}:{attribute}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_cannot_be_imported_is_explained_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_own_models.py").write_text("def make(:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, error in (("broken_own_models", "SyntaxError"), ("absent_models", "ModuleNotFound")):
+        with pytest.raises(ModelError, match=f"cannot import {name}: {error}") as caught:
+            resolve_model(f"{name}:make")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [":make", "json:", ":"])
+def test_half_a_name_is_refused(spec: str) -> None:
+    with pytest.raises(ModelError, match="not of the form module:callable"):
+        resolve_model(spec)
+
+
+def test_torchvision_keeps_its_own_classes_unless_told() -> None:
+    with torch.device("meta"):
+        usual, own = resolve_model("resnet18"), resolve_model("torchvision:resnet18", 4)
+    assert usual.get_parameter("fc.weight").shape[0] == 1000
+    assert own.get_parameter("fc.weight").shape[0] == 4
+
+
+def test_models_with_auxiliary_outputs_return_a_tensor_in_training() -> None:
+    model = resolve_model("googlenet", 4).train()
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 4)
+
+
+def test_registered_names_are_not_looked_up() -> None:
+    with pytest.raises(ModelError, match="unknown model 'digits_cnn'"):
+        resolve_model("digits_cnn")
+
+
+def test_an_unknown_torchvision_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ModelError, match=r"'mobilenet_v5' \(did you mean 'mobilenet_v"):
+        resolve_model("mobilenet_v5")
+
+
+def test_without_torchvision_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ModelError, match=r"install fl-elastic\[vision\]"):
+        resolve_model("resnet18")
+
+
+def test_without_torchvision_an_unknown_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_models, "torchvision_names", lambda: ())
+    assert "(torchvision is not installed)" in str(named_models.unknown_model("resnet18", []))

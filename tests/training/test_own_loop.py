@@ -1,0 +1,213 @@
+"""A plan in a training loop of one's own, against masked training, and what such a loop sends."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_models import conv_net
+from torch import Tensor, nn
+
+from fl_elastic.aggregation import PartialMean
+from fl_elastic.budget import Budget
+from fl_elastic.errors import PlanError, TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.planning import Plan
+from fl_elastic.training import ElasticTrainer, TrainerOptions, apply_plan, changed, plan_for
+from fl_elastic.training.changes import trained_parts
+from fl_elastic.update import Manifest, decode, encode
+
+LOSS = nn.functional.cross_entropy
+
+
+def batches(count: int = 4) -> list[Batch]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(6, 3, 12, 12, generator=generator),
+            torch.randint(0, 3, (6,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3),
+    )  # fmt: skip
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    """Momentum and weight decay move whatever is not kept from it."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1)  # type: ignore[arg-type]
+
+
+def total_bytes(model: nn.Module) -> float:
+    return sum(4.0 * parameter.numel() for parameter in model.parameters())
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def own_loop(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
+    optimizer = sgd(model.parameters())
+    with apply_plan(model, plan, optimizer):
+        for inputs, targets in data:
+            optimizer.zero_grad()
+            LOSS(model(inputs), targets).backward()
+            optimizer.step()
+
+
+def masked(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
+    """Full backward passes; what the plan does not train is written back after each step."""
+    trained, parts = set(plan.trained_parameters), trained_parts([plan], model)
+    frozen = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    names = {id(p): n for n, p in model.named_parameters()}
+    for norm in frozen:
+        if names[id(norm.weight)] not in trained:
+            norm.eval()
+    optimizer, before = sgd(model.parameters()), state_of(model)
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                keep = torch.ones_like(parameter, dtype=torch.bool)
+                if name in trained:
+                    keep[:] = False
+                    for axis, side in enumerate(parts.get(name, ())):
+                        if side is not None:
+                            shape = [1] * parameter.dim()
+                            shape[axis] = -1
+                            keep |= ~torch.from_numpy(side).reshape(shape)
+                parameter.copy_(torch.where(keep, before[name], parameter))
+    model.train()
+
+
+@pytest.mark.parametrize("policy", ["elastic", "head", "bias", "tinytrain", "tinytrain_in", "full"])
+def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
+    model, data = network().train(), batches()
+    budget = Budget() if policy == "full" else Budget(uplink=0.3 * total_bytes(model))
+    before = state_of(model)
+    plan = plan_for(
+        model, LOSS, data[:2], budget=budget, policy=policy, optimizer_fn=sgd,
+        options=TrainerOptions(channel_score="l2"),
+    )  # fmt: skip
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    if policy.startswith("tinytrain"):
+        assert plan.channels
+    mine, reference = copy.deepcopy(model), copy.deepcopy(model)
+    own_loop(mine, plan, data)
+    masked(reference, plan, data)
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert all(p.requires_grad for p in mine.parameters())
+    assert all(module.training for module in mine.modules())
+
+
+@pytest.mark.parametrize("policy", ["elastic", "tinytrain"])
+def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> None:
+    model, data = network().train(), batches()
+    plan = plan_for(
+        model,
+        LOSS,
+        data[:2],
+        budget=Budget(uplink=0.5 * total_bytes(model)),
+        policy=policy,
+        optimizer_fn=sgd,
+    )
+    base = state_of(model)
+    own_loop(model, plan, data)
+    update = changed(model, base, plan, steps=4, num_examples=24, base_version=2)
+    assert set(plan.trained_parameters) <= set(update.deltas)
+    assert (update.num_examples, update.base_version) == (24, 2)
+    manifest = Manifest.of(model)
+    arrived = decode(encode(update, manifest), manifest)
+    mean = PartialMean(manifest)
+    mean.add(arrived)
+    merged = mean.finish({name: value.numpy() for name, value in base.items()})
+    for name, value in model.state_dict().items():
+        if name not in plan.trained_parameters and value.is_floating_point():
+            assert name in update.deltas or torch.equal(value, base[name])
+        if value.is_floating_point():
+            np.testing.assert_allclose(merged[name], value.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_what_the_trainer_does() -> None:
+    data, options = batches(), TrainerOptions(closed_loop=False, deep_every=0, exploration=0.0)
+    model = network().train()
+    plan = plan_for(model, LOSS, data[:2], budget=Budget(), policy="head", optimizer_fn=sgd)
+    trainer = ElasticTrainer(
+        copy.deepcopy(model), LOSS, sgd, budget=Budget(), policy="head", options=options
+    )
+    trainer.fit(data)
+    base = state_of(model)
+    own_loop(model, plan, data)
+    mine, theirs = changed(model, base, plan, steps=4, num_examples=24), trainer.update()
+    assert mine.steps == theirs.steps
+    for name, delta in theirs.deltas.items():
+        np.testing.assert_allclose(mine.deltas[name], delta, rtol=1e-5, atol=1e-7)
+
+
+def test_without_an_optimiser_other_channels_are_as_before_on_leaving() -> None:
+    model, data = network().train(), batches()
+    plan = plan_for(
+        model,
+        LOSS,
+        data[:2],
+        budget=Budget(uplink=0.5 * total_bytes(model)),
+        policy="tinytrain",
+        optimizer_fn=sgd,
+    )
+    base, optimizer = state_of(model), sgd(model.parameters())
+    with apply_plan(model, plan):
+        LOSS(model(data[0][0]), data[0][1]).backward()
+        optimizer.step()
+    for name, sides in trained_parts([plan], model).items():
+        (axis,) = [axis for axis, side in enumerate(sides) if side is not None]
+        still = torch.from_numpy(~sides[axis]).nonzero().flatten()
+        now, before = model.state_dict()[name], base[name]
+        assert torch.equal(now.index_select(axis, still), before.index_select(axis, still))
+
+
+def test_an_error_inside_leaves_the_model_trainable_and_the_optimiser_free() -> None:
+    model, data = network().train(), batches()
+    plan = plan_for(model, LOSS, data[:2], budget=Budget(), policy="head")
+    optimizer = sgd(model.parameters())
+    with pytest.raises(KeyError), apply_plan(model, plan, optimizer):
+        raise KeyError("mine")
+    assert all(p.requires_grad for p in model.parameters())
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_what_does_not_fit_is_said() -> None:
+    model, data = network().train(), batches()
+    plan = plan_for(
+        model, LOSS, data[:2], budget=Budget(uplink=0.5 * total_bytes(model)), policy="tinytrain"
+    )
+    with pytest.raises(PlanError, match="does not have"), apply_plan(conv_net("none"), plan):
+        pass
+    with (
+        pytest.raises(PlanError, match="not chosen"),
+        apply_plan(model, replace(plan, channels={})),
+    ):
+        pass
+    with pytest.raises(TrainingError, match="measures on 2 batches, 1 were given"):
+        plan_for(model, LOSS, data[:1], budget=Budget(speedup=2))
+    base = state_of(model)
+    del base["0.weight"]
+    with pytest.raises(TrainingError, match=r"base lacks '0\.weight'"):
+        changed(model, base, plan, steps=1, num_examples=6)
+
+
+def test_a_deadline_is_shared_by_the_steps() -> None:
+    model, data = network().train(), batches()
+    generous = plan_for(model, LOSS, data[:2], budget=Budget(deadline=60.0), steps=10)
+    assert generous.mask.all()
