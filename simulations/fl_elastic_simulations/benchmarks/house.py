@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
+from fl_elastic_simulations import engine
 from fl_elastic_simulations.benchmarks.results import Results
 
 __all__ = ["bench_house", "house_markdown", "look_at"]
@@ -107,7 +108,7 @@ def look_at(checkout: Path) -> dict[str, Any]:
         }
     for what, choices in (("client", _CLIENT), ("message", _MESSAGE), ("own_app", _OWN_APP)):
         found |= {f"{what}_{key}": value for key, value in _loaded(checkout, choices).items()}
-    script = Path(__file__).with_name("paths_taken.py")
+    script = Path(engine.__file__).with_name("paths_taken.py")
     taken = _run(checkout, [sys.executable, str(script)])
     found |= {f"{act}_files": count for act, count in json.loads(taken).items()}
     found["wheel_bytes"] = _wheel_bytes(checkout)

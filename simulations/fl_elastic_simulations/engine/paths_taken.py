@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+__all__ = ["main"]
+
 
 def main() -> None:
     """Trace one plan, one fit and one round of one client, each with its costs known."""
