@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
 import pytest
 
 from fl_elastic.errors import RegistryError
@@ -74,3 +80,49 @@ def test_a_far_off_name_gets_no_guess() -> None:
 def test_registries_do_not_share_names(fruits: Registry[type]) -> None:
     other: Registry[type] = Registry("fruit")
     assert other.names() == [] and fruits.names() != []
+
+
+def test_modules_register_a_name_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / f"plug_{name}.py").write_text(
+            f"from plug_base import KINDS\n\n@KINDS.register({name!r})\nclass Plug:\n    pass\n"
+        )
+    (tmp_path / "plug_base.py").write_text(
+        "from fl_elastic.registry import Registry\n"
+        "KINDS = Registry('plug', 'tests.plugs', {'here': 'plug_here'})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = EntryPoints([EntryPoint("there", "plug_there", "tests.plugs")])
+    monkeypatch.setattr(
+        "fl_elastic.registry.entry_points", lambda group: found if group == "tests.plugs" else None
+    )
+    plugs = importlib.import_module("plug_base").KINDS
+    assert plugs.names() == ["here", "there"] and "here" in plugs and "there" in plugs
+    assert not {"plug_here", "plug_there"} & set(sys.modules)
+    assert plugs.get("here").__module__ == "plug_here" and "plug_there" not in sys.modules
+    assert plugs.get("there").__module__ == "plug_there"
+    with pytest.raises(RegistryError, match="known are here, there"):
+        plugs.get("nowhere")
+
+
+def test_a_name_that_a_module_will_register_is_taken_already() -> None:
+    plugs: Registry[type] = Registry("plug", modules={"mine": "somewhere.else"})
+    with pytest.raises(RegistryError, match=r"plug name 'mine' is somewhere\.else's"):
+
+        @plugs.register("mine")
+        class Other:
+            pass
+
+
+def test_policies_are_not_loaded_before_they_are_asked_for() -> None:
+    code = (
+        "import sys; from fl_elastic.planning import make_policy, policies;"
+        "assert len(policies()) >= 14;"
+        "own = [m for m in sys.modules if m.startswith('fl_elastic.policies')];"
+        "assert own == [], own;"
+        "make_policy('head');"
+        "assert 'fl_elastic.policies.tinytrain' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
