@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from fl_elastic.flower import PartialUpdates
+from fl_elastic.flower import Deadline, PartialUpdates
 from fl_elastic_simulations.engine.merging_cost import MERGED
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def test_example_of_unequal_devices_is_a_strategy() -> None:
     strategy = names["strategy"]
     assert isinstance(strategy, PartialUpdates)
     assert strategy.rule == "contributors" and strategy.merges_late
-    assert strategy.terms.quota == 8 and strategy.terms.needs_capabilities
+    assert strategy.terms.quota == 8 and strategy.terms.deadline == Deadline(seconds=60)
 
 
 def test_trainer_example_trains_and_gives_an_update() -> None:

@@ -20,10 +20,12 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
     SizeBounds,
     make_rule,
+    make_server_optimizer,
 )
 from fl_elastic.errors import CheckpointError, ElasticError, UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
+from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.dense import no_longer_than, parameters_of, whole_model
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
@@ -51,6 +53,7 @@ from fl_elastic.update import Limits, Manifest, Role
 __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
+_QUARTER = Deadline(quantile=0.25)
 _Weights = dict[str, NDArray[Any]]
 
 
@@ -144,6 +147,49 @@ class PartialUpdates(Strategy):
         self._record = RoundRecord(0)
         self._outbox: Outbox | None = None
         self._warned = False
+
+    @classmethod
+    def for_unequal_devices(
+        cls,
+        inner: Strategy,
+        *,
+        deadline: float | Deadline = _QUARTER,
+        on_round: Callable[[RoundRecord], None] | None = None,
+    ) -> PartialUpdates:
+        """Return what docs/measured.md compares with other methods, and say in the log what that is.
+
+        Each tensor is merged over those who trained it, the server goes further while rounds agree, and the mean of
+        its last models is tested and returned. What comes late is merged with less weight, and a client that left a
+        tensor out for eight rounds trains it in the next one.
+
+        Parameters
+        ----------
+        inner : Strategy
+            From ``flwr.serverapp.strategy``, such as ``FedAvg()``.
+        deadline : float or Deadline
+            Seconds of a round; left out, what a quarter of the devices need to train everything.
+        on_round : callable, optional
+            Called with the `RoundRecord` after each round's training.
+
+        Examples
+        --------
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> PartialUpdates.for_unequal_devices(FedAvg(), deadline=60).terms.deadline
+        Deadline(seconds=60, quantile=None)
+        """
+        limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
+        terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
+        merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
+        rate = 1.5
+        _LOG.info(
+            "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
+            "at %g, late updates merged by age to the power of -%g, %s",
+            rate, average.decay, merge.staleness_power, terms,
+        )  # fmt: skip
+        return cls(
+            inner, rule="contributors", terms=terms, merge=merge, average=average,
+            server_optimizer=make_server_optimizer("agreement", rate), on_round=on_round,
+        )  # fmt: skip
 
     @property
     def merges_late(self) -> bool:

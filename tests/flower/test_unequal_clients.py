@@ -32,7 +32,8 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import make_server_optimizer
-from fl_elastic.flower import PartialUpdates, RoundRecord
+from fl_elastic.errors import BudgetError
+from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord
 from fl_elastic.flower.wire import PACKED, read_train_reply
 from fl_elastic.update import (
     Manifest,
@@ -258,3 +259,14 @@ def test_channels_that_no_client_trained_stay_bit_for_bit(policy: str) -> None:
         assert np.array_equal(array[others], start[name][others]), name
         if trained_somewhere[name].any():
             assert not np.array_equal(array, start[name]), name
+
+
+def test_the_preset_says_what_it_chose(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "fl_elastic"):
+        strategy = PartialUpdates.for_unequal_devices(FedAvg())
+    assert "agreement at 1.5" in caplog.text and "quantile=0.25" in caplog.text
+    assert strategy.terms.needs_capabilities and strategy.merges_late
+    fixed = PartialUpdates.for_unequal_devices(FedAvg(), deadline=Deadline(seconds=9))
+    assert fixed.terms.deadline == Deadline(seconds=9)
+    with pytest.raises(BudgetError):
+        PartialUpdates.for_unequal_devices(FedAvg(), deadline=-1)
