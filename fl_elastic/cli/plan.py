@@ -64,13 +64,13 @@ def plan(
 
     from fl_elastic.cli.cost_tables import print_costs
     from fl_elastic.cli.planned import ForwardTerms, planned
-    from fl_elastic.named_models import resolve_model
+    from fl_elastic.named_models import build_model
 
     if threads is not None:
         torch.set_num_threads(threads)
     terms = ForwardTerms(forward, epochs, examples, cache_bytes)
     torch.manual_seed(seed)
-    network = resolve_model(model, classes)
+    network = build_model(model, shape, classes, seed)
     found = planned(
         network, shape, batch_size, classes, budget, policy, importance,
         profile=profile, seed=seed, measure=measure, forward=terms, compare=not only,

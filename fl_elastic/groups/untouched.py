@@ -93,6 +93,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
             own.update(names)
         with torch.no_grad():
             for buffer, before in buffers:
+                if buffer.shape != before.shape:
+                    # As an observer does that has seen its first batch.
+                    buffer.data = torch.empty_like(before)
                 buffer.copy_(before)
         for parameter, gradient, flag in zip(parameters, gradients, trainable, strict=True):
             parameter.requires_grad_(flag)

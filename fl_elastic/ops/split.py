@@ -22,6 +22,9 @@ __all__ = ["MissedCut", "SplitModel"]
 
 _TOLERANCE = 1e-3
 
+# What stands for tensors that are not there must not matter, also where it is large, as in a comparison.
+_STAND_INS = (0.0, 1e4, -1e4)
+
 
 class MissedCut(ModelError):
     """The model did not take the way by its cut this time: its code decides anew in every step."""
@@ -59,6 +62,7 @@ class SplitModel:
     ) -> None:
         self.model = model
         self.cut = cut
+        self._value = 0.0
         self._channels_last = channels_last
         self._pairs = foldable_pairs(graph, model, below=cut.node) if folded else []
         self._traced_batch = graph.nodes[cut.node].shape[0]
@@ -148,12 +152,7 @@ class SplitModel:
                 whole = call_model(self.model, inputs)
                 features = self.features(inputs)
                 with watched() as seen:
-                    try:
-                        parts = self.outputs(inputs, features)
-                    except RuntimeError:
-                        # Code between modules that works in place needs real tensors to stand in.
-                        self._solid = True
-                        parts = self.outputs(inputs, features)
+                    parts = [self._parts(inputs, features, value) for value in _STAND_INS]
                 if seen.read:
                     raise ModelError(
                         f"its code decides by values from below {self.cut.module!r}, which are not there then"
@@ -164,12 +163,23 @@ class SplitModel:
                 f"the model cannot be run from its cut at {self.cut.module!r} on: {reason}"
             ) from error
         finally:
+            self._value = 0.0
             for module, mode in modes:
                 module.training = mode
-        if not _alike(whole, parts):
+        if not all(_alike(whole, each) for each in parts):
             raise ModelError(
                 f"the model gives other outputs when it is run from its cut at {self.cut.module!r} on"
             )
+
+    def _parts(self, inputs: Any, features: Tensor, value: float) -> Any:
+        """Return the outputs for features, where what is not there has this value."""
+        self._value = value
+        try:
+            return self.outputs(inputs, features)
+        except RuntimeError:
+            # Code between modules that works in place needs real tensors to stand in.
+            self._solid = True
+            return self.outputs(inputs, features)
 
     def check_constant(self, inputs: Tensor) -> None:
         """Raise ModelError unless each example's features depend on this example alone, whenever they are computed.
@@ -213,10 +223,10 @@ class SplitModel:
                     return plain(*arguments, **keywords)
                 batch = len(self._features) if shape[:1] == (self._traced_batch,) else shape[0]
                 if self._solid:
-                    stand_in = self._features.new_zeros(batch, *shape[1:])
+                    stand_in = self._features.new_full((batch, *shape[1:]), self._value)
                 else:
                     # Of the right shape for code between modules, but without memory or time.
-                    stand_in = self._features.new_zeros(()).expand(batch, *shape[1:])
+                    stand_in = self._features.new_full((), self._value).expand(batch, *shape[1:])
                 return stand_in.as_subclass(Watched) if is_watching() else stand_in
 
             return forward

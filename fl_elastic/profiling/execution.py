@@ -127,7 +127,7 @@ def load_or_measure_execution(
         threads, last = kept["threads"], kept["channels_last"]
         if kept["case"] == case and threads >= 1 and isinstance(last, bool):
             return Execution(int(threads), last)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     found = measure()
     try:

@@ -139,6 +139,12 @@ def _saved_tensors(stored: Any, nodes: int) -> SavedTensors | None:
     return saved
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ProfileError(f"parameter name {value!r} is not a text")
+    return value
+
+
 def _index(value: object) -> int | None:
     """Return a group index as it was stored; `True` and 1.0 are none, although they equal 1."""
     if value is not None and type(value) is not int:
@@ -150,7 +156,7 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
     groups = tuple(
         TensorGroup(
             name=str(group["name"]),
-            parameters=tuple(group["parameters"]),
+            parameters=tuple(_text(name) for name in group["parameters"]),
             shapes=tuple(tuple(int(n) for n in shape) for shape in group["shapes"]),
             kind=GroupKind(group["kind"]),
         )

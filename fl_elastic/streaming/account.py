@@ -65,5 +65,5 @@ class Account:
             number, spans, events = json.loads(text)
             beside = [each for first, last in spans for each in range(first, last + 1)]
             return cls(int(number), frozenset(beside), int(events))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return cls()

@@ -116,7 +116,7 @@ class Encoding:
             found = json.loads(text)
             shape = tuple(int(side) for side in found["shape"])
             name, dtype = str(found["name"]), np.dtype(found["dtype"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"the form of stored samples cannot be read: {error}") from None
         if name not in ENCODINGS or dtype.kind not in _KINDS or any(side < 0 for side in shape):
             raise StoreError(f"the form of stored samples means nothing: {text[:80]}")

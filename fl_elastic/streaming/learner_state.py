@@ -79,7 +79,10 @@ def load_state(path: Path) -> SavedState | None:
         version = facts["version"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except (
+        ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError,
+        zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         _put_aside(path, str(error))
         return None
     except OSError as error:

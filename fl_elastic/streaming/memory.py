@@ -281,6 +281,6 @@ class StreamMemory:
 def _places(text: str) -> Mapping[str, Mapping[str, Any]]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -182,7 +182,9 @@ class RoundInbox:
             weights = {name.removeprefix("tensor."): value for name, value in arrays.items()}
             change = LabelledWeights(weights, tuple(facts["labels"]), tuple(facts["head"]))
             return RoundChange(str(facts["name"]), str(facts["after"]), change, tuple(facts["new"]))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile,
+        ) as error:  # fmt: skip
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
             self.done()
             return None

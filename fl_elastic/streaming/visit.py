@@ -65,7 +65,7 @@ class Mark:
         """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
         try:
             return cls(**{k: int(v) for k, v in json.loads((folder / _MARK).read_text()).items()})
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return cls()
 
     def save(self, folder: Path) -> None:

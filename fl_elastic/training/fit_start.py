@@ -78,10 +78,14 @@ class FitStart:
             with torch.no_grad():
                 for name, value in values.items():
                     own[name].copy_(value)
-        state = self.model.state_dict()
+        state, buffers = self.model.state_dict(), dict(self.model.named_buffers())
         with torch.no_grad():
             for name, before in self.weights.items():
-                state[name].copy_(torch.as_tensor(before))
+                if state[name].shape != before.shape:
+                    # A buffer that grew, which its alias in the state does not shrink.
+                    buffers[name].data = torch.as_tensor(before).to(buffers[name]).clone()
+                else:
+                    state[name].copy_(torch.as_tensor(before))
         for parameter in self.model.parameters():
             parameter.grad = None
         made = self.optimizing.made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -326,7 +326,9 @@ class ElasticTrainer:
                     break
             now = self._statistics()
             moved = [
-                name for name, value in now.items() if not torch.equal(value, statistics[name])
+                name
+                for name, value in now.items()
+                if not torch.equal(value, statistics[name]) and _can_travel(name, value, statistics)
             ]
             log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))
         return next_batch
@@ -534,3 +536,19 @@ def _refuse_untrainable(model: nn.Module) -> None:
             raise ModelError(
                 f"layer {name!r} has sparse=True, whose gradients cannot be compared or merged: use sparse=False"
             )
+
+
+def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
+    """Whether a buffer that has changed has a difference: one that began at infinity stays the device's own.
+
+    Raises
+    ------
+    TrainingError
+        If it has another shape now.
+    """
+    if now.shape != before[name].shape:
+        raise TrainingError(
+            f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
+            "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
+        )
+    return bool(torch.isfinite(before[name]).all())

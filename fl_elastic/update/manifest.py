@@ -169,7 +169,8 @@ def weights_of(
     """Return copies of the model's tensors as numpy arrays, in the manifest's order; of all, or of some names."""
     state = model.state_dict()
     return {
-        name: state[name].detach().cpu().numpy().copy()
+        # A tensor whose own memory is handed to numpy can never be resized again, as observers do.
+        name: state[name].detach().to("cpu", copy=True).numpy()
         if manifest.dtypes[position] != "bfloat16"
         else state[name].detach().cpu().float().numpy()
         for name, position in manifest.index.items()

@@ -200,6 +200,16 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.parametrize("name", [[], 7, None, {"a": 1}])
+def test_a_parameters_name_is_a_text(tmp_path: Path, name: Any) -> None:
+    path = tmp_path / "profile.json"
+    document = json.loads(save_profile(made_up_profile(groups=2), path).read_text())
+    document["groups"][0]["parameters"][0] = name
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match="is not a text"):
+        load_profile(path)
+
+
 @given(data=st.data(), value=json_values)
 def test_any_value_anywhere_is_a_profile_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any

@@ -11,7 +11,7 @@ from small_models import Batch, images, loss_fn, trainer_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_elastic.training import ForwardOptions
+from fl_elastic.training import FitReport, ForwardOptions
 
 
 class Net(nn.Module):
@@ -87,9 +87,49 @@ def test_training_on_features_is_training_as_ever(kind: str) -> None:
         assert torch.allclose(value, twin.state_dict()[name], atol=1e-4), name
 
 
-def test_a_way_that_depends_on_features_is_refused_with_the_reason() -> None:
-    report, _, _ = fitted("decides on features")
-    assert report.cut == "" or report.refused == "" or "decides by values" in report.refused
+class Threshold(nn.Module):
+    """Weighs its last features by how large its first ones are, which lie below the cut and are lost there."""
+
+    def __init__(self, by_python: bool) -> None:
+        super().__init__()
+        self.by_python, self.threshold = by_python, 0.0
+        self.first, self.second, self.third = (
+            nn.Conv2d(before, 4, 3, padding=1) for before in (3, 4, 4)
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        if self.by_python:
+            factor = torch.tensor(3.0 if y.mean() > self.threshold else 1.0)
+        else:
+            factor = torch.where(y.mean() > self.threshold, 3.0, 1.0)
+        y = factor * torch.relu(self.third(torch.relu(self.second(y))))
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize("by_python", [True, False])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 22])
+def test_what_decides_by_values_below_the_cut_runs_whole(by_python: bool, cache_bytes: int) -> None:
+    batches = images(3)
+    batches = [batches[0], *((5 * inputs, targets) for inputs, targets in batches[1:])]
+
+    def trained(forward: ForwardOptions | None) -> tuple[FitReport, dict[str, Tensor]]:
+        torch.manual_seed(1)
+        model = Threshold(by_python)
+        with torch.no_grad():
+            model.threshold = 2 * float(torch.relu(model.first(batches[0][0])).mean())
+        trainer = trainer_of(model, batches[0], ["head", "third"], forward=forward)
+        return trainer.fit(batches, epochs=3), model.state_dict()
+
+    report, mine = trained(ForwardOptions(cache_bytes=cache_bytes, precision="fp32"))
+    assert report.forward is not None and report.forward.cut == ""
+    said = "decides by values" if by_python else "gives other outputs"
+    assert said in report.forward.refused
+    _, plain = trained(None)
+    for name, value in plain.items():
+        assert torch.allclose(mine[name], value, atol=1e-6), name
 
 
 class SkipsAtRandom(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from small_models import (
     weights_of,
 )
 from torch import Tensor, nn
+from torch.ao import quantization
 from torch.nn.utils import parametrizations
 from torch.utils.data import (
     BatchSampler,
@@ -35,8 +37,12 @@ from torch.utils.data import (
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ElasticError, ModelError, TrainingError
+from fl_elastic.flower import ElasticClient
+from fl_elastic.flower.wire import PACKED
 from fl_elastic.groups import tensor_groups
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+from fl_elastic.update import Manifest, decode, encode, encode_weights
+from fl_elastic.update import weights_of as arrays_of
 
 
 class Experts(nn.Module):
@@ -195,6 +201,79 @@ def test_vectors_of_a_spectral_norm_travel() -> None:
     trainer.fit(vectors(3))
     sent = set(trainer.update().deltas)
     assert {name for name in model.state_dict() if name.endswith(("._u", "._v"))} <= sent
+
+
+def quantised(config: Any, batches_seen: int) -> nn.Module:
+    """A model that is trained for quantisation, as torch prepares it."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        quantization.QuantStub(), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3), quantization.DeQuantStub(),
+    ).train()  # fmt: skip
+    model.qconfig = config
+    quantization.prepare_qat(model, inplace=True)
+    for inputs, _ in images(batches_seen):
+        model(inputs)
+    return model
+
+
+PER_TENSOR = quantization.QConfig(
+    activation=quantization.default_fake_quant, weight=quantization.default_weight_fake_quant
+)
+PER_CHANNEL = quantization.get_default_qat_qconfig("fbgemm")
+
+
+@pytest.mark.parametrize("config", [PER_TENSOR, PER_CHANNEL], ids=["per tensor", "per channel"])
+def test_what_observers_saw_travels(config: Any) -> None:
+    model = quantised(config, 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    trainer.fit(images(3))
+    update = trainer.update()
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not torch.equal(value, before[name]):
+            assert name in update.deltas, name
+    assert any(name.endswith("max_val") for name in update.deltas)
+    manifest = Manifest.of(model)
+    assert decode(encode(update, manifest), manifest).deltas.keys() == update.deltas.keys()
+
+
+def test_observers_that_begin_at_infinity_stay_the_devices_own() -> None:
+    model = quantised(PER_TENSOR, 0)
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    assert trainer.fit(images(3)).steps == 3
+    sent = trainer.update().deltas
+    assert "1.weight" in sent and not any(name.endswith("max_val") for name in sent)
+    assert all(np.isfinite(delta).all() for delta in sent.values())
+
+
+def test_a_buffer_that_grows_is_refused_and_the_model_as_before() -> None:
+    model = quantised(PER_CHANNEL, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+        with pytest.raises(TrainingError, match="run the model on a batch before"):
+            trainer.fit(images(3))
+        for name, value in model.state_dict().items():
+            assert value.shape == before[name].shape and torch.equal(value, before[name]), name
+    for inputs, _ in images(1):
+        model(inputs)
+    assert ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full").fit(images(3)).steps
+
+
+def test_a_kept_profile_freezes_no_experts_that_its_batch_did_not_use(tmp_path: Path) -> None:
+    for sign, expert in ((1, 1), (-1, 0)):
+        torch.manual_seed(0)
+        model = Experts()
+        manifest = Manifest.of(model)
+        packed = np.frombuffer(encode_weights(arrays_of(model, manifest), manifest), np.uint8)
+        client = ElasticClient(
+            model, routed(6, sign), routed(1), budget=Budget(), policy="full",
+            loss_fn=loss_fn, optimizer_fn=sgd, state_dir=tmp_path,
+        )  # fmt: skip
+        arrays, _, _ = client.fit([packed], {PACKED: True})
+        sent = decode(arrays[0].tobytes(), manifest).deltas
+        assert any(name.startswith(f"experts.{expert}.") for name in sent), (sign, sorted(sent))
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])

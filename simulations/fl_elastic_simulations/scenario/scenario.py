@@ -138,7 +138,10 @@ class Scenario:
         except RecursionError:
             raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
         problems: list[str] = []
-        changed = apply_overrides(table, overrides, problems)
+        try:
+            changed = apply_overrides(table, overrides, problems)
+        except RecursionError:
+            raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
         return cls._checked(changed, path.name, problems)
 
     @classmethod

@@ -197,3 +197,13 @@ def test_names_of_other_registries_are_left_to_them(tmp_path: Path) -> None:
     scenario = Scenario.load(path, ["methods=full,new_policy", "method.full.codec=new_codec"])
     assert scenario.methods[1].policy == "new_policy"
     assert scenario.methods[0].codec == "new_codec"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" + ".".join(["a"] * 900) + "]", "a = " + "[" * 3000 + "]" * 3000]
+)
+def test_a_file_that_is_nested_too_deeply_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    with pytest.raises(ScenarioError, match="nested too deeply"):
+        Scenario.load(path)
