@@ -1,0 +1,117 @@
+"""What a fit does besides its steps is taken off its time, by a clock that moves as the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_models import Batch, chain, flat_profile, loss_fn, sgd, trainer_of, vectors
+
+from fl_elastic.budget import Budget
+from fl_elastic.profiling import CostProfile
+from fl_elastic.training import ElasticTrainer, trainer
+
+ALL = ["6", "4", "2", "0"]
+
+
+class Hands:
+    """A clock whose seconds pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    """The clock of every fit; a step takes what the flat profile says of a full one."""
+    hands, step = Hands(), ElasticTrainer._step
+
+    def slow(self: ElasticTrainer, batch: Batch) -> float:
+        hands.seconds += self._profiled().full_step_seconds
+        return step(self, batch)
+
+    monkeypatch.setattr(trainer, "clock_for", lambda device, kind: hands)
+    monkeypatch.setattr(ElasticTrainer, "_step", slow)
+    return hands
+
+
+def taking(hands: Hands, seconds: float, act: Callable[..., Any]) -> Callable[..., Any]:
+    def slow(*arguments: Any, **named: Any) -> Any:
+        hands.seconds += seconds
+        return act(*arguments, **named)
+
+    return slow
+
+
+def flat() -> CostProfile:
+    return flat_profile(chain(), vectors(1)[0])
+
+
+@pytest.mark.parametrize(("estimate", "steps"), [(0.0, 10), (3.0, 7), (6.5, 3)])
+def test_the_estimate_of_a_first_fit_is_inside_its_deadline(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, estimate: float, steps: int
+) -> None:
+    profile = flat()
+    full = profile.full_step_seconds
+    made = taking(clock, estimate * full, lambda *given, **named: profile)
+    monkeypatch.setattr(trainer, "costs_for", made)
+    first = ElasticTrainer(chain(), loss_fn, sgd, budget=Budget(deadline=10 * full), policy="full")
+    report = first.fit(vectors(20))
+    assert report.steps == steps
+    assert report.selection_seconds == pytest.approx(estimate * full)
+
+
+@pytest.mark.parametrize(("probe", "steps"), [(0.0, 10), (2.0, 8)])
+def test_a_probe_is_inside_the_deadline(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, probe: float, steps: int
+) -> None:
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    due = iter([True])
+    monkeypatch.setattr(made.chooser, "probe_due", lambda *given: next(due, False))
+    asked = taking(clock, probe * full, made.chooser.measure_importance)
+    monkeypatch.setattr(made.chooser, "measure_importance", asked)
+    assert made.fit(vectors(20)).steps == steps
+
+
+@pytest.mark.parametrize(("planning", "steps"), [(0.0, 10), (4.0, 6)])
+def test_making_a_plan_is_inside_the_deadline(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, steps: int
+) -> None:
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    monkeypatch.setattr(made.chooser, "plan", taking(clock, planning * full, made.chooser.plan))
+    assert made.fit(vectors(20)).steps == steps
+
+
+@pytest.mark.parametrize(("timed", "least", "most"), [(0.0, 10, 10), (5.0, 5, 6)])
+def test_a_full_pass_that_is_timed_is_inside_the_speedup(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, timed: float, least: int, most: int
+) -> None:
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(speedup=2.0),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    assert made.profile is not None
+    made.profile = replace(made.profile, estimated=True)
+    full, passes = made.profile.full_step_seconds, []
+
+    def ratio(*given: Any) -> float:
+        clock.seconds += timed * full if not passes else 0.0
+        passes.append(given)
+        return 1.0
+
+    monkeypatch.setattr(trainer, "full_pass_ratio", ratio)
+    steps = made.fit(vectors(20)).steps
+    assert passes and least <= steps <= most
