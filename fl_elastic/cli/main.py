@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Annotated
 
@@ -53,22 +52,26 @@ def _add_installed() -> None:
     """Add the commands of installed packages; those of the laboratory say what to install where it is not."""
     found = {entry.name: entry for entry in entry_points(group="fl_elastic.commands")}
     for name, entry in sorted(found.items()):
-        command = entry.load()
+        try:
+            command = entry.load()
+        except (ImportError, AttributeError) as error:
+            # One broken package does not take the other commands with it.
+            problem = ElasticError(f"fl-elastic {name} ({entry.value}) cannot be loaded: {error}")
+            _add_refusing(name, "Cannot be loaded.", problem)
+            continue
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
     for name in sorted(set(LABORATORY) - set(found)):
-        options = {"ignore_unknown_options": True}
-        app.command(name, help=LABORATORY[name], context_settings=options)(_not_installed(name))
+        _add_refusing(name, LABORATORY[name], LaboratoryMissing(f"fl-elastic {name}"))
 
 
-def _not_installed(name: str) -> Callable[..., None]:
+def _add_refusing(name: str, about: str, error: ElasticError) -> None:
+    @app.command(name, help=about, context_settings={"ignore_unknown_options": True})
     def refuse(rest: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
         del rest
-        raise LaboratoryMissing(f"fl-elastic {name}")
-
-    return refuse
+        raise error
 
 
 app.command()(plan)

@@ -46,6 +46,20 @@ def test_what_only_the_laboratory_can_do_says_in_one_line_what_to_install(
     assert line.startswith("error: ") and line.endswith("pip install fl-elastic-simulations")
 
 
+def test_a_broken_package_costs_its_own_command_alone() -> None:
+    broken = """metadata.EntryPoints([
+        metadata.EntryPoint("odd", "no.such.module:command", "fl_elastic.commands")])"""
+    code = ALONE.replace("metadata.EntryPoints()", broken)
+    for command, said in (
+        ("odd", "no.such.module:command) cannot be loaded"),
+        ("nonsense", "No such"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, command], capture_output=True, text=True, timeout=120
+        )
+        assert ended.returncode != 0 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_all_commands_are_named_without_it() -> None:
     ended = alone("--help")
     assert ended.returncode == 0 and "simulate" in ended.stdout and "plan" in ended.stdout
