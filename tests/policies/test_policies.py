@@ -335,3 +335,30 @@ def test_a_deadline_is_met_by_the_best_trade_of_steps_against_groups() -> None:
         )
         shares.append(request.expected_decrease(mask_of("elastic", request)) / best)
     assert np.mean(shares) > 0.97 and min(shares) > 0.85 and max(shares) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("groups", [60, 150])
+@pytest.mark.parametrize("branched", [False, True])
+def test_a_plan_under_all_limits_takes_a_handful_of_knapsacks(
+    groups: int, branched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        solved.append(given)
+        return prefix_knapsack(*given, **named)
+
+    monkeypatch.setattr("fl_elastic.policies.elastic.prefix_knapsack", counted)
+    profile = made_up_profile(groups, branched=branched, seed=1)
+    memory = 0.5 * mask_bytes(profile, np.ones(groups, bool))
+    uplink = 0.5 * float(profile.parameter_bytes.sum())
+    seconds = 5 * profile.full_step_seconds
+    importance = np.random.default_rng(0).uniform(0.1, 1, groups)
+    for budget, most in (
+        (Budget(speedup=2, memory=memory), 20),
+        (Budget(speedup=2, uplink=uplink), 20),
+        (Budget(deadline=seconds, memory=memory, uplink=uplink), 80),
+    ):
+        solved.clear()
+        make_policy("elastic").plan(PlanRequest(profile, budget, importance, steps=10))
+        assert 0 < len(solved) <= most, (budget, len(solved))
