@@ -115,3 +115,30 @@ def test_a_full_pass_that_is_timed_is_inside_the_speedup(
     monkeypatch.setattr(trainer, "full_pass_ratio", ratio)
     steps = made.fit(vectors(20)).steps
     assert passes and least <= steps <= most
+
+
+def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ["6"], ["4"], budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True, drift=2.0,
+    )  # fmt: skip
+    asked: list[float] = []
+
+    def due(*given: Any) -> bool:
+        return clock.seconds >= 4 * full and not asked
+
+    def probe(*given: Any) -> bool:
+        asked.append(clock.seconds)
+        clock.seconds += 7 * full
+        return True
+
+    monkeypatch.setattr(made.chooser, "probe_due", due)
+    monkeypatch.setattr(made.chooser, "measure_importance", probe)
+    report = made.fit(vectors(20))
+    assert asked and report.steps == 4
+    assert [start for start, _ in report.plans] == [0]
+    assert report.plan is report.plans[0][1]
+    assert set(made.update().deltas) == {"6.weight", "6.bias"}
