@@ -132,7 +132,8 @@ def _print(model: str, result: dict[str, Any]) -> None:
     table = Table(title=f"{model}: plan of policy {result['policy']}, loss side first")
     for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
                             ("path ms", "right"), ("importance", "right")):  # fmt: skip
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        # Names that end differently must not be cut to look alike.
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for group in result["groups"]:
         table.add_row(
             group["name"], group["mode"], f"{1e3 * group['update_seconds']:.2f}",

@@ -359,3 +359,27 @@ def test_an_unknown_command_is_an_error(
     ended = call(monkeypatch, capsys, "plann")
     assert ended.status == 2
     assert "plann" in ended.err
+
+
+def test_long_names_stay_apart_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fl_elastic.cli.plan import _print
+
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"encoder.layers.encoder_layer_11.self_attention.in_projection_{n}" for n in range(3)]
+    group = {
+        "mode": "full", "update_seconds": 1.0, "path_seconds": 1.0, "importance": 1.0,
+        "selected": True,
+    }  # fmt: skip
+    result = {
+        "policy": "elastic", "groups": [{"name": name} | group for name in names],
+        "full_step_seconds": 1.0, "predicted_step_seconds": 1.0, "requested_speedup": 1.0,
+        "achieved_speedup": 1.0, "measured_step_seconds": None, "step_fraction": 1.0,
+    }  # fmt: skip
+    _print("vit", result)
+    shown = capsys.readouterr().out
+    column = "".join(
+        line.split("\u2502")[1].strip() for line in shown.splitlines() if "\u2502" in line
+    )
+    assert all(name in column for name in names)
