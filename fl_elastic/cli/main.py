@@ -91,6 +91,8 @@ def main() -> None:
         os.environ.setdefault(switch, "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    # Flower's logger writes its lines itself.
+    logging.getLogger("flwr").propagate = False
     try:
         app()
     except (ElasticError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Ended:
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
 ) -> Ended:
+    # What the command changes of Flower's logger, it changes for its own process.
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.setattr(sys, "argv", ["fl-elastic", *map(str, arguments)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

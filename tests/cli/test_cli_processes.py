@@ -94,6 +94,17 @@ def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
     assert "summary.json" in out
 
 
+def test_in_one_process_every_line_comes_once(tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text(SCENARIO)
+    process = start(
+        tmp_path, "simulate", "three.toml", "--engine", "local", "--output", "out",
+        "--set", "training.rounds=1", "--set", "methods=full",
+    )  # fmt: skip
+    _, err = finished(process, 240)
+    assert process.returncode == 0, err
+    assert err.count("Number of rounds: 1") == 1
+
+
 def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(tmp_path: Path) -> None:
     (tmp_path / "three.toml").write_text(SCENARIO)
     arguments = ("simulate", "three.toml", "--output", "out")
