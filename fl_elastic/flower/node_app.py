@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +78,7 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
                 client.keep_state_in(node.state_dir)
             if not client.client_id:
                 client.become(str(context.node_config.get("partition-id", context.node_id)))
-            use_fastest_execution(
-                node, client.model, client.loss_fn, next(iter(client.train_loader))
-            )
+            use_fastest_execution(node, client.model, client.loss_fn, client.train_loader)
             if measure_again:
                 client.forget_profile()
             return client
@@ -212,10 +210,19 @@ class CaredFor:
         return all(each > _DRIFT for each in ratios) or all(each < 1 / _DRIFT for each in ratios)
 
 
-def use_fastest_execution(node: NodeConfig, model: Any, loss_fn: LossFn, batch: Batch) -> None:
-    """Use the node's threads and memory format: what its config says, or else what was fastest when measured."""
+def use_fastest_execution(
+    node: NodeConfig, model: Any, loss_fn: LossFn, batches: Iterable[Batch]
+) -> None:
+    """Use the node's threads and memory format: what its config says, or else what was fastest when measured.
+
+    A batch is drawn only where the config does not say; without one, everything stays as it is.
+    """
     if node.threads:
         Execution(node.threads).apply(model)
+        return
+    batch = next(iter(batches), None)
+    if batch is None:
+        # Whoever trains on these batches says what is wrong.
         return
     most, key = processors().threads, profile_key(model, batch)
     case = f"{key.model} {key.batch_shape} {most} {key.device} {key.torch_version}"

@@ -181,7 +181,8 @@ class PartialUpdates(Strategy):
         terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
         merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
         rate = 1.5
-        _LOG.info(
+        # Flower's own logger, which a server app shows.
+        logging.getLogger("flwr").info(
             "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
             "at %g, late updates merged by age to the power of -%g, %s",
             rate, average.decay, merge.staleness_power, terms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,6 +55,9 @@ __all__ = ["ElasticTrainer"]
 _READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
+
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 class ElasticTrainer:
@@ -551,4 +555,7 @@ def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
             f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
             "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
         )
-    return bool(torch.isfinite(before[name]).all())
+    if not bool(torch.isfinite(before[name]).all()):
+        _LOG.warning("buffer %r began at infinity: what it is now stays on this device", name)
+        return False
+    return True

@@ -25,7 +25,7 @@ main()
 
 def alone(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=600
     )
 
 
@@ -55,7 +55,7 @@ def test_a_broken_package_costs_its_own_command_alone() -> None:
         ("nonsense", "No such"),
     ):
         ended = subprocess.run(
-            [sys.executable, "-c", code, command], capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code, command], capture_output=True, text=True, timeout=600
         )
         assert ended.returncode != 0 and said in ended.stderr and "Traceback" not in ended.stderr
 

@@ -154,6 +154,19 @@ def test_a_foreseen_error_is_told_and_others_go_on(tmp_path: Path) -> None:
     assert "the camera is covered" in record.rejected[0].reason
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_without_a_batch_one_sentence_says_so(tmp_path: Path, threads: int) -> None:
+    def empty(context: Context) -> ElasticClient:
+        client = own_client(context)
+        client.train_loader = []
+        return client
+
+    (record,) = rounds_of(tmp_path, empty, config=lambda node: {"threads": threads})
+    reasons = [each.reason for each in record.rejected]
+    assert len(reasons) == NODES and not record.accepted
+    assert all("the loader gave no batch" in reason for reason in reasons), reasons
+
+
 def test_a_node_that_is_set_up_wrongly_says_what_is_missing(tmp_path: Path) -> None:
     (record,) = rounds_of(
         tmp_path, config=lambda node: {"state-dir": ""} if node == 1 else {"threads": 1}

@@ -262,7 +262,7 @@ def test_channels_that_no_client_trained_stay_bit_for_bit(policy: str) -> None:
 
 
 def test_the_preset_says_what_it_chose(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "fl_elastic"):
+    with caplog.at_level("INFO", "flwr"):
         strategy = PartialUpdates.for_unequal_devices(FedAvg())
     assert "agreement at 1.5" in caplog.text and "quantile=0.25" in caplog.text
     assert strategy.terms.needs_capabilities and strategy.merges_late

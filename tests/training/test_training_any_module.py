@@ -238,13 +238,16 @@ def test_what_observers_saw_travels(config: Any) -> None:
     assert decode(encode(update, manifest), manifest).deltas.keys() == update.deltas.keys()
 
 
-def test_observers_that_begin_at_infinity_stay_the_devices_own() -> None:
+def test_observers_that_begin_at_infinity_stay_the_devices_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = quantised(PER_TENSOR, 0)
     trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
     assert trainer.fit(images(3)).steps == 3
     sent = trainer.update().deltas
     assert "1.weight" in sent and not any(name.endswith("max_val") for name in sent)
     assert all(np.isfinite(delta).all() for delta in sent.values())
+    assert "max_val' began at infinity" in caplog.text
 
 
 def test_a_buffer_that_grows_is_refused_and_the_model_as_before() -> None:

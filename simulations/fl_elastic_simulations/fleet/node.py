@@ -70,7 +70,7 @@ class ScenarioNode:
         method, seed = self._method(scenario), int(self.config.get("seed", 0))
         model = scenario_model(scenario, settings.data_root, seed)
         measured_on = self._batches(scenario, seed)
-        use_fastest_execution(settings, model, classification_loss, next(iter(measured_on)))
+        use_fastest_execution(settings, model, classification_loss, measured_on)
         options = TrainerOptions(
             importance=method.importance,
             exploration=method.exploration,
