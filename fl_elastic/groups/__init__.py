@@ -1,5 +1,6 @@
 """Any ``nn.Module`` as tensor groups in backward order, found by walking its autograd graph."""
 
+from fl_elastic.groups.finite import all_finite
 from fl_elastic.groups.forward import (
     Batch,
     LossFn,
@@ -25,6 +26,7 @@ __all__ = [
     "Mode",
     "TensorGroup",
     "Trace",
+    "all_finite",
     "batch_shape",
     "call_model",
     "compute_loss",

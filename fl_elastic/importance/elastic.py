@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
+from fl_elastic.groups import Batch, LossFn, all_finite, compute_loss, untouched
 from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
 
 __all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]
@@ -90,9 +90,7 @@ def probe_gradients(
         name: torch.zeros_like(weight) if gradient is None else gradient
         for (name, weight), gradient in zip(weights.items(), found, strict=True)
     }
-    if not torch.isfinite(loss) or not all(
-        bool(torch.isfinite(g).all()) for g in gradients.values()
-    ):
+    if not all_finite(loss) or not all(all_finite(each) for each in gradients.values()):
         raise TrainingError(
             f"the loss on a probe batch is {loss.item()} or its gradient is not finite: "
             "check the batch for NaN and the learning rate"

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, call_model, compute_loss, to_device
+from fl_elastic.groups import Batch, LossFn, all_finite, call_model, compute_loss, to_device
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.streaming.body import Body, scores_of
@@ -169,7 +169,7 @@ class Engine:
 
     def _broken(self, module: nn.Module, loader: Iterable[Batch]) -> str:
         """Return why the model is of no use any more, whatever the window says; empty if it is."""
-        if not all(bool(torch.isfinite(each).all()) for each in module.parameters()):
+        if not all(all_finite(each) for each in module.parameters()):
             return "a weight is no longer finite"
         with torch.no_grad():
             batch = to_device(next(iter(loader)), model_device(module))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
+from fl_elastic.groups import Batch, LossFn, all_finite, batch_shape, compute_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import (
@@ -228,15 +228,14 @@ class ElasticTrainer:
             batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
             if batch is not None and pace.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                ratio, seconds = self._time_full_pass(batch, log)
-                pace.reference(ratio, seconds)
-                if self.options.charge_probes:
-                    pace.spent += seconds
+                pace.reference(*self._time_full_pass(batch, pace, log))
             due = plan is not deep and (pace.corrected or self._probe_due(plan, pace))
             if batch is not None and due and pace.steps_left(plan) > 0:
                 plan = self._select([batch, *batches[1:]], pace, log, current=plan)
                 plans.append((pace.steps, plan))
         if pace.steps == 0:
+            if batch is not None:
+                raise self._no_step(plan, requested, pace.left_seconds(plan))
             raise TrainingError(_READ_ONCE)
         taken = stepped(plans, pace.steps)
         plan = taken[-1][1]
@@ -305,7 +304,7 @@ class ElasticTrainer:
             unmoved = {n: w for n, w in self._start.weights.items() if n not in log.tensor_steps}
             self._guard = ChannelGuard(plan, self.model, unmoved)
             statistics = self._statistics()
-            log.selection_seconds += log.clock() - started
+            self._charge(log.clock() - started, pace, log)
             steps_before = pace.steps
             while next_batch is not None and pace.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
@@ -349,7 +348,7 @@ class ElasticTrainer:
         """Raise TrainingError if a tensor that was trained is no longer finite."""
         state = self.model.state_dict()
         for name in steps:
-            if not bool(torch.isfinite(state[name]).all()):
+            if not all_finite(state[name]):
                 raise TrainingError(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate; "
                     "the model was put back to where the fit started"
@@ -487,11 +486,14 @@ class ElasticTrainer:
                 log.clock() - began if self.options.closed_loop else planning
             )
         pace.replanned()
-        spent = log.clock() - started
-        log.selection_seconds += spent
-        if self.options.charge_probes:
-            pace.spent += spent
+        self._charge(log.clock() - started, pace, log)
         return plan
+
+    def _charge(self, seconds: float, pace: Pace, log: StepLog) -> None:
+        """Count time that went into choosing, copying or timing instead of into steps."""
+        log.selection_seconds += seconds
+        if self.options.charge_probes:
+            pace.spent += seconds
 
     def _probe_due(self, plan: Plan | None, pace: Pace) -> bool:
         """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
@@ -504,10 +506,7 @@ class ElasticTrainer:
             return None
         started = log.clock()
         rest = self.chooser.rest_plan(plan, pace.rest_seconds(plan))
-        spent = log.clock() - started
-        log.selection_seconds += spent
-        if self.options.charge_probes:
-            pace.spent += spent
+        self._charge(log.clock() - started, pace, log)
         pace.replanned()
         return rest if rest is not None and pace.steps_left(rest) > 0 else None
 
@@ -516,11 +515,11 @@ class ElasticTrainer:
         if self._worth is not None:
             self.chooser.learn(self._worth.scores())
 
-    def _time_full_pass(self, batch: Batch, log: StepLog) -> tuple[float, float]:
+    def _time_full_pass(self, batch: Batch, pace: Pace, log: StepLog) -> tuple[float, float]:
         started = log.clock()
         ratio = full_pass_ratio(self.model, self.loss_fn, batch, self._profiled(), log.clock)
         spent = log.clock() - started
-        log.selection_seconds += spent
+        self._charge(spent, pace, log)
         return ratio, spent
 
 
@@ -555,7 +554,7 @@ def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
             f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
             "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
         )
-    if not bool(torch.isfinite(before[name]).all()):
+    if not all_finite(before[name]):
         _LOG.warning("buffer %r began at infinity: what it is now stays on this device", name)
         return False
     return True

@@ -10,8 +10,10 @@ import pytest
 from small_models import Batch, chain, flat_profile, loss_fn, sgd, trainer_of, vectors
 
 from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import ElasticTrainer, trainer
+from fl_elastic.training.fit_start import FitStart
 
 ALL = ["6", "4", "2", "0"]
 
@@ -93,6 +95,34 @@ def test_making_a_plan_is_inside_the_deadline(
     )  # fmt: skip
     monkeypatch.setattr(made.chooser, "plan", taking(clock, planning * full, made.chooser.plan))
     assert made.fit(vectors(20)).steps == steps
+
+
+@pytest.mark.parametrize(("copying", "steps"), [(0.0, 10), (4.0, 6)])
+def test_copying_the_weights_that_a_fit_starts_from_is_inside_the_deadline(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, copying: float, steps: int
+) -> None:
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    copied = taking(clock, copying * full, FitStart.about_to_train)
+    monkeypatch.setattr(FitStart, "about_to_train", copied)
+    assert made.fit(vectors(20)).steps == steps
+
+
+def test_a_deadline_that_copying_the_weights_uses_up_is_refused(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    copied = taking(clock, 9.5 * full, FitStart.about_to_train)
+    monkeypatch.setattr(FitStart, "about_to_train", copied)
+    with pytest.raises(BudgetError, match="does not pay for one step"):
+        made.fit(vectors(20))
 
 
 @pytest.mark.parametrize(("timed", "least", "most"), [(0.0, 10, 10), (5.0, 5, 6)])
