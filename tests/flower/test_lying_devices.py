@@ -258,6 +258,17 @@ def test_a_node_that_never_answers_costs_one_long_wait() -> None:
     assert not attendance.awaits(3) and attendance.awaits(1)
 
 
+def test_a_silent_node_is_sent_work_ever_more_rarely_until_it_answers() -> None:
+    strategy = PartialUpdates(quiet())
+    for _ in range(4):
+        strategy.attendance.missed(1)
+    apps = {node: answering_app(node) for node in EXAMPLES}
+    _, grid = run(strategy, apps, first_arrays(), 7)
+    asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
+    # Four rounds without it; in the fifth it answers, and takes part again.
+    assert [asked.count(node) for node in EXAMPLES] == [3, 7, 7, 7]
+
+
 def test_who_answers_again_is_waited_for_again() -> None:
     attendance = Attendance()
     for _ in range(8):
