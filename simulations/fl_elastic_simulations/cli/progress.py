@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -20,15 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulationProgress"]
 
+_QUIET_SECONDS = 10.0
+
 
 class SimulationProgress:
     """Shows all rounds, the current method, and the clients of the round.
 
-    Without a terminal it prints one line per method instead of a moving bar.
+    Without a terminal it prints a line per method, and one every ten seconds in between, instead of a moving bar.
     """
 
-    def __init__(self, scenario: Scenario, console: Console) -> None:
+    def __init__(
+        self, scenario: Scenario, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
+        self._clock = clock
+        self._printed_at = clock()
         self._rounds = scenario.training.rounds
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -79,8 +87,12 @@ class SimulationProgress:
             self._all, completed=(self._started - 1) * self._rounds + number, note=note
         )
         self._last = f"{self._name}: {note} after {number} rounds"
+        late = self._clock() - self._printed_at >= _QUIET_SECONDS
+        if late and not self._console.is_terminal:
+            self._finish_line()
 
     def _finish_line(self) -> None:
         if self._last:
             self._console.print(self._last, highlight=False)
+            self._printed_at = self._clock()
             self._last = ""
