@@ -30,7 +30,7 @@ from fl_elastic.groups import call_model, compute_loss, trace_step, untouched
 from fl_elastic.groups.mode import Mode
 from fl_elastic.importance import make_channel_score
 from fl_elastic.importance.base import Probe
-from fl_elastic.importance.signals import visit_layers
+from fl_elastic.importance.fidelity import visit_layers
 from fl_elastic.ops import lean
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel

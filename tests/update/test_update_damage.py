@@ -25,7 +25,7 @@ from fl_elastic.update import (
     encode,
     encode_weights,
 )
-from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
+from fl_elastic.update.frame import CHECKSUM_BYTES, checksum
 from fl_elastic.update.wire import WIRE_VERSION
 
 MANIFEST = Manifest(
