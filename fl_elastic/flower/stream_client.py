@@ -16,8 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.stream_joined import best_of, layout_of
-from fl_elastic.flower.stream_update import seen_from
+from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.measure import OptimizerFn

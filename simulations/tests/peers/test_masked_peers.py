@@ -16,8 +16,7 @@ from torch import nn
 from fl_elastic.importance import Probe, make_importance
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.peers import elastictrainer, make_peer, published_selection
-from fl_elastic_simulations.peers.fedpart import layer_in_turn
-from fl_elastic_simulations.peers.layers import layers_of
+from fl_elastic_simulations.peers.fedpart import layer_in_turn, layers_of
 from fl_elastic_simulations.peers.random_layers import random_mask
 from fl_elastic_simulations.peers.timelyfl import deepest_suffix
 
