@@ -24,7 +24,7 @@ from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
 from fl_elastic.fleet.up import result_of
-from fl_elastic_simulations.benchmarks.fleet import scenario_text
+from fl_elastic_simulations.fleet.scenario_text import scenario_text
 
 NODE = "pi0"
 HOST = "127.0.0.1"

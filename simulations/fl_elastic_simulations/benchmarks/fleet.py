@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,13 @@ from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
+from fl_elastic_simulations.fleet.scenario_text import scenario_text
 from fl_elastic_simulations.scenario import Scenario
 
-__all__ = ["bench_fleet", "scenario_text"]
+__all__ = ["bench_fleet"]
 
 _NODES = 4
 _METHODS = ("full", "elastic")
-_DIGITS = "digits.toml"
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,19 @@ class _Task:
 
     name: str
     changes: tuple[str, ...] = field(default=())
+
+
+_TASKS = (
+    _Task("digits", ("training.rounds=8",)),
+    _Task(
+        "fashion_mnist",
+        (
+            "data.dataset=fashion_mnist", "model.name=small_cnn", "data.train_limit=1600",
+            "data.test_limit=1000", "training.rounds=8", "training.local_epochs=2",
+            "training.batch_size=32",
+        ),
+    ),
+)  # fmt: skip
 
 
 def bench_fleet(
@@ -75,40 +86,3 @@ def _row(
         "flower_bytes_to_server": found["flower_bytes_to_server"],
         "flower_bytes_to_nodes": found["flower_bytes_to_nodes"],
     }
-
-
-def scenario_text(path: Path | None, overrides: Iterable[str], nodes: int | None = None) -> str:
-    """Return a scenario as JSON; without a file, that of handwritten digits for so many nodes.
-
-    Raises
-    ------
-    ScenarioError
-        If the file means nothing.
-    FleetError
-        If it has another number of clients than there are nodes.
-    """
-    with ExitStack() as stack:
-        if path is None:
-            packed = resources.files(__package__) / _DIGITS
-            path = stack.enter_context(resources.as_file(packed))
-            overrides = [f"fleet.0.count={nodes}", *overrides]
-        scenario = Scenario.load(path, overrides)
-    if nodes is not None and len(scenario.clients) != nodes:
-        raise FleetError(
-            f"the scenario has {len(scenario.clients)} clients and the fleet {nodes} nodes; "
-            f"use --local {len(scenario.clients)}, or change the counts with --set fleet.0.count=..."
-        )
-    return scenario.to_json()
-
-
-_TASKS = (
-    _Task("digits", ("training.rounds=8",)),
-    _Task(
-        "fashion_mnist",
-        (
-            "data.dataset=fashion_mnist", "model.name=small_cnn", "data.train_limit=1600",
-            "data.test_limit=1000", "training.rounds=8", "training.local_epochs=2",
-            "training.batch_size=32",
-        ),
-    ),
-)  # fmt: skip

@@ -1,0 +1,39 @@
+"""The scenario that a fleet is told to train, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+
+from fl_elastic.errors import FleetError
+from fl_elastic_simulations.scenario import Scenario
+
+__all__ = ["scenario_text"]
+
+_DIGITS = "digits.toml"
+
+
+def scenario_text(path: Path | None, overrides: Iterable[str], nodes: int | None = None) -> str:
+    """Return a scenario as JSON; without a file, that of handwritten digits for so many nodes.
+
+    Raises
+    ------
+    ScenarioError
+        If the file means nothing.
+    FleetError
+        If it has another number of clients than there are nodes.
+    """
+    with ExitStack() as stack:
+        if path is None:
+            packed = resources.files(__package__) / _DIGITS
+            path = stack.enter_context(resources.as_file(packed))
+            overrides = [f"fleet.0.count={nodes}", *overrides]
+        scenario = Scenario.load(path, overrides)
+    if nodes is not None and len(scenario.clients) != nodes:
+        raise FleetError(
+            f"the scenario has {len(scenario.clients)} clients and the fleet {nodes} nodes; "
+            f"use --local {len(scenario.clients)}, or change the counts with --set fleet.0.count=..."
+        )
+    return scenario.to_json()
