@@ -4,15 +4,10 @@ from fl_elastic.groups import Mode
 from fl_elastic.planning.joint import Choices, JointSelection, Limits, joint_knapsack
 from fl_elastic.planning.knapsack import Selection, prefix_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import (
-    PlanRequest,
-    Policy,
-    make_policy,
-    policies,
-    register_policy,
-)
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
 
 __all__ = [
+    "POLICIES",
     "Choices",
     "JointSelection",
     "Limits",
@@ -22,8 +17,6 @@ __all__ = [
     "Policy",
     "Selection",
     "joint_knapsack",
-    "make_policy",
     "policies",
     "prefix_knapsack",
-    "register_policy",
 ]

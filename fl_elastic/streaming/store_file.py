@@ -19,7 +19,7 @@ from fl_elastic.streaming.database import Database, is_damage
 from fl_elastic.streaming.deletion import Condition, delete_some
 from fl_elastic.streaming.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.placing import Placing, Written, as_array, extra_bytes
-from fl_elastic.streaming.storage_policies import make_storage_policy
+from fl_elastic.streaming.storage_policies import STORAGE_POLICIES
 from fl_elastic.streaming.stored import Change, Offer, Placed, Relabelled
 
 __all__ = ["Drawable", "Note", "Read", "StoreFile"]
@@ -66,7 +66,7 @@ class StoreFile:
     ) -> None:
         if encoding not in ENCODINGS:
             raise StoreError(f"encoding {encoding!r} is unknown: known are {', '.join(ENCODINGS)}")
-        self._policy = make_storage_policy(policy)
+        self._policy = STORAGE_POLICIES.make(policy)
         self._settings = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
         self._seed, self._encoding_name = seed, encoding
         self._form: Encoding | None = None

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, Reading, register_source
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["Line", "TableFile", "fields_of", "named", "table"]
 
@@ -26,7 +26,7 @@ _PART = 2**16
 _TAIL = 256
 
 
-@register_source("csv")
+@SOURCES.register("csv")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 

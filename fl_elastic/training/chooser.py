@@ -14,11 +14,11 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
-from fl_elastic.importance.channels import ChannelScore, choose_channels, make_channel_score
+from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
-from fl_elastic.planning import Plan, PlanRequest, Policy, make_policy
+from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile, Mask, mask_bytes
 from fl_elastic.profiling.calibrate import OptimizerFn
@@ -65,9 +65,9 @@ class PlanChooser:
         state: SelectionState,
         optimizer: Callable[[], torch.optim.Optimizer],
     ) -> None:
-        self.policy = make_policy(policy)
-        self.importance = make_importance(self.policy.importance_name or options.importance)
-        self.channel_score = make_channel_score(
+        self.policy = POLICIES.make(policy)
+        self.importance = IMPORTANCES.make(self.policy.importance_name or options.importance)
+        self.channel_score = CHANNEL_SCORES.make(
             self.policy.channel_score_name or options.channel_score
         )
         self.budget = budget

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update.codecs import Codec, make_codec
+from fl_elastic.update.codecs import CODECS, Codec
 from fl_elastic.update.manifest import Manifest
 
 __all__ = [
@@ -164,7 +164,7 @@ def index_field(header: dict[str, Any], name: str, manifest: Manifest) -> list[i
 def codec_field(header: dict[str, Any]) -> Codec:
     """Return the codec that the header names."""
     try:
-        return make_codec(field(header, "codec", str)[:40])
+        return CODECS.make(field(header, "codec", str)[:40])
     except RegistryError as error:
         raise UpdateError(str(error)) from None
 

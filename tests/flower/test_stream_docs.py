@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fl_elastic
-from fl_elastic.streaming.joining import joining_rules
+from fl_elastic.streaming.joining import JOINING_RULES
 
 DOCUMENT = Path(fl_elastic.__file__).parents[1] / "docs" / "streams.md"
 
@@ -33,5 +33,5 @@ def test_the_app_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_rule_is_in_the_table() -> None:
-    for name in joining_rules():
+    for name in JOINING_RULES.names():
         assert f"| `{name}` |" in DOCUMENT.read_text()
