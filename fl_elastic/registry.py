@@ -90,18 +90,23 @@ class Registry(Generic[T]):
         """Return the plug-in registered under ``name``; RegistryError lists the known names."""
         if name not in self._entries:
             self._load(name)
-        try:
-            return self._entries[name]
-        except KeyError:
-            known = self.names()
-            raise RegistryError(
-                f"unknown {self.kind} {name!r}{closest(str(name), known)}: "
-                f"known are {', '.join(known)}"
-            ) from None
+        if name not in self._entries:
+            raise self._unknown(name)
+        return self._entries[name]
+
+    def check(self, name: str) -> None:
+        """Raise RegistryError, which lists the known names, if this is none of them; nothing is imported."""
+        if name not in self:
+            raise self._unknown(name)
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
         return sorted({*self._entries, *self._modules, *self._plugins().names})
+
+    def _unknown(self, name: str) -> RegistryError:
+        known = self.names()
+        near = closest(str(name), known)
+        return RegistryError(f"unknown {self.kind} {name!r}{near}: known are {', '.join(known)}")
 
     def _load(self, name: str) -> None:
         """Import the module that registers a name, where one is known."""

@@ -185,7 +185,7 @@ class _Requests:
         """Return the plan with the channels of its groups chosen, so that it can be trained."""
         score = CHANNEL_SCORES.make(policy.channel_score_name or TrainerOptions().channel_score)
         return with_channels(
-            plan, self._profile.graph, score, lambda: self._probe(score.batches_needed)
+            plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
         )
 
     def _worth_for(self, policy: Policy) -> Scores:

@@ -67,5 +67,16 @@ class Importance(ABC):
         """Return one finite number per group, larger meaning more worth; shape (N,)."""
 
 
-IMPORTANCES: Factories[Importance] = Factories("importance")
+_OWN = {
+    "elastic": "elastic",
+    "elastic_same_batch": "elastic",
+    "fisher": "fisher",
+    "gradient_norm": "simple",
+    "magnitude": "simple",
+    "random": "simple",
+}
+
+IMPORTANCES: Factories[Importance] = Factories(
+    "importance", modules={name: f"fl_elastic.importance.{module}" for name, module in _OWN.items()}
+)
 """Importance scores by name."""

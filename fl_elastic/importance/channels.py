@@ -46,7 +46,12 @@ class ChannelScore(ABC):
         """
 
 
-CHANNEL_SCORES: Factories[ChannelScore] = Factories("channel score")
+CHANNEL_SCORES: Factories[ChannelScore] = Factories(
+    "channel score",
+    modules=dict.fromkeys(
+        ("fisher", "gradient", "l2", "random"), "fl_elastic.importance.channel_scores"
+    ),
+)
 """Channel scores by name."""
 
 

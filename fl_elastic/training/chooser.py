@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -67,9 +68,6 @@ class PlanChooser:
     ) -> None:
         self.policy = POLICIES.make(policy)
         self.importance = IMPORTANCES.make(self.policy.importance_name or options.importance)
-        self.channel_score = CHANNEL_SCORES.make(
-            self.policy.channel_score_name or options.channel_score
-        )
         self.budget = budget
         self.options = options
         self.state = state
@@ -88,6 +86,11 @@ class PlanChooser:
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
         self.based_on = ""
+
+    @cached_property
+    def channel_score(self) -> ChannelScore:
+        """By what the channels of a group are chosen that is trained in part."""
+        return CHANNEL_SCORES.make(self.policy.channel_score_name or self.options.channel_score)
 
     @property
     def batches_needed(self) -> int:
@@ -201,7 +204,9 @@ class PlanChooser:
         self.based_on = self._basis(correction)
         graph = self._known_costs().graph
         part = plan if first is None else _part_of(first, plan, request)
-        plan = with_channels(part, graph, self.channel_score, lambda: self.probe(self._batches))
+        plan = with_channels(
+            part, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
+        )
         if first is not None:
             channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
@@ -411,9 +416,12 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
 
 
 def with_channels(
-    plan: Plan, graph: BackwardGraph, score: ChannelScore, probe: Callable[[], Probe]
+    plan: Plan,
+    graph: BackwardGraph,
+    score: Callable[[], ChannelScore],
+    probe: Callable[[], Probe],
 ) -> Plan:
-    """Return the plan with the channels of its groups chosen; nothing is probed if it has none."""
+    """Return the plan with the channels of its groups chosen; nothing is loaded or probed if it has none."""
     if not any(mode.kind == "channels" for mode in plan.modes):
         return plan
-    return replace(plan, channels=choose_channels(plan.modes, graph, score.score(probe(), graph)))
+    return replace(plan, channels=choose_channels(plan.modes, graph, score().score(probe(), graph)))

@@ -93,8 +93,8 @@ class TrainerOptions:
     shared_seed: int | None = None
 
     def __post_init__(self) -> None:
-        IMPORTANCES.make(self.importance)
-        CHANNEL_SCORES.make(self.channel_score)
+        IMPORTANCES.check(self.importance)
+        CHANNEL_SCORES.check(self.channel_score)
         if self.clock not in CLOCKS:
             raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
         if not -2 <= self.drift <= 2:

@@ -42,7 +42,7 @@ def check_methods(scenario: Scenario) -> None:
         ):
             try:
                 if name is not None:
-                    registry.make(name)
+                    registry.check(name)
             except RegistryError as error:
                 problems.append(f"method {method.name}: {error}")
         if method.server not in _SERVERS:
