@@ -8,16 +8,14 @@ from typing import Any
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import FleetError, ScenarioError
+from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import CaredFor, use_fastest_execution
 from fl_elastic.flower.node_config import NodeConfig
-from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
-from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
@@ -27,9 +25,9 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
     test_batches,
 )
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
-__all__ = ["ScenarioNode", "stream_client"]
+__all__ = ["ScenarioNode"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class ScenarioNode:
             )
         else:
             # What a node without a stream does not need is not loaded.
-            from fl_elastic_simulations.fleet.node import stream_client
+            from fl_elastic_simulations.fleet.stream_node import stream_client
 
             client = stream_client(settings, scenario.training, model, len(measured_on), common)
         if measure_again:
@@ -164,37 +162,3 @@ class ScenarioNode:
             deadline=min(limits, default=None),
             uplink=None if share is None else share * everything,
         )
-
-
-def stream_client(
-    settings: NodeConfig, training: TrainingSection, model: nn.Module, steps: int, common: Any
-) -> StreamClient:
-    """Return a client that trains on the samples of the learner that runs beside the node.
-
-    Which folder that is, is the node's own setting; the server has no say in it.
-
-    Parameters
-    ----------
-    settings : NodeConfig
-        With a folder of a stream.
-    training : TrainingSection
-        Of the scenario: batch size, epochs.
-    model : nn.Module
-        The scenario's, whose outputs stand for the classes 0, 1, 2 and so on.
-    steps : int
-        Batches of one epoch.
-    common : dict
-        What it has in common with any other client.
-
-    Raises
-    ------
-    FleetError
-        If the node has no such folder.
-    """
-    if settings.stream_dir is None:
-        raise FleetError("this node has no stream: set stream-state-dir")
-    return StreamClient(
-        model, settings.stream_dir,
-        joining=settings.joining, seed=settings.partition,
-        replay=ExperienceReplay(training.batch_size), steps=steps * training.local_epochs, **common,
-    )  # fmt: skip
