@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.finite import all_finite
-from fl_elastic.groups.forward import batch_shape, compute_loss
-from fl_elastic.ops.split import MissedCut
+from fl_elastic.groups.forward import batch_shape
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import refined
-from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.measure import OptimizerFn, model_device
-from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
-from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
-from fl_elastic.training.changes import changes, stepped, trained_parts, under_every_name
-from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.kept_optimizer import KeptOptimizer
-from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace, StepLog
 from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.step import TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ElasticTrainer"]
-
-_READ_ONCE = (
-    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
-)
-
-
-_LOG = logging.getLogger("fl_elastic")
 
 
 class ElasticTrainer:
@@ -123,14 +109,9 @@ class ElasticTrainer:
             model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
-        self._forward: ElasticForward | None = None
-        self._guard: ChannelGuard | None = None
-        self._pull = ProximalPull()
-        self._worth: StepImportance | None = None
-        self._whole: tuple[int, ...] = ()
-        self._free = FreeMemory(None)
         self._base: dict[str, NDArray[Any]] | None = None
         self._start: FitStart
+        self._step: TrainingStep
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
         self._num_examples = 0
@@ -163,11 +144,13 @@ class ElasticTrainer:
         batches = first_batches(loader, self.chooser.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
         if per_epoch == 0:
-            raise TrainingError(_READ_ONCE)
+            raise TrainingError(READ_ONCE)
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
-        self._free = FreeMemory(self.budget.memory)
-        self._pull = ProximalPull.towards_present(self.model, self.options.proximal)
+        self._step = TrainingStep(
+            self.model, self.loss_fn, self._optimizing,
+            ProximalPull.towards_present(self.model, self.options.proximal),
+        )  # fmt: skip
         self._tensor_steps.clear()
         try:
             return self._fit(loader, epochs, per_epoch * epochs, batches)
@@ -178,26 +161,46 @@ class ElasticTrainer:
         finally:
             for parameter in self.model.parameters():
                 parameter.grad = None
-            if self._forward is not None:
-                self._forward.close()
-                self._forward = None
+            if self._step.forward is not None:
+                self._step.forward.close()
 
     def _fit(
         self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
     ) -> FitReport:
+        closed_loop, step = self.options.closed_loop, self._step
         clock = clock_for(model_device(self.model), self.options.clock)
         began, known = clock(), self.profile
         self._optimizing()
         profile = self._profile_for(batches[0])
-        measuring = self.options.profile_seconds
-        if self.options.closed_loop:
-            measuring = clock() - began if profile is not known else 0.0
-        budget = self.budget.after(measuring, profile.full_step_seconds, requested)
-        forward = self._forward = self._elastic_forward(epochs, clock)
-        self.chooser.begin(self._planned_with(profile), requested, batches, budget)
-        allowed = budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested
-        pace = Pace(
-            allowed,
+        estimating = self.options.profile_seconds
+        if closed_loop:
+            estimating = clock() - began if profile is not known else 0.0
+        budget = self.budget.after(estimating, profile.full_step_seconds, requested)
+        step.forward = self._elastic_forward(epochs, clock)
+        self.chooser.begin(planned_with(profile, step.forward), requested, batches, budget)
+        if self.chooser.learns_from_steps:
+            step.worth = StepImportance(self.model, self._start.weights, profile.graph.groups)
+        fit = Fit(
+            self.chooser, step, self._start, profile,
+            self._pace(profile, budget, requested), StepLog(batch_shape(batches[0]), clock),
+            FreeMemory(self.budget.memory), self.budget, batches,
+        )  # fmt: skip
+        fit.log.selection_seconds += estimating
+        fit.log.predicted_seconds += 0.0 if closed_loop else estimating
+        fit.run(epochs_of(loader, epochs, model_device(self.model)))
+        if profile.estimated and closed_loop and step.forward is None:
+            self.profile = refined(
+                profile, fit.pace.full_ratio, fit.plan.predicted_step_seconds, fit.recent_seconds
+            )
+        self.plan = fit.plan
+        self._tensor_steps = fit.log.tensor_steps
+        self._trained = tuple(each for _, each in fit.plans)
+        self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
+        return self._report(fit, epochs)
+
+    def _pace(self, profile: CostProfile, budget: Budget, requested: int) -> Pace:
+        return Pace(
+            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
             requested,
             correct=self.options.closed_loop,
             relative=self.budget.deadline is None,
@@ -205,162 +208,28 @@ class ElasticTrainer:
             full_seconds=profile.full_step_seconds,
             fits_memory=self.chooser.full_step_fits_memory,
         )
-        log = StepLog(batch_shape(batches[0]), clock)
-        log.selection_seconds += measuring
-        log.predicted_seconds += 0.0 if self.options.closed_loop else measuring
-        self._worth = (
-            StepImportance(self.model, self._start.weights, profile.graph.groups)
-            if self.chooser.learns_from_steps
-            else None
-        )
-        deep = self.chooser.deep_plan(pace.steps_left)
-        plan = deep or self._select(batches, pace, log, current=None)
-        plans = [(0, plan)]
-        if pace.steps_left(plan) == 0:
-            raise self._no_step(plan, requested, pace.left_seconds(plan))
-        stream = epochs_of(loader, epochs, model_device(self.model))
-        batch = next(stream, None)
-        while batch is not None and pace.steps_left(plan) > 0:
-            batch = self._train(plan, batch, stream, pace, log, to_the_end=plan is deep)
-            if batch is not None and pace.reference_due():
-                # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                pace.reference(*self._time_full_pass(batch, pace, log))
-            due = plan is not deep and (pace.corrected or self._probe_due(plan, pace))
-            if batch is not None and due and pace.steps_left(plan) > 0:
-                plan = self._select([batch, *batches[1:]], pace, log, current=plan)
-                plans.append((pace.steps, plan))
-        if pace.steps == 0:
-            if batch is not None:
-                raise self._no_step(plan, requested, pace.left_seconds(plan))
-            raise TrainingError(_READ_ONCE)
-        taken = stepped(plans, pace.steps)
-        plan = taken[-1][1]
-        if profile.estimated and self.options.closed_loop and forward is None:
-            self.profile = refined(
-                profile, pace.full_ratio, plan.predicted_step_seconds, pace.recent_step_seconds
-            )
-        step_seconds = log.median_step_seconds
-        rest = self._rest_plan(plan, batch, pace, log)
-        if rest is not None and batch is not None:
-            taken = (*taken, (pace.steps, rest))
-            self._train(rest, batch, stream, pace, log, to_the_end=True)
-        self._refuse_overflow(log.tensor_steps)
-        self.plan = plan
-        self._tensor_steps = log.tensor_steps
-        self._trained = tuple(each for _, each in taken)
-        self._learn()
-        self.state.trained(np.any([each.mask for _, each in taken], axis=0).tolist())
+
+    def _report(self, fit: Fit, epochs: int) -> FitReport:
+        pace, log, forward = fit.pace, fit.log, fit.step.forward
+        known = zip(self.state.names, self.state.scores, strict=False)
         return FitReport(
-            plan=plan,
-            plans=taken,
+            plan=fit.plan,
+            plans=tuple(fit.plans),
             steps=pace.steps,
-            requested_steps=requested,
+            requested_steps=pace.requested_steps,
             seconds=log.seconds,
             selection_seconds=log.selection_seconds,
             predicted_seconds=log.predicted_seconds,
-            step_seconds=step_seconds,
-            full_step_seconds=profile.full_step_seconds,
-            loss=statistics.fmean(log.losses[-(requested // max(epochs, 1)) :]),
+            step_seconds=fit.step_seconds,
+            full_step_seconds=fit.profile.full_step_seconds,
+            loss=statistics.fmean(log.losses[-(pace.requested_steps // max(epochs, 1)) :]),
             losses=tuple(log.losses),
-            importance={
-                name: score
-                for name, score in zip(self.state.names, self.state.scores, strict=False)
-                if score is not None
-            },
+            importance={name: score for name, score in known if score is not None},
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=pace.full_ratio,
             choosing_seconds=log.choosing_seconds,
             based_on=self.chooser.based_on,
-        )
-
-    def _train(
-        self,
-        plan: Plan,
-        batch: Batch,
-        stream: Iterator[Batch],
-        pace: Pace,
-        log: StepLog,
-        *,
-        to_the_end: bool,
-    ) -> Batch | None:
-        """Train by one plan until the data or the budget ends, or a full step or new selection is due."""
-        next_batch: Batch | None = batch
-        graph, forward = self._profiled().graph, self._forward
-        expected = self._expected_prefix_seconds(plan)
-        with ExitStack() as stack:
-            started = log.clock()
-            stack.enter_context(realised(plan, self.model))
-            if forward is not None:
-                stack.enter_context(forward.splitting(graph, plan.depth, batch))
-            self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
-            stack.enter_context(self._free.watching(self.model, in_flight(graph).inference))
-            tensors = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
-            self._start.about_to_train(tensors.values())
-            unmoved = {n: w for n, w in self._start.weights.items() if n not in log.tensor_steps}
-            self._guard = ChannelGuard(plan, self.model, unmoved)
-            statistics = self._statistics()
-            self._charge(log.clock() - started, pace, log)
-            steps_before = pace.steps
-            while next_batch is not None and pace.steps_left(plan) > 0:
-                before = 0.0 if forward is None else forward.prefix_seconds
-                seconds, whole = log.step(next_batch, plan, tensors, self._step)
-                # Filling a cache makes the first epoch dearer; the pace goes by what a step takes on average.
-                steady = seconds
-                if forward is not None and forward.terms is not None:
-                    steady += expected * pace.drift - (forward.prefix_seconds - before)
-                pace.record(
-                    seconds,
-                    whole_batch=whole,
-                    steady_seconds=steady,
-                    predicted_seconds=plan.predicted_step_seconds,
-                )
-                self.state.steps_since_probe += 1
-                next_batch = next(stream, None)
-                if next_batch is None:
-                    break
-                if pace.reference_due():
-                    break
-                if not to_the_end and (self._probe_due(plan, pace) or pace.wants_replan(plan)):
-                    break
-            now = self._statistics()
-            moved = [
-                name
-                for name, value in now.items()
-                if not torch.equal(value, statistics[name]) and _can_travel(name, value, statistics)
-            ]
-            log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))
-        return next_batch
-
-    def _statistics(self) -> dict[str, Tensor]:
-        """Return copies of the float buffers that travel: what else than a gradient training may change."""
-        return {
-            name: buffer.detach().clone()
-            for name, buffer in self.model.named_buffers()
-            if name in self.manifest.index and buffer.is_floating_point()
-        }
-
-    def _refuse_overflow(self, steps: Counter[str]) -> None:
-        """Raise TrainingError if a tensor that was trained is no longer finite."""
-        state = self.model.state_dict()
-        for name in steps:
-            if not all_finite(state[name]):
-                raise TrainingError(
-                    f"tensor {name!r} is no longer finite after training: lower the learning rate; "
-                    "the model was put back to where the fit started"
-                )
-
-    def _no_step(self, plan: Plan, requested: int, left: float) -> BudgetError:
-        """Return the error of a budget that does not pay for one step."""
-        said = (
-            f"deadline {self.budget.deadline:.3g} s"
-            if self.budget.deadline is not None
-            else f"speedup {self.budget.speedup:.6g} over {requested} steps"
-        )
-        return BudgetError(
-            f"{said} does not pay for one step: choosing and sending leave {max(left, 0.0):.3g} s, policy "
-            f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
-            f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:
@@ -404,120 +273,6 @@ class ElasticTrainer:
             examples=self._num_examples, epochs=epochs, clock=clock,
         )  # fmt: skip
 
-    def _planned_with(self, profile: CostProfile) -> CostProfile:
-        """Return the costs that plans are made with: those of the forward pass as it will run."""
-        forward = self._forward
-        if forward is None:
-            return profile
-        return elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
-
-    def _expected_prefix_seconds(self, plan: Plan) -> float:
-        forward = self._forward
-        if forward is None:
-            return 0.0
-        locked = forward.locked_groups or 0
-        return prefix_seconds(self._profiled(), plan.depth, forward.terms, at_least=locked)
-
-    def _profiled(self) -> CostProfile:
-        if self.profile is None:
-            raise TrainingError("there is no cost profile before the first fit")
-        return self.profile
-
-    def _step(self, batch: Batch) -> float:
-        """Take one training step and return its loss."""
-        optimizer = self._optimizing()
-        optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(batch)
-        value = loss.item()
-        if not np.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value}: check the batch for NaN and the learning rate; "
-                "the model was put back to where the fit started"
-            )
-        if not loss.requires_grad:
-            # Nothing that the plan trains took part, as with routing: the batch is passed over.
-            return value
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._worth is not None:
-            self._worth.observe(self._whole)
-        self._pull.add_to_gradients()
-        optimizer.step()
-        if self._guard is not None:
-            self._guard.put_back()
-        return value
-
-    def _loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch, on the features at the cut where there is one."""
-        if self._forward is not None:
-            try:
-                with self._forward.step(batch):
-                    return compute_loss(self.model, self.loss_fn, batch)
-            except MissedCut as error:
-                self._forward.go_whole(str(error))
-        return compute_loss(self.model, self.loss_fn, batch)
-
-    def _select(self, batches: list[Batch], pace: Pace, log: StepLog, current: Plan | None) -> Plan:
-        """Return the plan to go on with; importance is probed first if that is due."""
-        started = log.clock()
-        keep = False
-        if self._forward is not None:
-            self.chooser.go_on(self._planned_with(self._profiled()), self._forward.locked_groups)
-        self._learn()
-        if self._probe_due(current, pace):
-            drifted = self.chooser.measure_importance(batches)
-            keep = not drifted and not pace.corrected
-            probe = self.chooser.batches_needed * self._profiled().full_step_seconds
-            log.charge(probe)
-            if self.options.charge_probes:
-                pace.predicted += probe
-        if keep and current is not None:
-            plan = current
-        else:
-            planning = self.chooser.pay_for_plan()
-            log.charge(planning)
-            pace.predicted += planning
-            began = log.clock()
-            plan = self.chooser.plan(pace.correction)
-            self.state.planning_seconds = (
-                log.clock() - began if self.options.closed_loop else planning
-            )
-        pace.replanned()
-        self._charge(log.clock() - started, pace, log)
-        return plan
-
-    def _charge(self, seconds: float, pace: Pace, log: StepLog) -> None:
-        """Count time that went into choosing, copying or timing instead of into steps."""
-        log.selection_seconds += seconds
-        if self.options.charge_probes:
-            pace.spent += seconds
-
-    def _probe_due(self, plan: Plan | None, pace: Pace) -> bool:
-        """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
-        left = np.inf if plan is None else pace.left_seconds(plan)
-        return self.chooser.probe_due(pace.correction, left)
-
-    def _rest_plan(self, plan: Plan, batch: Batch | None, pace: Pace, log: StepLog) -> Plan | None:
-        """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
-        if batch is None:
-            return None
-        started = log.clock()
-        rest = self.chooser.rest_plan(plan, pace.rest_seconds(plan))
-        self._charge(log.clock() - started, pace, log)
-        pace.replanned()
-        return rest if rest is not None and pace.steps_left(rest) > 0 else None
-
-    def _learn(self) -> None:
-        """Remember what the steps so far told of the worth of what they trained."""
-        if self._worth is not None:
-            self.chooser.learn(self._worth.scores())
-
-    def _time_full_pass(self, batch: Batch, pace: Pace, log: StepLog) -> tuple[float, float]:
-        started = log.clock()
-        ratio = full_pass_ratio(self.model, self.loss_fn, batch, self._profiled(), log.clock)
-        spent = log.clock() - started
-        self._charge(spent, pace, log)
-        return ratio, spent
-
 
 def _refuse_untrainable(model: nn.Module) -> None:
     """Raise ModelError for what no plan can train: nothing at all, no values, sparse gradients."""
@@ -535,22 +290,3 @@ def _refuse_untrainable(model: nn.Module) -> None:
             raise ModelError(
                 f"layer {name!r} has sparse=True, whose gradients cannot be compared or merged: use sparse=False"
             )
-
-
-def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
-    """Whether a buffer that has changed has a difference: one that began at infinity stays the device's own.
-
-    Raises
-    ------
-    TrainingError
-        If it has another shape now.
-    """
-    if now.shape != before[name].shape:
-        raise TrainingError(
-            f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
-            "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
-        )
-    if not all_finite(before[name]):
-        _LOG.warning("buffer %r began at infinity: what it is now stays on this device", name)
-        return False
-    return True

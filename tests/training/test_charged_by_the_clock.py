@@ -12,8 +12,9 @@ from small_models import Batch, chain, flat_profile, loss_fn, sgd, trainer_of, v
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import ElasticTrainer, trainer
+from fl_elastic.training import ElasticTrainer, fit, trainer
 from fl_elastic.training.fit_start import FitStart
+from fl_elastic.training.step import TrainingStep
 
 ALL = ["6", "4", "2", "0"]
 
@@ -31,14 +32,16 @@ class Hands:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Hands:
     """The clock of every fit; a step takes what the flat profile says of a full one."""
-    hands, step = Hands(), ElasticTrainer._step
+    hands, take = Hands(), TrainingStep.take
 
-    def slow(self: ElasticTrainer, batch: Batch) -> float:
-        hands.seconds += self._profiled().full_step_seconds
-        return step(self, batch)
+    full = flat().full_step_seconds
+
+    def slow(self: TrainingStep, batch: Batch) -> float:
+        hands.seconds += full
+        return take(self, batch)
 
     monkeypatch.setattr(trainer, "clock_for", lambda device, kind: hands)
-    monkeypatch.setattr(ElasticTrainer, "_step", slow)
+    monkeypatch.setattr(TrainingStep, "take", slow)
     return hands
 
 
@@ -142,7 +145,7 @@ def test_a_full_pass_that_is_timed_is_inside_the_speedup(
         passes.append(given)
         return 1.0
 
-    monkeypatch.setattr(trainer, "full_pass_ratio", ratio)
+    monkeypatch.setattr(fit, "full_pass_ratio", ratio)
     steps = made.fit(vectors(20)).steps
     assert passes and least <= steps <= most
 

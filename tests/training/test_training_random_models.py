@@ -6,6 +6,7 @@ import copy
 import os
 import random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.step import TrainingStep
 
 TRIED = (
     "elastic", "full", "head", "last_k", "random", "joint", "bias", "tinytrain", "gradient_filter",
@@ -167,17 +169,14 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
 
 def _watched(trainer: ElasticTrainer, loader: Any, modes: list[dict[str, bool]]) -> Any:
     """Fit and note in which modes each step's loss was computed."""
-    step = trainer._step
+    take = TrainingStep.take
 
-    def noting(batch: Any) -> float:
-        modes.append({name: m.training for name, m in trainer.model.named_modules()})
-        return step(batch)
+    def noting(self: TrainingStep, batch: Any) -> float:
+        modes.append({name: m.training for name, m in self.model.named_modules()})
+        return take(self, batch)
 
-    trainer._step = noting  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(TrainingStep, "take", noting):
         return trainer.fit(loader, 2)
-    finally:
-        trainer._step = step  # type: ignore[method-assign]
 
 
 def _whole_numbers(model: nn.Module) -> set[str]:

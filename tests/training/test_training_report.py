@@ -21,7 +21,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.flower.client_metrics import fit_metrics
 from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
-from fl_elastic.training import trainer as trainer_module
+from fl_elastic.training import fit as fit_module
 from fl_elastic.training.chooser import PlanChooser
 
 HALF = Budget(speedup=1.5)
@@ -54,7 +54,7 @@ def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyP
     model, batches = chain(), vectors(40)
     # Of an estimate a full pass is timed at once.
     profile = replace(flat_profile(model, batches[0]), estimated=True)
-    monkeypatch.setattr(trainer_module, "full_pass_ratio", lambda *_: 1.75)
+    monkeypatch.setattr(fit_module, "full_pass_ratio", lambda *_: 1.75)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.01), policy="last_k", profile=profile
     )

@@ -1,0 +1,305 @@
+"""One fit: choose, train until something is due, time or choose again, and hold the budget meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.finite import all_finite
+from fl_elastic.planning import Plan
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
+from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.changes import stepped
+from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.fit_start import FitStart
+from fl_elastic.training.free_memory import FreeMemory
+from fl_elastic.training.measured import full_pass_ratio
+from fl_elastic.training.pace import Pace, StepLog
+from fl_elastic.training.step import TrainingStep
+
+__all__ = ["READ_ONCE", "Fit", "planned_with"]
+
+READ_ONCE = (
+    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
+)
+_LOG = logging.getLogger("fl_elastic")
+
+
+@dataclass(eq=False)
+class Fit:
+    """What one fit goes by while it runs.
+
+    Attributes
+    ----------
+    chooser : PlanChooser
+        Makes the plans; has begun this fit.
+    step : TrainingStep
+        Takes the steps.
+    start : FitStart
+        Remembers what was before.
+    profile : CostProfile
+        Costs of the case at hand.
+    pace : Pace
+        Says how many steps the budget still pays for.
+    log : StepLog
+        What the steps cost and touched.
+    free : FreeMemory
+        Gives memory back near a memory budget.
+    budget : Budget
+        What the fit may spend, all in all.
+    batches : list of batch
+        Those that a probe takes.
+    plans : list of (int, Plan)
+        What was chosen and trained, each with the number of steps before it.
+    plan : Plan
+        The last of them that took the steps of a whole share of the budget.
+    step_seconds, recent_seconds : float
+        Median time of a step: of all with a whole batch, and of the last ones by that plan.
+    """
+
+    chooser: PlanChooser
+    step: TrainingStep
+    start: FitStart
+    profile: CostProfile
+    pace: Pace
+    log: StepLog
+    free: FreeMemory
+    budget: Budget
+    batches: list[Batch]
+    plans: list[tuple[int, Plan]] = field(default_factory=list)
+    plan: Plan = field(init=False)
+    step_seconds: float = 0.0
+    recent_seconds: float = 0.0
+
+    def run(self, stream: Iterator[Batch]) -> None:
+        """Train on the batches of a stream until they or the budget end.
+
+        Raises
+        ------
+        BudgetError
+            If the budget does not pay for one step.
+        TrainingError
+            If the stream is empty, or a loss is not finite.
+        """
+        pace, log = self.pace, self.log
+        deep = self.chooser.deep_plan(pace.steps_left)
+        plan = deep or self._choose(self.batches, None)
+        self.plans = [(0, plan)]
+        if pace.steps_left(plan) == 0:
+            raise self._no_step(plan)
+        batch = next(stream, None)
+        while batch is not None and pace.steps_left(plan) > 0:
+            batch = self._train(plan, batch, stream, to_the_end=plan is deep)
+            if batch is None:
+                break
+            if pace.reference_due():
+                # Outside the frozen block: a full step also trains the norms that the plan freezes.
+                pace.reference(*self._time_full_pass(batch))
+            due = plan is not deep and (pace.corrected or self._probe_due(plan))
+            if due and pace.steps_left(plan) > 0:
+                plan = self._choose([batch, *self.batches[1:]], plan)
+                self.plans.append((pace.steps, plan))
+        if pace.steps == 0:
+            raise TrainingError(READ_ONCE) if batch is None else self._no_step(plan)
+        self.plans = list(stepped(self.plans, pace.steps))
+        self.plan = self.plans[-1][1]
+        self.step_seconds, self.recent_seconds = log.median_step_seconds, pace.recent_step_seconds
+        rest = None if batch is None else self._rest_plan()
+        if rest is not None and batch is not None:
+            self.plans.append((pace.steps, rest))
+            self._train(rest, batch, stream, to_the_end=True)
+        self._refuse_overflow()
+        self._learn()
+
+    def _learn(self) -> None:
+        """Remember what the steps so far told of the worth of what they trained."""
+        if self.step.worth is not None:
+            self.chooser.learn(self.step.worth.scores())
+
+    def _train(
+        self, plan: Plan, batch: Batch, stream: Iterator[Batch], *, to_the_end: bool
+    ) -> Batch | None:
+        """Train by one plan until the data or the budget ends, or a full step or new choice is due."""
+        next_batch: Batch | None = batch
+        pace, log, step = self.pace, self.log, self.step
+        forward, graph, model = step.forward, self.profile.graph, step.model
+        expected = self._expected_prefix_seconds(plan)
+        with ExitStack() as stack:
+            started = log.clock()
+            stack.enter_context(realised(plan, model))
+            if forward is not None:
+                stack.enter_context(forward.splitting(graph, plan.depth, batch))
+            stack.enter_context(self.free.watching(model, in_flight(graph).inference))
+            tensors = {name: model.get_parameter(name) for name in plan.trained_parameters}
+            self.start.about_to_train(tensors.values())
+            step.begin(
+                plan, {n: w for n, w in self.start.weights.items() if n not in log.tensor_steps}
+            )
+            statistics = self._statistics()
+            self._charge(log.clock() - started)
+            steps_before = pace.steps
+            while next_batch is not None and pace.steps_left(plan) > 0:
+                before = 0.0 if forward is None else forward.prefix_seconds
+                seconds, whole = log.step(next_batch, plan, tensors, step.take)
+                # Filling a cache makes the first epoch dearer; the pace goes by what a step takes on average.
+                steady = seconds
+                if forward is not None and forward.terms is not None:
+                    steady += expected * pace.drift - (forward.prefix_seconds - before)
+                pace.record(
+                    seconds,
+                    whole_batch=whole,
+                    steady_seconds=steady,
+                    predicted_seconds=plan.predicted_step_seconds,
+                )
+                self.chooser.state.steps_since_probe += 1
+                next_batch = next(stream, None)
+                if next_batch is None or pace.reference_due():
+                    break
+                if not to_the_end and (self._probe_due(plan) or pace.wants_replan(plan)):
+                    break
+            moved = self._moved(statistics)
+            log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))
+        return next_batch
+
+    def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
+        """Return the plan to go on with; importance is probed first if that is due."""
+        chooser, pace, log = self.chooser, self.pace, self.log
+        charged = chooser.options.charge_probes
+        started = log.clock()
+        keep = False
+        if self.step.forward is not None:
+            forward = self.step.forward
+            chooser.go_on(planned_with(self.profile, forward), forward.locked_groups)
+        self._learn()
+        if self._probe_due(current):
+            drifted = chooser.measure_importance(batches)
+            keep = not drifted and not pace.corrected
+            probe = chooser.batches_needed * self.profile.full_step_seconds
+            log.charge(probe)
+            if charged:
+                pace.predicted += probe
+        if keep and current is not None:
+            plan = current
+        else:
+            planning = chooser.pay_for_plan()
+            log.charge(planning)
+            pace.predicted += planning
+            began = log.clock()
+            plan = chooser.plan(pace.correction)
+            closed = chooser.options.closed_loop
+            chooser.state.planning_seconds = log.clock() - began if closed else planning
+        pace.replanned()
+        self._charge(log.clock() - started)
+        return plan
+
+    def _probe_due(self, plan: Plan | None) -> bool:
+        """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
+        left = np.inf if plan is None else self.pace.left_seconds(plan)
+        return self.chooser.probe_due(self.pace.correction, left)
+
+    def _rest_plan(self) -> Plan | None:
+        """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
+        started = self.log.clock()
+        rest = self.chooser.rest_plan(self.plan, self.pace.rest_seconds(self.plan))
+        self._charge(self.log.clock() - started)
+        self.pace.replanned()
+        return rest if rest is not None and self.pace.steps_left(rest) > 0 else None
+
+    def _time_full_pass(self, batch: Batch) -> tuple[float, float]:
+        clock, step = self.log.clock, self.step
+        started = clock()
+        ratio = full_pass_ratio(step.model, step.loss_fn, batch, self.profile, clock)
+        spent = clock() - started
+        self._charge(spent)
+        return ratio, spent
+
+    def _charge(self, seconds: float) -> None:
+        """Count time that went into choosing, copying or timing instead of into steps."""
+        self.log.selection_seconds += seconds
+        if self.chooser.options.charge_probes:
+            self.pace.spent += seconds
+
+    def _expected_prefix_seconds(self, plan: Plan) -> float:
+        forward = self.step.forward
+        if forward is None:
+            return 0.0
+        locked = forward.locked_groups or 0
+        return prefix_seconds(self.profile, plan.depth, forward.terms, at_least=locked)
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """Return copies of the float buffers that travel: what else than a gradient training may change."""
+        return {
+            name: buffer.detach().clone()
+            for name, buffer in self.step.model.named_buffers()
+            if name in self.start.manifest.index and buffer.is_floating_point()
+        }
+
+    def _moved(self, before: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of the float buffers that changed and can travel."""
+        return [
+            name
+            for name, value in self._statistics().items()
+            if not torch.equal(value, before[name]) and _can_travel(name, value, before)
+        ]
+
+    def _refuse_overflow(self) -> None:
+        """Raise TrainingError if a tensor that was trained is no longer finite."""
+        state = self.step.model.state_dict()
+        for name in self.log.tensor_steps:
+            if not all_finite(state[name]):
+                raise TrainingError(
+                    f"tensor {name!r} is no longer finite after training: lower the learning rate; "
+                    "the model was put back to where the fit started"
+                )
+
+    def _no_step(self, plan: Plan) -> BudgetError:
+        """Return the error of a budget that does not pay for one step."""
+        budget, left = self.budget, self.pace.left_seconds(plan)
+        said = (
+            f"deadline {budget.deadline:.3g} s"
+            if budget.deadline is not None
+            else f"speedup {budget.speedup:.6g} over {self.pace.requested_steps} steps"
+        )
+        return BudgetError(
+            f"{said} does not pay for one step: choosing and sending leave {max(left, 0.0):.3g} s, policy "
+            f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
+            f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
+        )
+
+
+def planned_with(profile: CostProfile, forward: ElasticForward | None) -> CostProfile:
+    """Return the costs that plans are made with: those of the forward pass as it will run."""
+    if forward is None:
+        return profile
+    return elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
+
+
+def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
+    """Whether a buffer that has changed has a difference: one that began at infinity stays the device's own.
+
+    Raises
+    ------
+    TrainingError
+        If it has another shape now.
+    """
+    if now.shape != before[name].shape:
+        raise TrainingError(
+            f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
+            "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
+        )
+    if not all_finite(before[name]):
+        _LOG.warning("buffer %r began at infinity: what it is now stays on this device", name)
+        return False
+    return True
