@@ -242,14 +242,12 @@ def test_the_page_of_unequal_clients_has_every_measured_task() -> None:
 
 @pytest.mark.parametrize("replies", [10, 100, 1000])
 def test_merging_figures_are_the_committed_ones(replies: int) -> None:
-    rows = json.loads((RESULTS / "aggregation.json").read_text())["rows"]
-    merging = section("Merging")
+    rows, cells = rows_of("aggregation"), [f"| {replies:,}"]
     for kind in MERGED:
         row = rows[f"{kind} | {replies}"]
-        if replies > 10:
-            assert f"{1000 * row['seconds_per_reply']:.1f}" in merging
-        if "peak_models" in row:
-            assert f" {row['peak_models']:.0f}" in merging
+        peak = f" ({row['peak_models']:.0f})" if "peak_models" in row else ""
+        cells.append(f"{1000 * row['seconds_per_reply']:.1f} ms{peak}")
+    assert " | ".join(cells) + " |" in section("Merging")
 
 
 def test_poison_rows_are_the_committed_ones() -> None:
@@ -322,12 +320,13 @@ def test_transport_figures_are_the_committed_ones() -> None:
 
 
 def test_startup_figures_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
-    startup = section("A node's process")
+    rows, startup = rows_of("startup"), section("A node's process")
     for how in ("before", "now"):
-        for state in ("fresh", "kept"):
-            assert f"{rows[f'{how}, {state}']['first_batch_cpu_seconds']:.1f}" in startup
-        assert f"{rows[f'{how}, kept']['peak_bytes'] / 1e6:.0f}" in startup
+        cells = [
+            f"{row['first_batch_cpu_seconds']:.1f} s ({row['peak_bytes'] / 1e6:,.0f} MB)"
+            for row in (rows[f"{how}, kept"], rows[f"{how}, fresh"])
+        ]
+        assert f"| {' | '.join(cells)} |" in startup
 
 
 def test_faults_in_the_table_are_those_that_were_tried() -> None:
