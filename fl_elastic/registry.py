@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
 
-__all__ = ["Registry", "closest"]
+__all__ = ["Factories", "Registry", "closest"]
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]")
 
@@ -89,18 +90,23 @@ class Registry(Generic[T]):
         """Return the plug-in registered under ``name``; RegistryError lists the known names."""
         if name not in self._entries:
             self._load(name)
-        try:
-            return self._entries[name]
-        except KeyError:
-            known = self.names()
-            raise RegistryError(
-                f"unknown {self.kind} {name!r}{closest(str(name), known)}: "
-                f"known are {', '.join(known)}"
-            ) from None
+        if name not in self._entries:
+            raise self._unknown(name)
+        return self._entries[name]
+
+    def check(self, name: str) -> None:
+        """Raise RegistryError, which lists the known names, if this is none of them; nothing is imported."""
+        if name not in self:
+            raise self._unknown(name)
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
         return sorted({*self._entries, *self._modules, *self._plugins().names})
+
+    def _unknown(self, name: str) -> RegistryError:
+        known = self.names()
+        near = closest(str(name), known)
+        return RegistryError(f"unknown {self.kind} {name!r}{near}: known are {', '.join(known)}")
 
     def _load(self, name: str) -> None:
         """Import the module that registers a name, where one is known."""
@@ -119,3 +125,20 @@ class Registry(Generic[T]):
         # Looking through what is installed takes milliseconds.
         own = name in self._entries or name in self._modules
         return own or name in self._plugins().names
+
+
+class Factories(Registry[Callable[..., Made]], Generic[Made]):
+    """A registry of classes, or of other callables, that make one kind of plug-in.
+
+    Examples
+    --------
+    >>> rules: Factories[list[int]] = Factories("rule")
+    >>> rules.register("empty")(list)
+    <class 'list'>
+    >>> rules.make("empty")
+    []
+    """
+
+    def make(self, name: str, *given: Any) -> Made:
+        """Return a new one of those registered under ``name``; RegistryError lists the known names."""
+        return self.get(name)(*given)

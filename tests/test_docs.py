@@ -6,7 +6,6 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import pytest
 import typer
 from documents import DOCUMENTS, ROOT, command_lines
 
-from fl_elastic.aggregation import rules, server_optimizers
+from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS
 from fl_elastic.cli.main import app
-from fl_elastic.importance import channel_scores, importances
-from fl_elastic.planning import policies
-from fl_elastic.streaming.joining import joining_rules
-from fl_elastic.update import codecs
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES
+from fl_elastic.planning import POLICIES
+from fl_elastic.registry import Registry
+from fl_elastic.streaming.joining import JOINING_RULES
+from fl_elastic.update import CODECS
 
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
@@ -65,18 +65,20 @@ def test_federated_streams_in_the_table_are_the_committed_ones() -> None:
 
 
 def test_every_joining_rule_is_in_the_table() -> None:
-    for name in joining_rules():
+    for name in JOINING_RULES.names():
         assert f"| `{name}` |" in (DOCS / "streams.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "names", [policies, importances, channel_scores, rules, server_optimizers, codecs]
+    "registry", [POLICIES, IMPORTANCES, CHANNEL_SCORES, RULES, SERVER_OPTIMIZERS, CODECS]
 )
-def test_every_name_that_can_be_chosen_is_on_its_page(names: Callable[[], list[str]]) -> None:
+def test_every_name_that_can_be_chosen_is_on_its_page(registry: Registry[Any]) -> None:
     pages = [
         (DOCS / "how-to" / f"{page}.md").read_text() for page in ("choosing", "unequal-devices")
     ]
-    assert [name for name in names() if not any(f"`{name}`" in text for text in pages)] == []
+    assert [
+        name for name in registry.names() if not any(f"`{name}`" in text for text in pages)
+    ] == []
 
 
 def problem_of(words: list[str]) -> str:

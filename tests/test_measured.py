@@ -25,7 +25,7 @@ from fl_elastic_simulations.benchmarks.online import (
     online_markdown,
     online_means,
 )
-from fl_elastic_simulations.benchmarks.online_streams import STREAMS as ONLINE_STREAMS
+from fl_elastic_simulations.benchmarks.online import STREAMS as ONLINE_STREAMS
 from fl_elastic_simulations.benchmarks.poison import ATTACKS, RULES
 from fl_elastic_simulations.benchmarks.server_rates import SETTINGS
 from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fl_elastic.flower import Deadline, PartialUpdates
-from fl_elastic.planning import policies, policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.training import plan_for
 from fl_elastic_simulations.data.datasets import DATASETS
 
@@ -62,7 +62,7 @@ def _example_of_unequal_devices_is_a_strategy(names: _Names) -> None:
     assert strategy.terms.quota == 8 and strategy.terms.deadline == Deadline(seconds=60)
 
 
-@check('make_server_optimizer("agreement", 1.5)')
+@check('SERVER_OPTIMIZERS.make("agreement", 1.5)')
 def _the_preset_written_out_is_the_preset(names: _Names) -> None:
     mine, preset = (
         names["strategy"],
@@ -98,9 +98,9 @@ def _an_app_of_ones_own_gets_the_care_of_a_node(names: _Names) -> None:
     assert isinstance(names["client_app"], ClientApp)
 
 
-@check("@register_policy(")
+@check("@POLICIES.register(")
 def _a_policy_of_ones_own_is_found_by_name(names: _Names) -> None:
-    assert "middle" in policies()
+    assert "middle" in POLICIES.names()
     plan = plan_for(
         names["model"],
         names["loss_fn"],
@@ -136,7 +136,7 @@ def _net() -> nn.Module:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Names:
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     """What a reader of the pages has: a project, a model, data, an empty folder."""
     from fl_elastic import Budget
 
@@ -144,13 +144,11 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Names:
     project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_project", project)
     monkeypatch.chdir(tmp_path)
-    # What a block registers is forgotten after it.
-    for registry in (DATASETS, policy._REGISTRY):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     (scenario,) = SCENARIOS
     (tmp_path / "readings.toml").write_text(scenario)
     images = _images()
-    return {
+    known = [(registry, registry.names()) for registry in (DATASETS, POLICIES)]
+    yield {
         "Budget": Budget,
         "model": nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
         "loss_fn": nn.functional.cross_entropy,
@@ -161,6 +159,10 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Names:
         "augment": lambda x: x + torch.rand_like(x),
         "client_fn": lambda context: None,
     }
+    # What a block registered is forgotten after it.
+    for registry, names in known:
+        for name in set(registry.names()) - set(names):
+            del registry._entries[name]
 
 
 @pytest.mark.parametrize("block", BLOCKS)

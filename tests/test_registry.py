@@ -118,11 +118,11 @@ def test_a_name_that_a_module_will_register_is_taken_already() -> None:
 
 def test_policies_are_not_loaded_before_they_are_asked_for() -> None:
     code = (
-        "import sys; from fl_elastic.planning import make_policy, policies;"
+        "import sys; from fl_elastic.planning import POLICIES, policies;"
         "assert len(policies()) >= 14;"
         "own = [m for m in sys.modules if m.startswith('fl_elastic.policies')];"
         "assert own == [], own;"
-        "make_policy('head');"
+        "POLICIES.make('head');"
         "assert 'fl_elastic.policies.tinytrain' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

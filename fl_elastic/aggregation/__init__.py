@@ -4,23 +4,13 @@ from fl_elastic.aggregation import agreement, robust
 from fl_elastic.aggregation.averaging import ModelAverage
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.aggregation.mean import MergeOptions, PartialMean
-from fl_elastic.aggregation.rules import (
-    AggregationRule,
-    LinearRule,
-    RobustRule,
-    make_rule,
-    register_rule,
-    rules,
-)
-from fl_elastic.aggregation.server_optimizers import (
-    ServerOptimizer,
-    make_server_optimizer,
-    register_server_optimizer,
-    server_optimizers,
-)
+from fl_elastic.aggregation.rules import RULES, AggregationRule, LinearRule, RobustRule
+from fl_elastic.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from fl_elastic.aggregation.size_bounds import SizeBounds
 
 __all__ = [
+    "RULES",
+    "SERVER_OPTIMIZERS",
     "AggregationRule",
     "CoverageLedger",
     "LinearRule",
@@ -31,11 +21,5 @@ __all__ = [
     "ServerOptimizer",
     "SizeBounds",
     "agreement",
-    "make_rule",
-    "make_server_optimizer",
-    "register_rule",
-    "register_server_optimizer",
     "robust",
-    "rules",
-    "server_optimizers",
 ]

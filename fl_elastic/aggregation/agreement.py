@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.server_optimizers import ServerOptimizer, register_server_optimizer
+from fl_elastic.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 
 __all__ = ["Agreement"]
 
 _FACTOR = "factor"
 
 
-@register_server_optimizer("agreement")
+@SERVER_OPTIMIZERS.register("agreement")
 class Agreement(ServerOptimizer):
     r"""Goes where the clients ask for, and up to half as far again while rounds ask for the same.
 

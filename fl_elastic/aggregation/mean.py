@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.rules import LinearRule, RobustRule, make_rule
+from fl_elastic.aggregation.rules import RULES, LinearRule, RobustRule
 from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, check_update, trained_part
@@ -135,7 +135,7 @@ class PartialMean:
         self.options = options or MergeOptions()
         self.clients = 0
         self.stayed: dict[str, int] = {}
-        self._rule = make_rule(rule)
+        self._rule = RULES.make(rule)
         self._limits = limits
         self._flat = FlatSum(manifest, limits)
         self._sums: dict[str, TensorSum] = {}

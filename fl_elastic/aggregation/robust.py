@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.rules import RobustRule, register_rule
+from fl_elastic.aggregation.rules import RULES, RobustRule
 from fl_elastic.update import PartialUpdate, trained_part
 
 __all__ = ["Krum", "Median", "NormClipping", "TrimmedMean"]
@@ -18,7 +18,7 @@ _Array = NDArray[np.float64]
 _FARTHEST = 1e200
 
 
-@register_rule("median")
+@RULES.register("median")
 class Median(RobustRule):
     """Median of each element over the clients that trained it, each counting the same.
 
@@ -30,7 +30,7 @@ class Median(RobustRule):
         return np.asarray(np.nanmedian(deltas, axis=0))
 
 
-@register_rule("trimmed_mean")
+@RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
     """Mean of each element without the largest and smallest fifth, each client counting the same.
 
@@ -58,7 +58,7 @@ class TrimmedMean(RobustRule):
         return np.asarray(kept / np.maximum(inside.sum(axis=0), 1))
 
 
-@register_rule("norm_clipping")
+@RULES.register("norm_clipping")
 class NormClipping(RobustRule):
     """Weighted mean of deltas shortened to the median norm of the tensor's deltas.
 
@@ -79,7 +79,7 @@ class NormClipping(RobustRule):
         return np.asarray(factors @ filled / np.where(contributed > 0, contributed, 1.0))
 
 
-@register_rule("krum")
+@RULES.register("krum")
 class Krum(RobustRule):
     """The one update that is nearest to most others.
 

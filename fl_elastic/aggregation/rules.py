@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 
-__all__ = [
-    "AggregationRule",
-    "Amount",
-    "LinearRule",
-    "RobustRule",
-    "make_rule",
-    "register_rule",
-    "rules",
-]
+__all__ = ["RULES", "AggregationRule", "Amount", "LinearRule", "RobustRule"]
 
 Amount = float | NDArray[np.float64]
 """A sum of weights: one number, or one per element where clients trained parts of a tensor."""
@@ -105,23 +97,11 @@ class RobustRule(AggregationRule, ABC):
         return list(range(len(updates)))
 
 
-_REGISTRY: Registry[type[AggregationRule]] = Registry("aggregation rule")
-register_rule: Callable[[str], Callable[[type[AggregationRule]], type[AggregationRule]]] = (
-    _REGISTRY.register
-)
+RULES: Factories[AggregationRule] = Factories("aggregation rule")
+"""Aggregation rules by name."""
 
 
-def rules() -> list[str]:
-    """Return the names of the registered rules."""
-    return _REGISTRY.names()
-
-
-def make_rule(name: str) -> AggregationRule:
-    """Return the rule registered as ``name``."""
-    return _REGISTRY.get(name)()
-
-
-@register_rule("contributors")
+@RULES.register("contributors")
 class Contributors(LinearRule):
     """Mean over the clients that trained the tensor: full-size steps (HeteroFL, FedEL)."""
 
@@ -130,7 +110,7 @@ class Contributors(LinearRule):
         return contributed
 
 
-@register_rule("all")
+@RULES.register("all")
 class AllClients(LinearRule):
     """Mean over all clients, those that did not train the tensor counting as unchanged: damped, as in FedAvg."""
 
@@ -139,7 +119,7 @@ class AllClients(LinearRule):
         return total
 
 
-@register_rule("inverse_probability")
+@RULES.register("inverse_probability")
 class InverseProbability(LinearRule):
     r"""Weigh each delta by one over the probability with which the client trains the tensor.
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError, UpdateError
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = [
-    "ServerOptimizer",
-    "make_server_optimizer",
-    "register_server_optimizer",
-    "server_optimizers",
-]
+__all__ = ["SERVER_OPTIMIZERS", "ServerOptimizer"]
 
 _Array = NDArray[Any]
 _Weights = dict[str, _Array]
@@ -147,23 +142,11 @@ class ServerOptimizer(ABC):
         }
 
 
-_REGISTRY: Registry[type[ServerOptimizer]] = Registry("server optimizer")
-register_server_optimizer: Callable[
-    [str], Callable[[type[ServerOptimizer]], type[ServerOptimizer]]
-] = _REGISTRY.register
+SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories("server optimizer")
+"""Server optimisers by name; each is made with a rate, or with its own."""
 
 
-def server_optimizers() -> list[str]:
-    """Return the names of the registered server optimisers."""
-    return _REGISTRY.names()
-
-
-def make_server_optimizer(name: str, rate: float | None = None) -> ServerOptimizer:
-    """Return the server optimiser registered as ``name``."""
-    return _REGISTRY.get(name)(rate)
-
-
-@register_server_optimizer("sgd")
+@SERVER_OPTIMIZERS.register("sgd")
 class Sgd(ServerOptimizer):
     """Goes where the clients ask for; at rate 1 that is the merged model."""
 
@@ -172,7 +155,7 @@ class Sgd(ServerOptimizer):
         return change
 
 
-@register_server_optimizer("momentum")
+@SERVER_OPTIMIZERS.register("momentum")
 class Momentum(ServerOptimizer):
     r"""FedAvgM (Hsu et al., 2019): :math:`v = 0.9 v + \Delta`, per tensor."""
 
@@ -206,7 +189,7 @@ class _Adaptive(ServerOptimizer):
         """Return the running mean square."""
 
 
-@register_server_optimizer("adam")
+@SERVER_OPTIMIZERS.register("adam")
 class Adam(_Adaptive):
     """FedAdam, lazy; with every tensor touched in every round it is Flower's."""
 
@@ -219,7 +202,7 @@ class Adam(_Adaptive):
         return float(np.sqrt(1 - self.second ** (count + 1)) / (1 - self.first ** (count + 1)))
 
 
-@register_server_optimizer("yogi")
+@SERVER_OPTIMIZERS.register("yogi")
 class Yogi(_Adaptive):
     """FedYogi, lazy: the mean square moves by the sign of its error, so that it does not jump."""
 

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from fl_elastic.cli.fleet_doctor import doctor
-from fl_elastic.cli.fleet_operations import export, exporter
 from fl_elastic.cli.fleet_output import say, show_changes, show_registrations
 from fl_elastic.cli.fleet_processes import node, server
 from fl_elastic.cli.fleet_runs import submit, up
 from fl_elastic.cli.fleet_status import status
 from fl_elastic.errors import FleetError
+from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
     from fl_elastic.fleet import FleetFolder
     from fl_elastic.fleet.register import Registration
+if TYPE_CHECKING:
+    from fl_elastic.fleet.doctor import Finding
 
-__all__ = ["fleet"]
+__all__ = ["doctor", "export", "exporter", "fleet"]
 
 fleet = typer.Typer(
     help="Set up and run a fleet of real devices: a server and nodes, with TLS and keys.",
     no_args_is_help=True,
 )
-
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")]
 _Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Setting of the node: deadline=60, threads=2 (repeatable)."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_JOURNALS = ("rounds.jsonl", "metrics.jsonl")
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 
 
 @fleet.command()
@@ -157,10 +167,97 @@ def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration
 
 
 fleet.command()(server)
+
+
 fleet.command()(node)
+
+
 fleet.command()(submit)
+
+
 fleet.command()(status)
-fleet.command()(doctor)
+
+
 fleet.command()(up)
-fleet.command()(exporter)
-fleet.command()(export)
+
+
+@fleet.command()
+def exporter(
+    directory: Annotated[
+        Path, typer.Option(help="Folder of the journal: the server's results, or a node's state.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any.")] = 9464,
+    address: Annotated[
+        str, typer.Option(help="Address to listen on; there is no password.")
+    ] = "127.0.0.1",
+) -> None:
+    """Serve the newest round of a server or node as Prometheus metrics, until it is stopped."""
+    from fl_elastic.operations.exporter import serve_metrics
+
+    found = [directory / name for name in _JOURNALS if (directory / name).exists()]
+    # Neither is there before the first round; a node's folder is told by what else is in it.
+    default = directory / _JOURNALS[0 if directory.name == "results" else 1]
+    server = serve_metrics(found[0] if found else default, address=address, port=port)
+    say(f"serving http://{address}:{server.server_port}/metrics")
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    done.wait()
+    server.shutdown()
+
+
+@fleet.command()
+def export(
+    results: Annotated[Path, typer.Argument(help="Folder of the run's results.")],
+    output: Annotated[Path, typer.Argument(help="File to write: *.safetensors or *.onnx.")],
+    scenario: Annotated[
+        Path | None, typer.Option(help="Scenario file, if the results do not hold it.")
+    ] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="Folder of datasets; FL_ELASTIC_DATA_ROOT does the same.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write the model of a run's newest checkpoint to a file that other programs read."""
+    done = from_laboratory("export_run")(results, output, scenario=scenario, data_root=data_root)
+    if as_json:
+        typer.echo(json.dumps(done))
+    else:
+        say(f"{done['file']}: round {done['round']}, {done['bytes']:,} bytes")
+
+
+@fleet.command()
+def doctor(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR|NODE_DIR]", help="Folder of a fleet or of a node."),
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Train a tiny model once: does torch work here?")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine, and the folder's keys, certificates, server and clock; exit 1 if anything fails."""
+    from fl_elastic.fleet.doctor import check_up
+
+    findings = check_up(folder)
+    if self_test:
+        from fl_elastic.fleet.doctor.self_test import self_test as train_once
+
+        findings.append(train_once())
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(each) for each in findings]}))
+    else:
+        Console().print(_table(findings))
+    if any(each.status == "fail" for each in findings):
+        raise typer.Exit(1)
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table("check", "", "seen", "what to do")
+    for each in findings:
+        colour = _COLOURS[each.status]
+        table.add_row(
+            each.name, f"[{colour}]{each.status}[/]", escape(each.seen), escape(each.remedy)
+        )
+    return table

@@ -13,15 +13,11 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
-from fl_elastic.importance import (
-    Probe,
-    make_channel_score,
-    make_importance,
-)
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import Plan, PlanRequest, Policy, make_policy, policies
+from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
 from fl_elastic.profiling import (
     CacheTerms,
@@ -133,9 +129,9 @@ def planned(
         raise PlanError(
             f"steps are measured with a plain forward pass, not {forward.kind!r}: leave out one of the two"
         )
-    make_importance(importance)
+    IMPORTANCES.make(importance)
     names = [policy, *(name for name in policies() if compare and name != policy)]
-    asked = {name: make_policy(name) for name in names}
+    asked = {name: POLICIES.make(name) for name in names}
     batches = [random_batch(shape, batch_size, classes) for _ in range(2)]
     model.train()
     try:
@@ -187,16 +183,16 @@ class _Requests:
 
     def with_channels(self, policy: Policy, plan: Plan) -> Plan:
         """Return the plan with the channels of its groups chosen, so that it can be trained."""
-        score = make_channel_score(policy.channel_score_name or TrainerOptions().channel_score)
+        score = CHANNEL_SCORES.make(policy.channel_score_name or TrainerOptions().channel_score)
         return with_channels(
-            plan, self._profile.graph, score, lambda: self._probe(score.batches_needed)
+            plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
         )
 
     def _worth_for(self, policy: Policy) -> Scores:
         name = policy.importance_name or self._importance
         options = TrainerOptions(importance=name, seed=self._seed)
         if name not in self._states:
-            score, state = make_importance(name), SelectionState()
+            score, state = IMPORTANCES.make(name), SelectionState()
             state.fit_to(self._profile.group_names)
             state.absorb(score.score(self._probe(score.batches_needed)), options)
             self._states[name] = state

@@ -77,7 +77,7 @@ def stream(
 
     from fl_elastic.budget import Budget
     from fl_elastic.named_models import build_model
-    from fl_elastic.planning import make_policy
+    from fl_elastic.planning import POLICIES
     from fl_elastic.streaming import (
         EverySamples,
         Latent,
@@ -94,7 +94,7 @@ def stream(
 
     if not 0 < learning_rate < math.inf:
         raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
-    make_policy(policy)
+    POLICIES.make(policy)
     shape = _shape(input_)
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()

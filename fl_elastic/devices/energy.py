@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,16 +11,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from fl_elastic.devices.energy_sources import (
-    Counter,
-    CounterSource,
-    PowerSource,
-    counter_joules,
-    energy_source,
+from fl_elastic.devices.platform_files import (
+    HERE,
+    command_output,
+    integer_in,
+    matching,
+    text_in,
 )
-from fl_elastic.devices.platform_files import HERE
 
-__all__ = ["EnergyMeter", "EnergyReading"]
+__all__ = [
+    "Counter",
+    "CounterSource",
+    "EnergyMeter",
+    "EnergyReading",
+    "PowerSource",
+    "counter_joules",
+    "energy_source",
+    "parse_pmic",
+]
+
+_ADC = re.compile(r"\s*(\S{1,40})_([AV])\s+(?:current|volt)\(\d+\)=([0-9.]{1,20})[AV]\s*")
+_WHOLE_BOARD = ("vdd_in", "total", "vin", "input", "5v_in")
+"""Labels of a sensor that measures everything behind the other sensors of its chip."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +143,170 @@ class EnergyMeter:
             source=self._source.name,
             samples=self._samples,
         )
+
+
+@dataclass(frozen=True)
+class Counter:
+    """One reading of a counter that only grows, in microjoules.
+
+    Parameters
+    ----------
+    microjoules : int
+        Since some moment in the past.
+    wraps_at : int or None
+        It starts again at zero after this value; None if it says nothing of that.
+    """
+
+    microjoules: int
+    wraps_at: int | None = None
+
+
+@dataclass(frozen=True)
+class CounterSource:
+    """A platform that counts joules.
+
+    Parameters
+    ----------
+    name : str
+        "rapl" or "hwmon".
+    read : callable
+        Returns the present counters by the name of their sensor.
+    """
+
+    name: str
+    read: Callable[[], Mapping[str, Counter]]
+
+
+@dataclass(frozen=True)
+class PowerSource:
+    """A platform that tells the power of this moment.
+
+    Parameters
+    ----------
+    name : str
+        "hwmon" or "pmic".
+    read : callable
+        Returns watts, or None if nothing answers now.
+    """
+
+    name: str
+    read: Callable[[], float | None]
+
+
+def counter_joules(before: Mapping[str, Counter], after: Mapping[str, Counter]) -> float | None:
+    """Return the joules between two readings, or None if a counter was lost or ran backwards.
+
+    A counter that wrapped is taken to have wrapped once.
+
+    Examples
+    --------
+    >>> counter_joules({"a": Counter(900_000, 1_000_000)}, {"a": Counter(100_000, 1_000_000)})
+    0.2
+    """
+    total = 0
+    for name, first in before.items():
+        last = after.get(name)
+        if last is None:
+            return None
+        grown = last.microjoules - first.microjoules
+        if grown < 0:
+            if first.wraps_at is None or first.wraps_at < first.microjoules:
+                return None
+            grown += first.wraps_at
+        if grown < 0:
+            return None
+        total += grown
+    return total / 1e6 if before else None
+
+
+def parse_pmic(text: str | None) -> float | None:
+    r"""Return the watts in what the power chip of a Raspberry Pi 5 says: volts times amperes per rail.
+
+    Rails with only one of the two figures do not count. What hangs on the 5 V pins and USB ports, and
+    the losses of the chip itself, is not in the sum: it is a lower bound of what the plug delivers.
+
+    Examples
+    --------
+    >>> parse_pmic("VDD_CORE_A current(7)=2.0A\n VDD_CORE_V volt(15)=0.75V\n EXT5V_V volt(24)=5.1V")
+    1.5
+    """
+    figures: dict[str, dict[str, float]] = {}
+    for line in (text or "").splitlines():
+        found = _ADC.fullmatch(line)
+        if not found:
+            continue
+        try:
+            figures.setdefault(found[1], {})[found[2]] = float(found[3])
+        except ValueError:
+            continue
+    watts = [rail["A"] * rail["V"] for rail in figures.values() if len(rail) == 2]
+    return sum(watts) if watts and math.isfinite(sum(watts)) else None
+
+
+def _rapl(root: Path) -> dict[str, Counter]:
+    """Return packages and their memory; cores and graphics are parts of a package counted already."""
+    found: dict[str, Counter] = {}
+    for zone in matching(root, "sys/class/powercap/intel-rapl:*"):
+        name = text_in(zone / "name") or ""
+        value = integer_in(zone / "energy_uj")
+        if value is not None and value >= 0 and (name.startswith("package") or name == "dram"):
+            found[zone.name] = Counter(value, integer_in(zone / "max_energy_range_uj"))
+    return found
+
+
+def _hwmon_counters(root: Path) -> dict[str, Counter]:
+    found: dict[str, Counter] = {}
+    sockets = set()
+    for path in matching(root, "sys/class/hwmon/hwmon*/energy*_input"):
+        value = integer_in(path)
+        if value is None or value < 0:
+            continue
+        name = str(path)
+        found[name] = Counter(value)
+        label = text_in(path.with_name(path.name.replace("_input", "_label"))) or ""
+        if label.lower().startswith("esocket"):
+            sockets.add(name)
+    # Drivers that label whole sockets count each core beside them once more.
+    return {name: found[name] for name in sockets} if sockets else found
+
+
+def _hwmon_power(root: Path) -> float | None:
+    watts: list[float] = []
+    for chip in matching(root, "sys/class/hwmon/hwmon*"):
+        channels = {}
+        for path in matching(chip, "power*_input"):
+            value = integer_in(path)
+            if value is not None and value >= 0:
+                label = text_in(path.with_name(path.name.replace("_input", "_label"))) or path.name
+                channels[label.lower()] = value / 1e6
+        whole = [power for label, power in channels.items() if label in _WHOLE_BOARD]
+        watts += whole[:1] if whole else channels.values()
+    return sum(watts) if watts else None
+
+
+def _pmic(root: Path) -> float | None:
+    return parse_pmic(command_output(root, ["vcgencmd", "pmic_read_adc"]))
+
+
+def energy_source(root: Path = HERE) -> CounterSource | PowerSource | None:
+    """Return the best source of this platform, or None if it has none that this user may read.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``sys`` and ``usr`` are found.
+
+    Examples
+    --------
+    >>> energy_source(Path("/nowhere")) is None
+    True
+    """
+    counters = (("rapl", _rapl), ("hwmon", _hwmon_counters))
+    for name, read_counters in counters:
+        if read_counters(root):
+            return CounterSource(name, lambda read=read_counters: read(root))  # type: ignore[misc]
+    powers = (("hwmon", _hwmon_power), ("pmic", _pmic))
+    for name, read_power in powers:
+        if read_power(root) is not None:
+            return PowerSource(name, lambda read=read_power: read(root))  # type: ignore[misc]
+    return None

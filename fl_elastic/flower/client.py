@@ -26,7 +26,7 @@ from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.wire import HAVE, PACKED, TENSORS
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
@@ -39,12 +39,12 @@ from fl_elastic.training import (
 )
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.update import (
+    CODECS,
     Manifest,
     PartialUpdate,
     decode,
     encode,
     load_weights,
-    make_codec,
     weights_of,
 )
 
@@ -146,8 +146,8 @@ class ElasticClient(NumPyClient):
         client_id: str = "",
         metrics_fn: MetricsFn | None = None,
     ) -> None:
-        make_policy(policy)
-        make_codec(codec)
+        POLICIES.make(policy)
+        CODECS.make(codec)
         self.model = model
         self.train_loader = train_loader
         self.test_loader = test_loader
@@ -271,7 +271,7 @@ class ElasticClient(NumPyClient):
 
     def _encoded(self, update: PartialUpdate) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
-        if not make_codec(self.codec).feedback:
+        if not CODECS.make(self.codec).feedback:
             return encode(update, self.manifest, self.codec)
         feedback = self._state.feedback
         corrected = feedback.corrected(update)
@@ -329,7 +329,7 @@ class ElasticClient(NumPyClient):
         Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster and wider.
         """
         limits = [each for each in (self.budget.deadline, told.deadline) if each is not None]
-        share = make_codec(self.codec).share
+        share = CODECS.make(self.codec).share
         bandwidth, uplink = (
             None if each is None else each / share
             for each in (self.budget.bandwidth, self.budget.uplink)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update import ChangeLog, Manifest, encode_weights, make_codec
+from fl_elastic.update import CODECS, ChangeLog, Manifest, encode_weights
 
 __all__ = ["Downlink"]
 
@@ -36,7 +36,7 @@ class Downlink:
     """
 
     def __init__(self, codec: str, *, changes_only: bool = False) -> None:
-        if not make_codec(codec).for_weights:
+        if not CODECS.make(codec).for_weights:
             raise RegistryError(
                 f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
             )

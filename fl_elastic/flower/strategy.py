@@ -14,13 +14,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import (
+    RULES,
+    SERVER_OPTIMIZERS,
     MergeOptions,
     ModelAverage,
     PartialMean,
     ServerOptimizer,
     SizeBounds,
-    make_rule,
-    make_server_optimizer,
 )
 from fl_elastic.errors import CheckpointError, ElasticError, UpdateError
 from fl_elastic.flower.attendance import Attendance
@@ -131,7 +131,7 @@ class PartialUpdates(Strategy):
     ) -> None:
         self.inner = inner
         self.rule = check_inner(inner, rule)
-        make_rule(self.rule)
+        RULES.make(self.rule)
         self.merge = merge or MergeOptions()
         self.terms = terms or RoundTerms()
         self.fleet = Fleet(self.terms)
@@ -189,7 +189,7 @@ class PartialUpdates(Strategy):
         )  # fmt: skip
         return cls(
             inner, rule="contributors", terms=terms, merge=merge, average=average,
-            server_optimizer=make_server_optimizer("agreement", rate), on_round=on_round,
+            server_optimizer=SERVER_OPTIMIZERS.make("agreement", rate), on_round=on_round,
         )  # fmt: skip
 
     @property

@@ -16,16 +16,15 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.stream_joined import best_of, layout_of
-from fl_elastic.flower.stream_update import seen_from
+from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.joining import JoiningRule, make_joining_rule
+from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
 from fl_elastic.streaming.labelled import LabelledWeights, Shares, joined, kept, overlaid
-from fl_elastic.streaming.replay import Replay, make_replay
+from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.taking_up import labelled_weights
 from fl_elastic.streaming.visit import Mark, Visit, visit
@@ -111,9 +110,9 @@ class StreamClient(ElasticClient):
             settings["optimizer_fn"] = optimizer_fn
         self._folder = Path(stream_dir)
         settings.setdefault("state_dir", self._folder / "rounds")
-        self._replay = make_replay(replay) if isinstance(replay, str) else replay
+        self._replay = REPLAYS.make(replay) if isinstance(replay, str) else replay
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
-        self.joining = make_joining_rule(joining) if isinstance(joining, str) else joining
+        self.joining = JOINING_RULES.make(joining) if isinstance(joining, str) else joining
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head
         # The one that is trained may have more classes.

@@ -8,6 +8,7 @@ a fleet may mix both. The list of arrays holds one array: the packed buffer.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.metric_names import believed_metrics
 from fl_elastic.flower.terms import IMPORTANCE
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TENSORS",
     "EvaluateReply",
     "TrainReply",
+    "believed_metrics",
     "evaluate_reply",
     "instruction",
     "read_evaluate_reply",
@@ -56,6 +57,10 @@ TENSORS = "fl_elastic.tensors"
 
 _NUMPY = "numpy.ndarray"
 _Metrics = Mapping[str, Any]
+_MOST = 64
+_PLAIN = re.compile(r"[A-Za-z0-9_.\- /]{1,80}")
+_ODD = re.compile(r"[^A-Za-z0-9_]")
+_BEYOND = 1e308
 
 
 @dataclass(frozen=True)
@@ -255,3 +260,34 @@ def _plain_bytes(data: bytes) -> memoryview | None:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Keep what can be averaged: finite numbers, under names that can be shown."""
     return believed_metrics({key: value for key, value in metrics.items() if key != HAVE})
+
+
+def believed_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    r"""Return the first 64 finite numbers with a plain name of at most 80 characters.
+
+    Of names that a monitor would take for one, as ``a.b`` and ``a_b``, the first is kept. What is not kept is not
+    the training's: nothing else of the reply changes.
+
+    Examples
+    --------
+    >>> believed_metrics({"loss": 0.5, "a.b": 1, "a_b": 2, "bad\nname": 3, "x": float("nan"), "ok": True})
+    {'loss': 0.5, 'a.b': 1}
+    """
+    kept: dict[str, Any] = {}
+    shown: set[str] = set()
+    for name, value in metrics.items():
+        if len(kept) == _MOST:
+            break
+        if not _is_number(value) or not _PLAIN.fullmatch(name):
+            continue
+        plain = _ODD.sub("_", name)
+        if plain not in shown:
+            shown.add(plain)
+            kept[name] = value
+    return kept
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return -_BEYOND <= value <= _BEYOND and math.isfinite(value)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.groups import Batch, LossFn, TensorGroup
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = ["Importance", "Probe", "Scores", "importances", "make_importance", "register_importance"]
+__all__ = ["IMPORTANCES", "Importance", "Probe", "Scores"]
 
 Scores = NDArray[np.float64]
 
@@ -67,15 +67,16 @@ class Importance(ABC):
         """Return one finite number per group, larger meaning more worth; shape (N,)."""
 
 
-_REGISTRY: Registry[type[Importance]] = Registry("importance")
-register_importance = _REGISTRY.register
+_OWN = {
+    "elastic": "elastic",
+    "elastic_same_batch": "elastic",
+    "fisher": "fisher",
+    "gradient_norm": "simple",
+    "magnitude": "simple",
+    "random": "simple",
+}
 
-
-def importances() -> list[str]:
-    """Return the names of the registered importance scores."""
-    return _REGISTRY.names()
-
-
-def make_importance(name: str) -> Importance:
-    """Return the importance score registered as ``name``."""
-    return _REGISTRY.get(name)()
+IMPORTANCES: Factories[Importance] = Factories(
+    "importance", modules={name: f"fl_elastic.importance.{module}" for name, module in _OWN.items()}
+)
+"""Importance scores by name."""

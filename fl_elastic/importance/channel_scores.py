@@ -11,14 +11,14 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import BackwardGraph, compute_loss
 from fl_elastic.groups.trace import loss_from_inputs
 from fl_elastic.importance.base import Probe
-from fl_elastic.importance.channels import ChannelScore, ChannelScores, register_channel_score
+from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
 from fl_elastic.importance.samples import checked_loss, micro_batches, norms_at_rest
 from fl_elastic.importance.taps import Key, Layer, Taps, scored_layers
 
 __all__ = ["FisherChannels", "GradientChannels", "RandomChannels", "WeightNormChannels"]
 
 
-@register_channel_score("fisher")
+@CHANNEL_SCORES.register("fisher")
 class FisherChannels(ChannelScore):
     r"""Fisher potential of a channel's activation, as in TinyTrain (Kwon et al., ICML 2024) and BlockSwap.
 
@@ -104,7 +104,7 @@ def _potential(squares: Tensor | None, examples: int) -> NDArray[np.float64] | N
     return None if squares is None else _finite(squares / (2 * examples))
 
 
-@register_channel_score("l2")
+@CHANNEL_SCORES.register("l2")
 class WeightNormChannels(ChannelScore):
     """Euclidean norm of a channel's weights, largest first (the "magnitude+" of tiny-training)."""
 
@@ -116,7 +116,7 @@ class WeightNormChannels(ChannelScore):
         }
 
 
-@register_channel_score("gradient")
+@CHANNEL_SCORES.register("gradient")
 class GradientChannels(ChannelScore):
     """Euclidean norm of a channel's exact weight gradient over the probe batch, BatchNorm at rest.
 
@@ -151,7 +151,7 @@ class GradientChannels(ChannelScore):
         }
 
 
-@register_channel_score("random")
+@CHANNEL_SCORES.register("random")
 class RandomChannels(ChannelScore):
     """Uniform random scores, the control of every comparison."""
 

@@ -12,16 +12,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import BackwardGraph, Mode, TensorGroup
 from fl_elastic.importance.base import Probe
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = [
-    "ChannelScore",
-    "ChannelScores",
-    "channel_scores",
-    "choose_channels",
-    "make_channel_score",
-    "register_channel_score",
-]
+__all__ = ["CHANNEL_SCORES", "ChannelScore", "ChannelScores", "choose_channels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +46,13 @@ class ChannelScore(ABC):
         """
 
 
-_REGISTRY: Registry[type[ChannelScore]] = Registry("channel score")
-register_channel_score = _REGISTRY.register
-
-
-def channel_scores() -> list[str]:
-    """Return the names of the registered channel scores."""
-    return _REGISTRY.names()
-
-
-def make_channel_score(name: str) -> ChannelScore:
-    """Return the channel score registered as ``name``."""
-    return _REGISTRY.get(name)()
+CHANNEL_SCORES: Factories[ChannelScore] = Factories(
+    "channel score",
+    modules=dict.fromkeys(
+        ("fisher", "gradient", "l2", "random"), "fl_elastic.importance.channel_scores"
+    ),
+)
+"""Channel scores by name."""
 
 
 def choose_channels(

@@ -11,12 +11,12 @@ from torch.func import functional_call
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, all_finite, compute_loss, untouched
-from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
+from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 
 __all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]
 
 
-@register_importance("elastic")
+@IMPORTANCES.register("elastic")
 class ElasticImportance(Importance):
     r"""First-order loss decrease of the step that the real optimiser would take.
 
@@ -55,7 +55,7 @@ class ElasticImportance(Importance):
         return np.array([sum(decrease[name] for name in g.parameters) for g in probe.groups])
 
 
-@register_importance("elastic_same_batch")
+@IMPORTANCES.register("elastic_same_batch")
 class SameBatchImportance(ElasticImportance):
     """The score as ElasticTrainer published it: update and gradient from one batch, to compare with."""
 

@@ -6,14 +6,14 @@ import numpy as np
 
 from fl_elastic.groups import BackwardGraph
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
+from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.importance.channel_scores import FisherChannels
 from fl_elastic.importance.samples import micro_batches, norms_at_rest
 
 __all__ = ["FisherImportance"]
 
 
-@register_importance("fisher")
+@IMPORTANCES.register("fisher")
 class FisherImportance(Importance):
     r"""Fisher potential of a layer, :math:`P_i = \sum_o \Delta_o` over its output channels (TinyTrain, ICML 2024).
 

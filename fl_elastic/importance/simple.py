@@ -6,13 +6,13 @@ import numpy as np
 from torch import nn
 
 from fl_elastic.groups import untouched
-from fl_elastic.importance.base import Importance, Probe, Scores, register_importance
+from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.importance.elastic import probe_gradients
 
 __all__ = ["GradientNorm", "Magnitude", "RandomImportance"]
 
 
-@register_importance("magnitude")
+@IMPORTANCES.register("magnitude")
 class Magnitude(Importance):
     """Sum of absolute weights (ablation of ElasticTrainer, figure 20)."""
 
@@ -27,7 +27,7 @@ class Magnitude(Importance):
         )
 
 
-@register_importance("gradient_norm")
+@IMPORTANCES.register("gradient_norm")
 class GradientNorm(Importance):
     """Euclidean norm of the gradient on one batch."""
 
@@ -43,7 +43,7 @@ class GradientNorm(Importance):
         return np.sqrt([sum(squares[name] for name in g.parameters) for g in probe.groups])
 
 
-@register_importance("random")
+@IMPORTANCES.register("random")
 class RandomImportance(Importance):
     """Uniform random scores, the control of every comparison."""
 

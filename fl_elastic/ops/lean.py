@@ -9,7 +9,6 @@ from torch import nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
-from fl_elastic.ops.joined import joined_forward
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward, lean_forward
 
 __all__ = ["lean"]
@@ -103,6 +102,9 @@ def _forwards(
 
 
 def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, LeanForward]:
+    # Few plans filter gradients: who does not, need not load how.
+    from fl_elastic.ops.joined import joined_forward
+
     by_module = {model.get_submodule(name): mode for name, mode in modes.items()}
     found: dict[nn.Module, LeanForward] = {}
     for module in model.modules():

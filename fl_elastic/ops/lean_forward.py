@@ -18,7 +18,6 @@ from fl_elastic.ops.activations import hardswish, relu, relu6
 from fl_elastic.ops.channel_convolution import channel_conv2d
 from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.ops.convolution import frozen_conv2d
-from fl_elastic.ops.filtered_convolution import filtered_conv2d
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
@@ -203,6 +202,8 @@ class _Conv(LeanForward):
         if self.subset is not None:
             return channel_conv2d(x, weight, bias, self.geometry, self.subset)
         if self.mode.kind == "filtered":
+            from fl_elastic.ops.filtered_convolution import filtered_conv2d
+
             inputs = self.mode.filters_input
             return filtered_conv2d(
                 x, weight, bias, self.geometry, self.mode.patch, filters_input=inputs

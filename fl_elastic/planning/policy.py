@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -18,9 +18,9 @@ from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
 from fl_elastic.profiling import CostProfile, Mask, mask_bytes, recompute_seconds, step_memory
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = ["PlanRequest", "Policy", "make_policy", "policies", "register_policy", "sent_bytes"]
+__all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,19 +295,14 @@ _OWN = {
     "tinytrain_no_depthwise": "tinytrain",
     "tinytrain_random": "tinytrain",
 }
-_REGISTRY: Registry[type[Policy]] = Registry(
+POLICIES: Factories[Policy] = Factories(
     "policy",
     "fl_elastic.policies",
     {name: f"fl_elastic.policies.{module}" for name, module in _OWN.items()},
 )
-register_policy: Callable[[str], Callable[[type[Policy]], type[Policy]]] = _REGISTRY.register
+"""Policies by name."""
 
 
 def policies() -> list[str]:
     """Return the names of the registered policies."""
-    return _REGISTRY.names()
-
-
-def make_policy(name: str) -> Policy:
-    """Return the policy registered as ``name``."""
-    return _REGISTRY.get(name)()
+    return POLICIES.names()

@@ -12,7 +12,7 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.sending import most_to_send
 from fl_elastic.profiling import CostProfile, Mask, mask_bytes
 from fl_elastic.profiling.profile import Seconds
@@ -27,7 +27,7 @@ _FILLED = 2
 _FINE, _COARSE = 4096, 512
 
 
-@register_policy("elastic")
+@POLICIES.register("elastic")
 class ElasticPolicy(Policy):
     """Train the head and the best part of the rest that the budget pays for.
 

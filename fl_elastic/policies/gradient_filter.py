@@ -6,7 +6,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import BackwardGraph, GroupKind, Mode
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["GradientFilterPolicy"]
@@ -15,7 +15,7 @@ _LAYERS = 4
 _FILTERED = Mode.filtered(2, inputs=True)
 
 
-@register_policy("gradient_filter")
+@POLICIES.register("gradient_filter")
 class GradientFilterPolicy(Policy):
     """Train the head exactly and the last four convolutions with both gradients filtered over 2 x 2 patches.
 

@@ -12,7 +12,7 @@ from fl_elastic.groups import Block, Mode
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.policies.elastic import ElasticPolicy, dearer_steps
 from fl_elastic.profiling import STANDARD_MODES, in_flight, recompute_seconds, step_memory
@@ -31,7 +31,7 @@ class _Found:
     seconds: float
 
 
-@register_policy("joint")
+@POLICIES.register("joint")
 class JointPolicy(Policy):
     """Choose a mode for every group under time, memory and uplink together.
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from fl_elastic.groups import Mode
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 
 __all__ = ["BiasPolicy", "FullPolicy", "HeadPolicy", "LastKPolicy"]
 
 
-@register_policy("full")
+@POLICIES.register("full")
 class FullPolicy(Policy):
     """Train every group; a time budget is met with fewer steps."""
 
@@ -23,7 +23,7 @@ class FullPolicy(Policy):
         return request.plan_of_mask("full", np.ones(len(request.profile), dtype=bool))
 
 
-@register_policy("head")
+@POLICIES.register("head")
 class HeadPolicy(Policy):
     """Train the group nearest to the loss, as in classic transfer learning."""
 
@@ -34,7 +34,7 @@ class HeadPolicy(Policy):
         return request.plan_of_mask("head", request.head_mask())
 
 
-@register_policy("last_k")
+@POLICIES.register("last_k")
 class LastKPolicy(Policy):
     """Train as many groups next to the loss as the budget allows, at least the head."""
 
@@ -50,7 +50,7 @@ class LastKPolicy(Policy):
         return request.plan_of_mask("last_k", mask)
 
 
-@register_policy("bias")
+@POLICIES.register("bias")
 class BiasPolicy(Policy):
     """Train the head, and the biases and norm parameters of every other group (TinyTL's "BN+Bias").
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 
 __all__ = ["RandomPolicy"]
 
 
-@register_policy("random")
+@POLICIES.register("random")
 class RandomPolicy(Policy):
     """Train the head, and other groups in random order as long as they fit the budget.
 

@@ -23,7 +23,7 @@ from fl_elastic.planning.channel_modes import (
 from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.joint import Choices, Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, step_memory
 from fl_elastic.profiling.macs import backward_macs, group_macs
 
@@ -55,7 +55,7 @@ def layer_worth(profile: CostProfile, potential: Scores) -> Scores:
     return worth
 
 
-@register_policy("tinytrain")
+@POLICIES.register("tinytrain")
 class TinyTrainPolicy(Policy):
     """Train the head, and the layers of most Fisher potential over size and multiply-adds, by their best channels.
 
@@ -189,7 +189,7 @@ class TinyTrainPolicy(Policy):
         return macs_limit == math.inf or backward_macs(request.profile.graph, modes) <= macs_limit
 
 
-@register_policy("tinytrain_in")
+@POLICIES.register("tinytrain_in")
 class TinyTrainInputPolicy(TinyTrainPolicy):
     """TinyTrain-style, choosing input channels: only these save activations."""
 
@@ -198,7 +198,7 @@ class TinyTrainInputPolicy(TinyTrainPolicy):
     modes = tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:])
 
 
-@register_policy("tinytrain_no_depthwise")
+@POLICIES.register("tinytrain_no_depthwise")
 class TinyTrainNoDepthwisePolicy(TinyTrainPolicy):
     """TinyTrain-style, with depthwise convolutions frozen."""
 
@@ -206,7 +206,7 @@ class TinyTrainNoDepthwisePolicy(TinyTrainPolicy):
     exclude_depthwise = True
 
 
-@register_policy("tinytrain_random")
+@POLICIES.register("tinytrain_random")
 class TinyTrainRandomPolicy(TinyTrainPolicy):
     """Layers in random order under the same limits: what the score has to beat."""
 
@@ -216,7 +216,7 @@ class TinyTrainRandomPolicy(TinyTrainPolicy):
     fill = "random"
 
 
-@register_policy("tinytrain_knapsack")
+@POLICIES.register("tinytrain_knapsack")
 class TinyTrainKnapsackPolicy(TinyTrainPolicy):
     """Most Fisher potential for the measured costs, by the joint solver."""
 

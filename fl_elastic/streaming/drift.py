@@ -11,15 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StreamError
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = [
-    "DriftDetector",
-    "DriftMemory",
-    "drift_detectors",
-    "make_drift_detector",
-    "register_drift_detector",
-]
+__all__ = ["DRIFT_DETECTORS", "DriftDetector", "DriftMemory"]
 
 
 class DriftDetector(ABC):
@@ -33,18 +27,8 @@ class DriftDetector(ABC):
         """
 
 
-_REGISTRY: Registry[Callable[[], DriftDetector]] = Registry("drift detector")
-register_drift_detector = _REGISTRY.register
-
-
-def drift_detectors() -> list[str]:
-    """Return the names of the registered drift detectors."""
-    return _REGISTRY.names()
-
-
-def make_drift_detector(name: str) -> DriftDetector:
-    """Return a new detector registered as ``name``."""
-    return _REGISTRY.get(name)()
+DRIFT_DETECTORS: Factories[DriftDetector] = Factories("drift detector")
+"""Drift detectors by name."""
 
 
 class DriftMemory:
@@ -98,7 +82,7 @@ class DriftMemory:
             self._detector.update(error)
 
 
-@register_drift_detector("none")
+@DRIFT_DETECTORS.register("none")
 class NoDetector(DriftDetector):
     """Never notices anything."""
 
@@ -108,7 +92,7 @@ class NoDetector(DriftDetector):
         return False
 
 
-@register_drift_detector("adwin")
+@DRIFT_DETECTORS.register("adwin")
 class Adwin(DriftDetector):
     """ADWIN (Bifet and Gavaldà, SDM 2007), as river has it, asked at every error.
 
@@ -125,7 +109,7 @@ class Adwin(DriftDetector):
         return bool(self._inner.drift_detected and self._inner.estimation > before)
 
 
-@register_drift_detector("page_hinkley")
+@DRIFT_DETECTORS.register("page_hinkley")
 class PageHinkley(DriftDetector):
     """Page's test for a rise of the mean, as river has it, tuned for errors of 0 and 1."""
 
@@ -153,7 +137,7 @@ class _Binary(DriftDetector):
         return bool(self._inner.drift_detected)
 
 
-@register_drift_detector("ddm")
+@DRIFT_DETECTORS.register("ddm")
 class Ddm(_Binary):
     """DDM (Gama et al., SBIA 2004), as river has it, after a warm start long enough for few false alarms."""
 
@@ -161,7 +145,7 @@ class Ddm(_Binary):
     _settings = {"warm_start": 100}  # noqa: RUF012
 
 
-@register_drift_detector("hddm_a")
+@DRIFT_DETECTORS.register("hddm_a")
 class HddmA(_Binary):
     """HDDM_A (Frías-Blanco et al., TKDE 2015), as river has it: needs no window, so hardly any memory."""
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import POLL_SECONDS, Reading, register_source
+from fl_elastic.streaming.reading import POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["folder"]
 
 _DONE = "done"
 
 
-@register_source("dir")
+@SOURCES.register("dir")
 def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the samples of ``.npz`` files (arrays ``x``, perhaps ``y`` and ``t``) in the order of their names.
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fl_elastic.errors import StreamError
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 from fl_elastic.streaming.labelled import Shares
 
 __all__ = [
+    "JOINING_RULES",
     "Interpolate",
     "JoiningRule",
     "Layout",
     "Measured",
     "Personal",
     "Replace",
-    "joining_rules",
-    "make_joining_rule",
-    "register_joining_rule",
 ]
 
 
@@ -61,21 +59,11 @@ class JoiningRule(ABC):
         return ()
 
 
-_REGISTRY: Registry[Callable[[], JoiningRule]] = Registry("joining rule")
-register_joining_rule = _REGISTRY.register
+JOINING_RULES: Factories[JoiningRule] = Factories("joining rule")
+"""Joining rules by name, each with its own settings."""
 
 
-def joining_rules() -> list[str]:
-    """Return the names of the registered rules."""
-    return _REGISTRY.names()
-
-
-def make_joining_rule(name: str) -> JoiningRule:
-    """Return a rule with its own settings; RegistryError lists the known names."""
-    return _REGISTRY.get(name)()
-
-
-@register_joining_rule("replace")
+@JOINING_RULES.register("replace")
 @dataclass(frozen=True)
 class Replace(JoiningRule):
     """Takes the federation's model as it is, as federated averaging does."""
@@ -86,7 +74,7 @@ class Replace(JoiningRule):
         return (Shares(1.0),)
 
 
-@register_joining_rule("interpolate")
+@JOINING_RULES.register("interpolate")
 @dataclass(frozen=True)
 class Interpolate(JoiningRule):
     """Goes a part of the way from the device's model to the federation's.
@@ -117,7 +105,7 @@ class Interpolate(JoiningRule):
         return (Shares(share, self.groups),)
 
 
-@register_joining_rule("personal")
+@JOINING_RULES.register("personal")
 @dataclass(frozen=True)
 class Personal(JoiningRule):
     """Keeps some tensors to the device, neither taken nor sent, and joins the others by another rule.
@@ -151,7 +139,7 @@ class Personal(JoiningRule):
         return (*names, *self.others.personal(layout))
 
 
-@register_joining_rule("measured")
+@JOINING_RULES.register("measured")
 @dataclass(frozen=True)
 class Measured(JoiningRule):
     """Tries several shares on the device's newest samples and takes the one that is right most often there.

@@ -20,7 +20,7 @@ from fl_elastic.streaming.adapting import Adaptation, Engine
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.drift import DriftDetector, DriftMemory, make_drift_detector
+from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import Refused, checked_label, checked_time
@@ -32,7 +32,7 @@ from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place, with_place
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.replay import Replay, make_replay
+from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.sender_ids import SenderIds
@@ -141,7 +141,7 @@ class StreamLearner:
         self.record = StreamRecord(most=self.options.points)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
-        self._replay = make_replay(replay) if isinstance(replay, str) else replay
+        self._replay = REPLAYS.make(replay) if isinstance(replay, str) else replay
         self._classifier = Classifier(
             model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
             head=self.options.head, most=self.options.most_classes,
@@ -529,4 +529,4 @@ class StreamLearner:
 
 
 def _maker(detector: str | Callable[[], DriftDetector]) -> Callable[[], DriftDetector]:
-    return (lambda: make_drift_detector(detector)) if isinstance(detector, str) else detector
+    return (lambda: DRIFT_DETECTORS.make(detector)) if isinstance(detector, str) else detector

@@ -8,15 +8,7 @@ from typing import Any
 
 from fl_elastic.registry import Registry
 
-__all__ = [
-    "LONGEST_LINE",
-    "POLL_SECONDS",
-    "SOURCES",
-    "Reading",
-    "Source",
-    "nobody",
-    "register_source",
-]
+__all__ = ["LONGEST_LINE", "POLL_SECONDS", "SOURCES", "Reading", "Source", "nobody"]
 
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20
@@ -71,4 +63,3 @@ Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
 """``(where, after, follow)`` to readings that come after a place, which is empty at the beginning."""
 
 SOURCES: Registry[Source] = Registry("source")
-register_source = SOURCES.register

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,10 @@ from torch.nn.functional import mse_loss
 
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.groups import LossFn
-from fl_elastic.registry import Registry
-from fl_elastic.streaming.retrieval import make_retrieval
+from fl_elastic.registry import Factories
+from fl_elastic.streaming.retrieval import RETRIEVALS
 
-__all__ = [
-    "DarkReplay",
-    "ExperienceReplay",
-    "Part",
-    "Replay",
-    "make_replay",
-    "register_replay",
-    "replays",
-]
+__all__ = ["REPLAYS", "DarkReplay", "ExperienceReplay", "Part", "Replay"]
 
 
 @dataclass(frozen=True)
@@ -87,18 +79,8 @@ class Replay(ABC):
         return loss_fn
 
 
-_REGISTRY: Registry[Callable[[], Replay]] = Registry("replay")
-register_replay = _REGISTRY.register
-
-
-def replays() -> list[str]:
-    """Return the names of the registered kinds of replay."""
-    return _REGISTRY.names()
-
-
-def make_replay(name: str) -> Replay:
-    """Return the replay registered as ``name``, as it is by default."""
-    return _REGISTRY.get(name)()
+REPLAYS: Factories[Replay] = Factories("replay")
+"""Kinds of replay by name, each as it is by default."""
 
 
 @dataclass(frozen=True)
@@ -225,14 +207,14 @@ def _distance(outputs: Tensor, told: Tensor) -> Tensor:
 def _check(rows: int, how: str) -> None:
     if rows < 1:
         raise StreamError(f"a batch of {rows} rows means nothing: give at least 1")
-    make_retrieval(how)
+    RETRIEVALS.get(how)
 
 
-@register_replay("none")
+@REPLAYS.register("none")
 def new_samples_only() -> Replay:
     """Return the recipe without replay: the model forgets what does not come again."""
     return ExperienceReplay(stored_share=0.0)
 
 
-register_replay("er")(ExperienceReplay)
-register_replay("der_pp")(DarkReplay)
+REPLAYS.register("er")(ExperienceReplay)
+REPLAYS.register("der_pp")(DarkReplay)

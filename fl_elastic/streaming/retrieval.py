@@ -10,28 +10,18 @@ from numpy.typing import NDArray
 
 from fl_elastic.registry import Registry
 
-__all__ = ["Retrieval", "make_retrieval", "register_retrieval", "retrievals"]
+__all__ = ["RETRIEVALS", "Retrieval"]
 
 Retrieval: TypeAlias = Callable[
     [NDArray[np.int64], NDArray[np.int64], int, np.random.Generator], NDArray[np.int64]
 ]
 """``(ids, labels, n, generator)`` to at most ``n`` different positions."""
 
-_REGISTRY: Registry[Retrieval] = Registry("retrieval")
-register_retrieval: Callable[[str], Callable[[Retrieval], Retrieval]] = _REGISTRY.register
+RETRIEVALS: Registry[Retrieval] = Registry("retrieval")
+"""Retrievals by name."""
 
 
-def retrievals() -> list[str]:
-    """Return the names of the registered retrievals."""
-    return _REGISTRY.names()
-
-
-def make_retrieval(name: str) -> Retrieval:
-    """Return the retrieval registered as ``name``."""
-    return _REGISTRY.get(name)
-
-
-@register_retrieval("uniform")
+@RETRIEVALS.register("uniform")
 def uniform(
     ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -40,7 +30,7 @@ def uniform(
     return generator.choice(len(ids), size=min(n, len(ids)), replace=False)
 
 
-@register_retrieval("class_balanced")
+@RETRIEVALS.register("class_balanced")
 def class_balanced(
     ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -55,7 +45,7 @@ def class_balanced(
     return order[np.argsort(rank[order], kind="stable")][:n]
 
 
-@register_retrieval("newest")
+@RETRIEVALS.register("newest")
 def newest(
     ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -64,7 +54,7 @@ def newest(
     return np.argsort(ids)[len(ids) - min(n, len(ids)) :]
 
 
-@register_retrieval("recent")
+@RETRIEVALS.register("recent")
 def recent(
     ids: NDArray[np.int64], labels: NDArray[np.int64], n: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:

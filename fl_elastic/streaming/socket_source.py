@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, Reading, register_source
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["lines_over_socket"]
 
@@ -30,7 +30,7 @@ _LONGEST_NAME = 100
 _MOST_ID = 2**63
 
 
-@register_source("socket")
+@SOURCES.register("socket")
 def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Listen, and yield the lines of whoever connects, one of each in turn.
 

@@ -8,17 +8,12 @@ from typing import Any
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import folder_source, socket_source, table_source
-from fl_elastic.streaming.reading import SOURCES, Reading, register_source
+from fl_elastic.streaming.reading import SOURCES, Reading
 
-__all__ = ["Reading", "open_source", "register_source", "source_name", "sources"]
+__all__ = ["SOURCES", "Reading", "open_source", "source_name"]
 
 # Imported, they are registered.
 _OWN = (folder_source, socket_source, table_source)
-
-
-def sources() -> list[str]:
-    """Return the kinds of sources there are."""
-    return SOURCES.names()
 
 
 def open_source(
@@ -53,5 +48,5 @@ def source_name(spec: str) -> str:
 def _parts(spec: str) -> tuple[str, str]:
     kind, colon, where = spec.partition(":")
     if not colon or not where:
-        raise StreamError(f"source {spec!r} is not of the form {'|'.join(sources())}:PLACE")
+        raise StreamError(f"source {spec!r} is not of the form {'|'.join(SOURCES.names())}:PLACE")
     return kind, where

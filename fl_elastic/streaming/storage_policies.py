@@ -6,19 +6,11 @@ import hashlib
 import sqlite3
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = [
-    "Newcomer",
-    "StoragePolicy",
-    "lottery",
-    "make_storage_policy",
-    "register_storage_policy",
-    "storage_policies",
-]
+__all__ = ["STORAGE_POLICIES", "Newcomer", "StoragePolicy", "lottery"]
 
 
 @dataclass(frozen=True)
@@ -50,20 +42,8 @@ class StoragePolicy(ABC):
         """Return the slot that the newcomer takes; None to turn it away."""
 
 
-_REGISTRY: Registry[type[StoragePolicy]] = Registry("storage policy")
-register_storage_policy: Callable[[str], Callable[[type[StoragePolicy]], type[StoragePolicy]]] = (
-    _REGISTRY.register
-)
-
-
-def storage_policies() -> list[str]:
-    """Return the names of the registered storage policies."""
-    return _REGISTRY.names()
-
-
-def make_storage_policy(name: str) -> StoragePolicy:
-    """Return the storage policy registered as ``name``."""
-    return _REGISTRY.get(name)()
+STORAGE_POLICIES: Factories[StoragePolicy] = Factories("storage policy")
+"""Storage policies by name."""
 
 
 def lottery(seed: int, number: int) -> float:
@@ -76,7 +56,7 @@ def lottery(seed: int, number: int) -> float:
     return int(struct.unpack("<Q", digest)[0] >> 11) / 2.0**53
 
 
-@register_storage_policy("ring")
+@STORAGE_POLICIES.register("ring")
 class Ring(StoragePolicy):
     """Keeps the newest."""
 
@@ -86,7 +66,7 @@ class Ring(StoragePolicy):
         return _slot(connection, "SELECT slot FROM samples ORDER BY id LIMIT 1")
 
 
-@register_storage_policy("reservoir")
+@STORAGE_POLICIES.register("reservoir")
 class Reservoir(StoragePolicy):
     """Keeps each sample of the stream with the same probability (Vitter 1985): those with the smallest draws."""
 
@@ -98,7 +78,7 @@ class Reservoir(StoragePolicy):
         return int(row[0]) if row is not None and newcomer.draw < row[1] else None
 
 
-@register_storage_policy("class_balanced")
+@STORAGE_POLICIES.register("class_balanced")
 class ClassBalanced(StoragePolicy):
     """Keeps as many of each class as it can, and within a class a reservoir (Chrysakis and Moens 2020).
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming.deletion import Condition
-from fl_elastic.streaming.retrieval import make_retrieval
+from fl_elastic.streaming.retrieval import RETRIEVALS
 from fl_elastic.streaming.store_file import Note, StoreFile
 from fl_elastic.streaming.stored import Change, Offer, Placed, Samples, samples_of
 
@@ -242,7 +242,7 @@ class SampleStore:
     ) -> NDArray[np.int64]:
         """Return the ids of the samples that `sample` would return: `take` several draws at once."""
         self._settle()
-        retrieval = make_retrieval(how)
+        retrieval = RETRIEVALS.get(how)
         ids, labels = self._file.drawable.table(labelled, version)
         return ids[retrieval(ids, labels, n, generator or np.random.default_rng())]
 

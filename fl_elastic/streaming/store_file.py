@@ -11,20 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming.database import Database, is_damage
 from fl_elastic.streaming.deletion import Condition, delete_some
-from fl_elastic.streaming.drawable import Drawable
 from fl_elastic.streaming.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.placing import Placing, Written, as_array, extra_bytes
-from fl_elastic.streaming.storage_policies import make_storage_policy
+from fl_elastic.streaming.storage_policies import STORAGE_POLICIES
 from fl_elastic.streaming.stored import Change, Offer, Placed, Relabelled
 
-__all__ = ["Note", "StoreFile"]
+__all__ = ["Drawable", "Note", "Read", "StoreFile"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Found = TypeVar("_Found")
 Note: TypeAlias = Callable[[Sequence[Change]], Mapping[str, object]]
+Read = Callable[[str, Sequence[object]], list[Any]]
+"""``(query, values)`` to rows."""
+Table = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _no_note(_: Sequence[Change]) -> Mapping[str, object]:
@@ -61,7 +66,7 @@ class StoreFile:
     ) -> None:
         if encoding not in ENCODINGS:
             raise StoreError(f"encoding {encoding!r} is unknown: known are {', '.join(ENCODINGS)}")
-        self._policy = make_storage_policy(policy)
+        self._policy = STORAGE_POLICIES.make(policy)
         self._settings = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
         self._seed, self._encoding_name = seed, encoding
         self._form: Encoding | None = None
@@ -247,3 +252,40 @@ class StoreFile:
             self._form = Encoding.from_json(text) if text else None
         except StoreError as error:
             self._start_afresh(str(error))
+
+
+class Drawable:
+    """What can be drawn from a store's file.
+
+    Parameters
+    ----------
+    read : callable
+        Asks the file.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._own_writes = 0
+        self._known: tuple[object, Table] | None = None
+
+    def changed(self) -> None:
+        """Say that this process has written; writes of others are noticed."""
+        self._own_writes += 1
+
+    def forget(self) -> None:
+        """Read everything again: it is another file."""
+        self._known = None
+
+    def table(self, labelled: bool, version: str | None) -> Table:
+        """Return ids and labels, of samples that have a label or of all, of one version or of any."""
+        others = self._read("PRAGMA data_version", ())
+        state = (others, self._own_writes, labelled, version)
+        if self._known is None or self._known[0] != state:
+            conditions, values = ["y >= 0" if labelled else "1"], list[object]()
+            if version is not None:
+                conditions.append("version = ?")
+                values.append(version)
+            query = f"SELECT id, y FROM samples WHERE {' AND '.join(conditions)} ORDER BY id"
+            found = np.array(self._read(query, values), np.int64).reshape(-1, 2)
+            self._known = (state, (found[:, 0], found[:, 1]))
+        return self._known[1]

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
+import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import POLL_SECONDS, Reading, register_source
-from fl_elastic.streaming.table_file import Line, TableFile, fields_of, named
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, Reading
 
-__all__ = ["table"]
+__all__ = ["Line", "TableFile", "fields_of", "named", "table"]
 
 _LOG = logging.getLogger("fl_elastic")
+_PART = 2**16
+# By so many bytes before it a place is recognised.
+_TAIL = 256
 
 
-@register_source("csv")
+@SOURCES.register("csv")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 
@@ -120,3 +126,163 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line without its end, and the byte after it; the text is empty where it was too long."""
+
+    text: str
+    end: int
+    is_too_long: bool = False
+
+
+def fields_of(text: str) -> list[str]:
+    """Return the fields of a line; none where it cannot be taken apart."""
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:
+        return []
+
+
+class TableFile:
+    """An open table.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is now; it may be renamed while it is read.
+
+    Attributes
+    ----------
+    header : list of str or None
+        Names of its columns in small letters; None until they were read.
+    rows : int
+        Read so far.
+    inode : int
+        By which the file system knows it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.inode = os.fstat(self._file).st_ino
+        self.header: list[str] | None = None
+        self.rows = 0
+        # What was read and not given yet, where it begins, and how far it was searched for an end of a line.
+        self._buffer, self._start, self._searched = b"", 0, 0
+        self._overlong = False
+        self._seen_end: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._file)
+
+    def place(self, end: int) -> dict[str, Any]:
+        """Return the place after a byte."""
+        return {"offset": end, "rows": self.rows, "tail": self._tail(end), "inode": self.inode}
+
+    def go_to(self, place: Mapping[str, Any]) -> bool:
+        """Go on from a place; return whether the file has the bytes before it that it had then."""
+        first = next(self.lines(final=True), None)
+        self.header = None if first is None else named(first.text)
+        rows = int(place.get("rows", 0))
+        if "offset" not in place:
+            # An earlier release has counted the rows, without the blank ones.
+            return all(self._skip() for _ in range(rows))
+        end = int(place["offset"])
+        if end > os.fstat(self._file).st_size or self._tail(end) != place.get("tail"):
+            return False
+        self._buffer, self._start, self._searched, self.rows = b"", end, 0, rows
+        return True
+
+    def lines(self, *, final: bool) -> Iterator[Line]:
+        """Yield the lines that are there; the last one without its end only if that is ``final``.
+
+        Raises
+        ------
+        StreamError
+            If the file was cut off, or changed before where it is read.
+        """
+        while (line := self._line(final)) is not None:
+            yield line
+
+    @property
+    def end(self) -> int:
+        """The byte after the last line that was given."""
+        return self._start
+
+    def is_replaced(self, path: Path) -> bool:
+        """Whether another file is at a path now, or none."""
+        try:
+            return os.stat(path).st_ino != self.inode
+        except OSError:
+            return True
+
+    def _line(self, final: bool) -> Line | None:
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > LONGEST_LINE:
+                self._overlong = True
+                self._start += self._searched
+                self._buffer, self._searched = b"", 0
+            if not self._more():
+                if not (final and (self._buffer or self._overlong)):
+                    return None
+                end = len(self._buffer) - 1
+                break
+        text, self._buffer, self._searched = self._buffer[: end + 1], self._buffer[end + 1 :], 0
+        self._start += len(text)
+        overlong, self._overlong = self._overlong, False
+        said = "" if overlong else text.decode("utf-8", "replace").rstrip("\r\n")
+        return Line(said, self._start, overlong)
+
+    def _more(self) -> bool:
+        """Read on; return whether there was anything."""
+        at = self._start + len(self._buffer)
+        data = os.pread(self._file, _PART, at)
+        if not data:
+            if os.fstat(self._file).st_size < at:
+                self._refuse(at)
+            self._seen_end = self._tail(at)
+            return False
+        # While nobody looked it may have been cut off, and have grown again.
+        if self._seen_end is not None and self._tail(at) != self._seen_end:
+            self._refuse(at)
+        self._seen_end = None
+        self._buffer += data
+        return True
+
+    def _refuse(self, at: int) -> None:
+        raise StreamError(
+            f"the table {self._path} was cut off or changed before byte {at}, up to which it was read "
+            f"({self.rows} rows): which of its rows are new cannot be told. Append to it, or rename it and begin a "
+            "new one in its place"
+        )
+
+    def _skip(self) -> bool:
+        for line in self.lines(final=True):
+            if line.text.strip() or line.is_too_long:
+                self.rows += 1
+                return True
+        return False
+
+    def _tail(self, end: int) -> int:
+        start = max(end - _TAIL, 0)
+        return zlib.crc32(os.pread(self._file, end - start, start))
+
+
+def named(text: str) -> list[str]:
+    """Return the names of a header's columns in small letters."""
+    return [name.strip().lower() for name in fields_of(text.removeprefix("\ufeff"))] or [""]

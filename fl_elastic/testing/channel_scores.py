@@ -26,9 +26,9 @@ def channel_score_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.importance import make_channel_score
+    >>> from fl_elastic.importance import CHANNEL_SCORES
     >>> for check in channel_score_checks():
-    ...     check(make_channel_score("l2"))
+    ...     check(CHANNEL_SCORES.make("l2"))
     """
     return [
         check_scores_are_finite_and_one_per_channel,

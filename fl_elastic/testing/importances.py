@@ -23,7 +23,7 @@ def importance_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.importance import Magnitude
+    >>> from fl_elastic.importance.simple import Magnitude
     >>> for check in importance_checks():
     ...     check(Magnitude)
     """

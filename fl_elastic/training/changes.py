@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
@@ -16,7 +17,7 @@ from fl_elastic.ops import ChannelSubset
 from fl_elastic.planning import Plan
 from fl_elastic.update import Manifest, Masks, weights_of
 
-__all__ = ["changes", "stepped", "trained_parts"]
+__all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -109,3 +110,24 @@ def _rows_and_columns(
         rows[block.outputs] = True
         columns[block.columns] = True
     return rows, columns
+
+
+def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
+    """Return the counts of first names for every name of a tied tensor, or of a layer used twice.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> sorted(under_every_name(nn.Sequential(layer, layer), Counter({"0.weight": 3})).items())
+    [('0.weight', 3), ('1.weight', 3)]
+    """
+    first_name = {id(tensor): name for name, tensor in _named_tensors(model, repeat=False)}
+    return Counter(
+        {n: counts[first_name[id(tensor)]] for n, tensor in _named_tensors(model, repeat=True)}
+    )
+
+
+def _named_tensors(model: nn.Module, *, repeat: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers with their names; shared ones once, or under every name."""
+    yield from model.named_parameters(remove_duplicate=not repeat)
+    yield from model.named_buffers(remove_duplicate=not repeat)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
-from fl_elastic.importance.channels import ChannelScore, choose_channels, make_channel_score
+from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
-from fl_elastic.planning import Plan, PlanRequest, Policy, make_policy
+from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile, Mask, mask_bytes
 from fl_elastic.profiling.calibrate import OptimizerFn
@@ -65,11 +66,8 @@ class PlanChooser:
         state: SelectionState,
         optimizer: Callable[[], torch.optim.Optimizer],
     ) -> None:
-        self.policy = make_policy(policy)
-        self.importance = make_importance(self.policy.importance_name or options.importance)
-        self.channel_score = make_channel_score(
-            self.policy.channel_score_name or options.channel_score
-        )
+        self.policy = POLICIES.make(policy)
+        self.importance = IMPORTANCES.make(self.policy.importance_name or options.importance)
         self.budget = budget
         self.options = options
         self.state = state
@@ -88,6 +86,11 @@ class PlanChooser:
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
         self.based_on = ""
+
+    @cached_property
+    def channel_score(self) -> ChannelScore:
+        """By what the channels of a group are chosen that is trained in part."""
+        return CHANNEL_SCORES.make(self.policy.channel_score_name or self.options.channel_score)
 
     @property
     def batches_needed(self) -> int:
@@ -201,7 +204,9 @@ class PlanChooser:
         self.based_on = self._basis(correction)
         graph = self._known_costs().graph
         part = plan if first is None else _part_of(first, plan, request)
-        plan = with_channels(part, graph, self.channel_score, lambda: self.probe(self._batches))
+        plan = with_channels(
+            part, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
+        )
         if first is not None:
             channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
@@ -411,9 +416,12 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
 
 
 def with_channels(
-    plan: Plan, graph: BackwardGraph, score: ChannelScore, probe: Callable[[], Probe]
+    plan: Plan,
+    graph: BackwardGraph,
+    score: Callable[[], ChannelScore],
+    probe: Callable[[], Probe],
 ) -> Plan:
-    """Return the plan with the channels of its groups chosen; nothing is probed if it has none."""
+    """Return the plan with the channels of its groups chosen; nothing is loaded or probed if it has none."""
     if not any(mode.kind == "channels" for mode in plan.modes):
         return plan
-    return replace(plan, channels=choose_channels(plan.modes, graph, score.score(probe(), graph)))
+    return replace(plan, channels=choose_channels(plan.modes, graph, score().score(probe(), graph)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_elastic.errors import BudgetError, ProfileError
-from fl_elastic.importance import make_channel_score, make_importance
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.training.elastic_forward import ForwardOptions
 
@@ -93,8 +93,8 @@ class TrainerOptions:
     shared_seed: int | None = None
 
     def __post_init__(self) -> None:
-        make_importance(self.importance)
-        make_channel_score(self.channel_score)
+        IMPORTANCES.check(self.importance)
+        CHANNEL_SCORES.check(self.channel_score)
         if self.clock not in CLOCKS:
             raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
         if not -2 <= self.drift <= 2:

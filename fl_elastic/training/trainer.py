@@ -29,10 +29,9 @@ from fl_elastic.profiling import (
     refined,
 )
 from fl_elastic.profiling.measure import OptimizerFn, model_device
-from fl_elastic.training.aliases import under_every_name
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
-from fl_elastic.training.changes import changes, stepped, trained_parts
+from fl_elastic.training.changes import changes, stepped, trained_parts, under_every_name
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
@@ -42,12 +41,11 @@ from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.options import TrainerOptions
-from fl_elastic.training.pace import Pace
+from fl_elastic.training.pace import Pace, StepLog
 from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step_importance import StepImportance
-from fl_elastic.training.step_log import StepLog
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ElasticTrainer"]

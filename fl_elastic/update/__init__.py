@@ -2,7 +2,7 @@
 
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.update.change_log import ChangeLog
-from fl_elastic.update.codecs import Codec, codecs, make_codec, register_codec
+from fl_elastic.update.codecs import CODECS, Codec
 from fl_elastic.update.feedback import ErrorFeedback
 from fl_elastic.update.manifest import Manifest, Role, load_weights, weights_of
 from fl_elastic.update.model_store import ModelStore
@@ -18,6 +18,7 @@ from fl_elastic.update.parts import Masks
 from fl_elastic.update.wire import decode, encode
 
 __all__ = [
+    "CODECS",
     "ChangeLog",
     "Codec",
     "ErrorFeedback",
@@ -31,14 +32,11 @@ __all__ = [
     "UpdateError",
     "check_update",
     "check_variances",
-    "codecs",
     "decode",
     "decode_weights",
     "encode",
     "encode_weights",
     "load_weights",
-    "make_codec",
-    "register_codec",
     "trained_part",
     "weights_of",
 ]

@@ -1,7 +1,7 @@
 """The frame of every packed message: a versioned, checksummed header before one buffer of numbers.
 
 Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of
-all the rest (16 bytes, see `fl_elastic.update.checksum`), header (JSON, then spaces, so that a payload of 4 KB or
+all the rest (16 bytes, see `fl_elastic.update.frame`), header (JSON, then spaces, so that a payload of 4 KB or
 more begins at a multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of
 arrays, not of bytes, is what Flower's transport pays for.
 """
@@ -12,17 +12,22 @@ import json
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
-from fl_elastic.update.codecs import Codec, make_codec
+from fl_elastic.update.codecs import CODECS, Codec
 from fl_elastic.update.manifest import Manifest
 
 __all__ = [
+    "CHECKSUM_BYTES",
+    "ROW_BYTES",
     "WIRE_VERSION",
     "Kind",
+    "checksum",
     "codec_field",
     "field",
     "index_field",
@@ -32,6 +37,7 @@ __all__ = [
 ]
 
 WIRE_VERSION = 4
+CHECKSUM_BYTES = 16
 _MAGIC = b"FLEL"
 _START = struct.Struct("<4sHBBI")
 _BEFORE_TEXT = _START.size + CHECKSUM_BYTES
@@ -40,6 +46,12 @@ _ALIGNMENT, _LONG = 64, 4096
 # Bytes of a header: of what it holds in any case, with room for what JSON is free to write otherwise, and of each
 # tensor and axis.
 _FIXED, _PER_TENSOR, _PER_AXIS = 4096, 128, 32
+_WORD = np.dtype("<u8")
+# Odd, so that writing one constant over another in a whole row never leaves the row's sum as it was.
+_ROW = 1023
+ROW_BYTES = _ROW * _WORD.itemsize
+# Rows that stay in the processor's cache while they are summed both ways.
+_ROWS_AT_ONCE = 32
 
 
 class Kind(IntEnum):
@@ -152,6 +164,40 @@ def index_field(header: dict[str, Any], name: str, manifest: Manifest) -> list[i
 def codec_field(header: dict[str, Any]) -> Codec:
     """Return the codec that the header names."""
     try:
-        return make_codec(field(header, "codec", str)[:40])
+        return CODECS.make(field(header, "codec", str)[:40])
     except RegistryError as error:
         raise UpdateError(str(error)) from None
+
+
+def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
+    """Return the checksum of a message.
+
+    Parameters
+    ----------
+    head : bytes
+        What is digested as it is.
+    numbers : bytes-like
+        What is laid out in rows of `ROW_BYTES`. The digest takes the sums of the 64-bit words of each row and of
+        each column, modulo 2^64, and the bytes after the last whole row as they are.
+
+    Examples
+    --------
+    >>> rows = bytes(range(256)) * 64
+    >>> checksum(b"", rows) == checksum(b"", rows[8:16] + rows[:8] + rows[16:])
+    False
+    """
+    view = memoryview(numbers).cast("B")
+    digest = blake2b(head, digest_size=CHECKSUM_BYTES)
+    digest.update(struct.pack("<Q", len(view)))
+    whole = len(view) // ROW_BYTES
+    if whole:
+        words = np.frombuffer(view, _WORD, count=whole * _ROW).reshape(whole, _ROW)
+        rows, columns = np.empty(whole, _WORD), np.zeros(_ROW, _WORD)
+        for start in range(0, whole, _ROWS_AT_ONCE):
+            some = words[start : start + _ROWS_AT_ONCE]
+            np.add.reduce(some, axis=1, out=rows[start : start + _ROWS_AT_ONCE])
+            columns += np.add.reduce(some, axis=0)
+        digest.update(rows.tobytes())
+        digest.update(columns.tobytes())
+    digest.update(view[whole * ROW_BYTES :])
+    return digest.digest()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StaleModelError, UpdateError
-from fl_elastic.update.codecs import Codec, codecs, make_codec
+from fl_elastic.update.codecs import CODECS, Codec
 from fl_elastic.update.frame import Kind, codec_field, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import MAX_VERSION, check_count
@@ -59,7 +59,7 @@ def encode_weights(
     """
     manifest.check_weights(weights)
     check_count("version", version, 0, MAX_VERSION)
-    writer = _for_weights(make_codec(codec), codec)
+    writer = _for_weights(CODECS.make(codec), codec)
     header: dict[str, Any] = {"manifest": manifest.hash, "codec": codec, "version": int(version)}
     tensors = list(_write(weights, manifest, writer))
     if names is None:
@@ -140,7 +140,7 @@ def _known_weights(
 
 def _for_weights(codec: Codec, name: str) -> Codec:
     if not codec.for_weights:
-        fit = ", ".join(each for each in codecs() if make_codec(each).for_weights)
+        fit = ", ".join(each for each in CODECS.names() if CODECS.make(each).for_weights)
         raise UpdateError(f"codec {name!r} is for changes, not for a model's weights: use {fit}")
     return codec
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.codecs import Codec, Fp32, make_codec
+from fl_elastic.update.codecs import CODECS, Codec, Fp32
 from fl_elastic.update.codecs.base import number_of
 from fl_elastic.update.frame import (
     WIRE_VERSION,
@@ -74,7 +74,7 @@ def encode(
     [1.0, 1.0]
     """
     check_update(update, manifest)
-    coarse = make_codec(codec)
+    coarse = CODECS.make(codec)
     if generator is None:
         generator = np.random.default_rng(
             _seed_of(update) if coarse.lossy and coarse.unbiased else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fl_elastic.aggregation import make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.aggregation.agreement import Agreement
 
 ZERO = {"w": np.zeros(2), "v": np.zeros(3)}
@@ -58,7 +58,7 @@ def test_agreeing_rounds_are_saved() -> None:
     """A quadratic whose clients agree: fewer rounds to the optimum than at the same rate without it."""
     rounds = {}
     for name in ("sgd", "agreement"):
-        optimizer, weights = make_server_optimizer(name), {"w": np.array([10.0, -10.0])}
+        optimizer, weights = SERVER_OPTIMIZERS.make(name), {"w": np.array([10.0, -10.0])}
         for number in range(200):
             if np.abs(weights["w"]).max() < 1e-2:
                 rounds[name] = number

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_elastic.aggregation import CoverageLedger, PartialMean
-from fl_elastic.aggregation.rules import InverseProbability, make_rule
+from fl_elastic.aggregation.rules import RULES, InverseProbability
 from fl_elastic.update import Manifest, PartialUpdate, Role
 
 MANIFEST = Manifest(("w", "head"), ((1,), (1,)), ("float32",) * 2, (Role.PARAMETER,) * 2)
@@ -124,7 +124,7 @@ def test_a_floor_above_the_probability_leaves_bias(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("rule", ["contributors", "all", "inverse_probability"])
 def test_a_probability_of_zero_cannot_be_repaired(rule: str) -> None:
-    assert make_rule(rule)
+    assert RULES.make(rule)
     for probabilities in (known(1e-9), of_a_ledger()):
         assert resting_place(rule, 0.0, probabilities=probabilities, rounds=300) > 0.95
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fl_elastic.aggregation import make_server_optimizer, server_optimizers
+from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import RegistryError, UpdateError
 
 BASE = {"w": np.array([1.0, -2.0], np.float32), "v": np.array([3.0], np.float32)}
@@ -16,14 +16,14 @@ def moved(change: float, base: dict[str, np.ndarray] = BASE) -> dict[str, np.nda
 
 
 def test_all_are_registered() -> None:
-    assert server_optimizers() == ["adam", "agreement", "momentum", "sgd", "yogi"]
+    assert SERVER_OPTIMIZERS.names() == ["adam", "agreement", "momentum", "sgd", "yogi"]
     with pytest.raises(RegistryError, match="adma"):
-        make_server_optimizer("adma")
+        SERVER_OPTIMIZERS.make("adma")
 
 
-@pytest.mark.parametrize("name", server_optimizers())
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
 def test_untouched_tensors_stay_whatever_happened_before(name: str) -> None:
-    optimizer = make_server_optimizer(name)
+    optimizer = SERVER_OPTIMIZERS.make(name)
     first = optimizer.step(BASE, moved(0.5), {"w"})
     assert first["v"].tolist() == [3.0] and not np.array_equal(first["w"], BASE["w"])
     # Nobody trains "w" now: an optimiser that is not lazy would go on along its momentum.
@@ -33,14 +33,14 @@ def test_untouched_tensors_stay_whatever_happened_before(name: str) -> None:
 
 
 def test_sgd_at_rate_one_is_the_merged_model() -> None:
-    result = make_server_optimizer("sgd").step(BASE, moved(0.25), {"w"})
+    result = SERVER_OPTIMIZERS.make("sgd").step(BASE, moved(0.25), {"w"})
     assert result["w"].tolist() == [1.25, -1.75]
-    half = make_server_optimizer("sgd", 0.5).step(BASE, moved(0.25), {"w"})
+    half = SERVER_OPTIMIZERS.make("sgd", 0.5).step(BASE, moved(0.25), {"w"})
     assert half["w"].tolist() == [1.125, -1.875]
 
 
 def test_momentum_adds_up() -> None:
-    optimizer = make_server_optimizer("momentum")
+    optimizer = SERVER_OPTIMIZERS.make("momentum")
     first = optimizer.step(BASE, moved(1.0), {"w"})
     second = optimizer.step(first, moved(1.0, first), {"w"})
     assert (first["w"] - BASE["w"]).tolist() == [1.0, 1.0]
@@ -49,7 +49,7 @@ def test_momentum_adds_up() -> None:
 
 @pytest.mark.parametrize("name", ["adam", "yogi"])
 def test_adaptive_optimisers_follow_their_formula_per_touch(name: str) -> None:
-    optimizer, weights = make_server_optimizer(name, 0.1), BASE
+    optimizer, weights = SERVER_OPTIMIZERS.make(name, 0.1), BASE
     mean = square = np.zeros(2)
     expected = BASE["w"].astype(float)
     count = 0
@@ -69,9 +69,9 @@ def test_adaptive_optimisers_follow_their_formula_per_touch(name: str) -> None:
     assert weights["w"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", server_optimizers())
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
 def test_a_restart_changes_nothing(name: str) -> None:
-    one, other = make_server_optimizer(name), make_server_optimizer(name)
+    one, other = SERVER_OPTIMIZERS.make(name), SERVER_OPTIMIZERS.make(name)
     weights = one.step(BASE, moved(0.5), {"w"})
     weights = one.step(weights, moved(0.4, weights), {"w"})
     other.from_arrays(one.to_arrays())
@@ -81,9 +81,9 @@ def test_a_restart_changes_nothing(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", server_optimizers())
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
 def test_a_refused_step_leaves_no_trace(name: str) -> None:
-    optimizer = make_server_optimizer(name, 1e9)
+    optimizer = SERVER_OPTIMIZERS.make(name, 1e9)
     base = {"w": np.array([1.0], np.float16)}
     base = optimizer.step(base, {"w": base["w"] + np.float16(0)}, {"w"})
     before = {key: np.array(value) for key, value in optimizer.to_arrays().items()}
@@ -97,6 +97,6 @@ def test_a_refused_step_leaves_no_trace(name: str) -> None:
 def test_a_step_beyond_the_dtype_is_refused() -> None:
     base = {"w": np.array([1.0], np.float16)}
     with pytest.raises(UpdateError, match="'w' beyond the range"):
-        make_server_optimizer("sgd", 1e9).step(base, {"w": np.array([2.0], np.float16)}, {"w"})
+        SERVER_OPTIMIZERS.make("sgd", 1e9).step(base, {"w": np.array([2.0], np.float16)}, {"w"})
     with pytest.raises(UpdateError, match="learning rate"):
-        make_server_optimizer("sgd", -1.0)
+        SERVER_OPTIMIZERS.make("sgd", -1.0)

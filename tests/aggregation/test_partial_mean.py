@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from small_models import conv_net
 
-from fl_elastic.aggregation import PartialMean, make_rule, rules
+from fl_elastic.aggregation import RULES, PartialMean
 from fl_elastic.aggregation.sums import FlatSum, TensorSum
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, name_of, rule_checks
@@ -64,7 +64,7 @@ def fedavg(models: list[Weights], examples: list[int]) -> Weights:
 
 
 def test_the_registered_rules_are_all_checked() -> None:
-    assert rules() == sorted(NAMES + ROBUST)
+    assert RULES.names() == sorted(NAMES + ROBUST)
     assert len(rule_checks()) == 9
     assert len({name_of(check) for check in rule_checks()}) == 9
 
@@ -72,10 +72,10 @@ def test_the_registered_rules_are_all_checked() -> None:
 @pytest.mark.parametrize("check", rule_checks(), ids=name_of)
 @pytest.mark.parametrize("rule", NAMES + ROBUST)
 def test_rule_conforms(rule: str, check: Check) -> None:
-    made = make_rule(rule)
+    made = RULES.make(rule)
     check(made)
     check(type(made))
-    assert isinstance(made, type(make_rule(rule)))
+    assert isinstance(made, type(RULES.make(rule)))
 
 
 def test_an_unknown_rule_lists_the_known() -> None:

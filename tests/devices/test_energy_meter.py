@@ -9,10 +9,10 @@ from device_tree import NOISE, command, grow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.devices.energy import EnergyMeter
-from fl_elastic.devices.energy_sources import (
+from fl_elastic.devices.energy import (
     Counter,
     CounterSource,
+    EnergyMeter,
     PowerSource,
     counter_joules,
     energy_source,

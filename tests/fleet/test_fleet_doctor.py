@@ -33,8 +33,8 @@ from fl_elastic.fleet.doctor.machine import (
     check_word_length,
     torch_build,
 )
-from fl_elastic.fleet.doctor.reach import check_clock, check_names, check_server
 from fl_elastic.fleet.doctor.self_test import self_test
+from fl_elastic.fleet.doctor.trust import check_clock, check_names, check_server
 from fl_elastic.fleet.health import Health, ask_health
 from fl_elastic.fleet.provision import Wanted, provision
 

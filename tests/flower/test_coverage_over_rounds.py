@@ -20,7 +20,7 @@ from fl_elastic import Budget
 from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.flower import ElasticClient, elastic_client_app
 from fl_elastic.flower.wire import PACKED, instruction
-from fl_elastic.planning import make_policy, policies
+from fl_elastic.planning import POLICIES, policies
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, Role, decode, encode_weights, weights_of
@@ -124,7 +124,7 @@ def test_deep_fits_come_for_every_policy_at_rounds_of_each_clients_own(
 
 
 def test_policies_say_whether_what_they_leave_out_comes_back() -> None:
-    kept = {name for name in policies() if not make_policy(name).covers}
+    kept = {name for name in policies() if not POLICIES.make(name).covers}
     assert kept == {"bias", "full", "head"}
 
 

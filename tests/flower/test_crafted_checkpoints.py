@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAdam
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import assert_identical, quiet, run, scripted_app
 
-from fl_elastic.aggregation import ModelAverage, make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
 from fl_elastic.errors import CheckpointError, ElasticError
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundTerms, load_checkpoint
 
@@ -24,7 +24,7 @@ def strategy() -> PartialUpdates:
     return PartialUpdates(
         quiet(FedAdam, eta=0.05),
         terms=RoundTerms(quota=3, blend=0.5, delta_downlink=True),
-        server_optimizer=make_server_optimizer("momentum", 0.5),
+        server_optimizer=SERVER_OPTIMIZERS.make("momentum", 0.5),
         average=ModelAverage(0.5),
     )
 

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvgM
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
 from small_federation import as_weights, assert_identical, quiet, run, scripted_app
 
-from fl_elastic.aggregation import MergeOptions, ModelAverage, make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.flower import PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.loss_guard import LossGuard
 from fl_elastic.update import PartialUpdate
@@ -113,7 +113,7 @@ def test_an_inner_optimisers_moments_are_not_poisoned_for_good(when: int, value:
 @pytest.mark.parametrize("when", [1, 3])
 def test_nor_are_those_of_a_server_optimiser(name: str, when: int) -> None:
     rate = 0.05 if name in ("adam", "yogi") else 0.2
-    strategy = PartialUpdates(quiet(), server_optimizer=make_server_optimizer(name, rate))
+    strategy = PartialUpdates(quiet(), server_optimizer=SERVER_OPTIMIZERS.make(name, rate))
     # Node 2 holds almost half of the examples, and momentum goes on for a while.
     found = after(strategy, when + 40, bad={2: once(2, when, 9e29)})
     assert distance(found) < 0.5 * distance(first_weights())
@@ -145,7 +145,7 @@ def test_moments_and_mean_go_back_with_the_model() -> None:
             quiet(FedAvgM, server_momentum=0.5),
             merge=merge,
             average=ModelAverage(0.5),
-            server_optimizer=make_server_optimizer("momentum", 0.1),
+            server_optimizer=SERVER_OPTIMIZERS.make("momentum", 0.1),
         )
 
     one, other = strategy(), strategy()
@@ -181,7 +181,7 @@ def test_a_server_rate_that_is_too_long_is_taken_back() -> None:
     merge = MergeOptions(size_bound=float("inf"))
 
     def strategy(**terms: Any) -> PartialUpdates:
-        optimizer = make_server_optimizer("sgd", 7.0)
+        optimizer = SERVER_OPTIMIZERS.make("sgd", 7.0)
         return PartialUpdates(
             quiet(), server_optimizer=optimizer, merge=merge, terms=RoundTerms(**terms)
         )
@@ -198,7 +198,7 @@ def test_a_model_with_statistics_goes_no_further_than_its_clients(
 ) -> None:
     extra = NORM if statistics else None
     inner = quiet(FedAvgM, server_learning_rate=1.5) if name == "inner" else quiet()
-    optimizer = None if name == "inner" else make_server_optimizer(name, 1.5)
+    optimizer = None if name == "inner" else SERVER_OPTIMIZERS.make(name, 1.5)
     strategy = PartialUpdates(
         inner, server_optimizer=optimizer, merge=MergeOptions(extrapolate=extrapolate)
     )

@@ -15,7 +15,7 @@ from in_process_grid import InProcessGrid
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import Weights, assert_identical, quiet
 
-from fl_elastic.aggregation import make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import (
     Capabilities,
@@ -28,14 +28,7 @@ from fl_elastic.flower import (
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.terms import IMPORTANCE, KEEP, Instructions
-from fl_elastic.flower.wire import (
-    ERROR,
-    HAVE,
-    STALE,
-    evaluate_reply,
-    read_instruction,
-    train_reply,
-)
+from fl_elastic.flower.wire import ERROR, HAVE, STALE, evaluate_reply, read_instruction, train_reply
 from fl_elastic.update import PartialUpdate, StaleModelError, decode_weights, encode
 
 ROUNDS = 3
@@ -47,7 +40,7 @@ RICH = RoundTerms(
 
 def optimized(name: str) -> PartialUpdates:
     return PartialUpdates(
-        quiet(fraction_evaluate=1.0), server_optimizer=make_server_optimizer(name)
+        quiet(fraction_evaluate=1.0), server_optimizer=SERVER_OPTIMIZERS.make(name)
     )
 
 
@@ -58,7 +51,7 @@ STRATEGIES: dict[str, Callable[[], PartialUpdates]] = {
         quiet(fraction_evaluate=1.0),
         rule="inverse_probability",
         terms=RICH,
-        server_optimizer=make_server_optimizer("momentum"),
+        server_optimizer=SERVER_OPTIMIZERS.make("momentum"),
     ),
     "server's plan": lambda: PartialUpdates(
         quiet(fraction_evaluate=1.0), terms=RoundTerms(plan_source="server", quota=1)

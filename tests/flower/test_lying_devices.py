@@ -17,8 +17,8 @@ from fl_elastic.flower.attendance import Attendance, inner_times
 from fl_elastic.flower.cohort import CohortPlanner
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.group_names import GroupNames
-from fl_elastic.flower.metric_names import believed_metrics
 from fl_elastic.flower.terms import IMPORTANCE, read_importance
+from fl_elastic.flower.wire import believed_metrics
 
 
 def said(node: int, **changes: Any) -> Any:

@@ -26,7 +26,7 @@ from small_models import conv_net
 from test_crafted_checkpoints import put, strategy, trained
 from test_deadlines import answering_app
 
-from fl_elastic.aggregation import make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.fleet.inventory import Inventory, Node, Server, load_inventory, save_inventory
 from fl_elastic.fleet.node_settings import load_node_settings
@@ -220,7 +220,7 @@ def test_replies(times: int, source: Any) -> None:
 
             apps = {node: answering_app(node) for node in EXAMPLES}
             optimizer = rng.choice(
-                (None, make_server_optimizer("adam"), make_server_optimizer("agreement"))
+                (None, SERVER_OPTIMIZERS.make("adam"), SERVER_OPTIMIZERS.make("agreement"))
             )
             made = PartialUpdates(
                 quiet(rng.choice((FedAdam, type(quiet())))), rule=rng.choice(RULES), terms=terms,

@@ -31,7 +31,7 @@ from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.interruption import Interrupted
 from fl_elastic.flower.streaming_grid import streaming
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
-from fl_elastic_simulations.engine.reporting_grid import ReportingGrid
+from fl_elastic_simulations.engine.simulate import ReportingGrid
 
 
 def message(number: int, kind: str = "train") -> Message:

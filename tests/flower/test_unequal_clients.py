@@ -31,7 +31,7 @@ from small_models import conv_net, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.aggregation import make_server_optimizer
+from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord
 from fl_elastic.flower.wire import PACKED, read_train_reply
@@ -105,7 +105,7 @@ def test_where_every_tensor_is_trained_lazy_optimizers_are_flowers(name: str) ->
     flowers, lazy, rate = TWINS[name]
     whole = scripts(everything=True)
     expected = trained(PartialUpdates(flowers()), whole, 5)
-    strategy = PartialUpdates(quiet(), server_optimizer=make_server_optimizer(lazy, rate))
+    strategy = PartialUpdates(quiet(), server_optimizer=SERVER_OPTIMIZERS.make(lazy, rate))
     assert_close(trained(strategy, whole, 5), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -123,7 +123,7 @@ def test_a_lazy_optimizer_leaves_alone_what_nobody_trains_any_more() -> None:
         return not np.array_equal(early["untouched"], late["untouched"])
 
     assert not moves(
-        lambda: PartialUpdates(quiet(), server_optimizer=make_server_optimizer("adam"))
+        lambda: PartialUpdates(quiet(), server_optimizer=SERVER_OPTIMIZERS.make("adam"))
     )
     assert moves(lambda: PartialUpdates(quiet(FedAdam)))
 
@@ -147,7 +147,7 @@ def test_krum_on_ragged_replies_moves_what_has_a_quorum_and_says_what_stays(
 
 
 def test_a_lazy_optimizer_does_not_move_what_stays() -> None:
-    strategy = PartialUpdates(quiet(), rule="krum", server_optimizer=make_server_optimizer("adam"))
+    strategy = PartialUpdates(quiet(), rule="krum", server_optimizer=SERVER_OPTIMIZERS.make("adam"))
     found = trained(strategy, scripts(), 2)
     moved = {n for n, array in first_weights().items() if not np.array_equal(found[n], array)}
     assert moved == {"head.weight"}

@@ -13,16 +13,8 @@ from torch.nn.functional import cross_entropy, relu
 from fl_elastic.errors import PlanError, RegistryError, TrainingError
 from fl_elastic.groups import BackwardGraph, Mode, tensor_groups, untouched
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.importance import (
-    ChannelScores,
-    FisherChannels,
-    GradientChannels,
-    Probe,
-    channel_scores,
-    choose_channels,
-    make_channel_score,
-    make_importance,
-)
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScores, Probe, choose_channels
+from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
 from fl_elastic.testing import Check, channel_score_checks, made_up_training, name_of
 
 NAMES = ["fisher", "gradient", "l2", "random"]
@@ -113,16 +105,16 @@ def by_hand(model: TwoLayers, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]
 
 
 def test_the_registered_channel_scores_are_all_checked() -> None:
-    assert channel_scores() == NAMES
+    assert CHANNEL_SCORES.names() == NAMES
     assert len({name_of(check) for check in channel_score_checks()}) == 5
     with pytest.raises(RegistryError, match="did you mean 'fisher'"):
-        make_channel_score("fischer")
+        CHANNEL_SCORES.make("fischer")
 
 
 @pytest.mark.parametrize("check", channel_score_checks(), ids=name_of)
 @pytest.mark.parametrize("name", NAMES)
 def test_channel_score_conforms(name: str, check: Check) -> None:
-    score = make_channel_score(name)
+    score = CHANNEL_SCORES.make(name)
     check(score)
     check(type(score))
 
@@ -131,7 +123,7 @@ def test_channel_score_conforms(name: str, check: Check) -> None:
 def test_fisher_is_the_formula_after_norm_and_activation(inplace: bool) -> None:
     model, batch = two_layers(inplace=inplace), pictures()
     expected = by_hand(two_layers(), batch)
-    found = make_channel_score("fisher").score(*probe_of(model, batch))
+    found = CHANNEL_SCORES.make("fisher").score(*probe_of(model, batch))
     # The second layer's output is used by a sum, the third's by an activation that is no module.
     taps = {"first": ("image", "y"), "second": ("y", "second"), "third": ("z", "third"),
             "head": ("pooled", "logits")}  # fmt: skip
@@ -205,7 +197,7 @@ def test_micro_batches_of_any_size_and_several_batches_are_the_same_sum(score: t
 
 def test_gradient_scores_are_norms_of_the_gradient_per_channel() -> None:
     model, batch = two_layers(), pictures()
-    found = make_channel_score("gradient").score(*probe_of(model, batch))
+    found = CHANNEL_SCORES.make("gradient").score(*probe_of(model, batch))
     model.eval()
     cross_entropy(model(batch[0]), batch[1]).backward()
     gradient = model.third.weight.grad
@@ -220,7 +212,7 @@ def test_gradient_scores_are_norms_of_the_gradient_per_channel() -> None:
 
 def test_an_input_channel_of_a_grouped_layer_counts_the_weights_that_read_it() -> None:
     model = two_layers()
-    found = make_channel_score("l2").score(*probe_of(model, pictures()))["second"]
+    found = CHANNEL_SCORES.make("l2").score(*probe_of(model, pictures()))["second"]
     weight = model.second.weight.detach()
     # Channel 3 is the second of the second group, which puts out channels 2 and 3.
     assert found.inputs is not None and found.outputs is not None
@@ -247,8 +239,8 @@ def test_a_layer_that_is_used_twice_adds_up_its_uses() -> None:
 def test_group_importance_is_the_sum_over_output_channels() -> None:
     model, batch = two_layers(), pictures()
     probe, graph = probe_of(model, batch)
-    scores = make_channel_score("fisher").score(probe, graph)
-    found = make_importance("fisher").score(probe)
+    scores = CHANNEL_SCORES.make("fisher").score(probe, graph)
+    found = IMPORTANCES.make("fisher").score(probe)
     for group, worth in zip(probe.groups, found, strict=True):
         outputs = scores[group.name].outputs if group.name in scores else np.zeros(1)
         assert outputs is not None and worth == pytest.approx(outputs.sum())

@@ -8,8 +8,7 @@ from small_models import conv_net, images, loss_fn, same_weights, vectors, weigh
 from torch import nn
 
 from fl_elastic.groups import Mode, trace_step, untouched
-from fl_elastic.importance.fidelity import gradient_cosine, measure_fidelity
-from fl_elastic.importance.signals import visit_layers
+from fl_elastic.importance.fidelity import gradient_cosine, measure_fidelity, visit_layers
 from fl_elastic.ops import lean
 
 MODES = [

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fl_elastic.errors import RegistryError, TrainingError
-from fl_elastic.importance import importances, make_importance
+from fl_elastic.importance import IMPORTANCES
 from fl_elastic.testing import Check, importance_checks, made_up_training, name_of
 
 NAMES = ["elastic", "elastic_same_batch", "fisher", "gradient_norm", "magnitude", "random"]
 
 
 def test_the_registered_scores_are_all_checked() -> None:
-    assert importances() == NAMES
+    assert IMPORTANCES.names() == NAMES
     assert len(importance_checks()) == 6
     assert len({name_of(check) for check in importance_checks()}) == 6
 
@@ -22,19 +22,19 @@ def test_the_registered_scores_are_all_checked() -> None:
 @pytest.mark.parametrize("check", importance_checks(), ids=name_of)
 @pytest.mark.parametrize("name", NAMES)
 def test_score_conforms(name: str, check: Check) -> None:
-    score = make_importance(name)
+    score = IMPORTANCES.make(name)
     check(score)
     check(type(score))
-    assert isinstance(score, type(make_importance(name)))
+    assert isinstance(score, type(IMPORTANCES.make(name)))
 
 
 def test_an_unknown_score_lists_the_known_and_guesses() -> None:
     with pytest.raises(RegistryError, match="did you mean 'magnitude'"):
-        make_importance("magnitud")
+        IMPORTANCES.make("magnitud")
 
 
 def test_batches_needed_are_those_that_are_read() -> None:
-    needed = {name: make_importance(name).batches_needed for name in NAMES}
+    needed = {name: IMPORTANCES.make(name).batches_needed for name in NAMES}
     assert needed == {
         "elastic": 2,
         "elastic_same_batch": 1,
@@ -52,13 +52,13 @@ def test_magnitude_sums_absolute_weights() -> None:
         sum(training.model.get_parameter(name).abs().sum().item() for name in group.parameters)
         for group in probe.groups
     ]
-    assert make_importance("magnitude").score(probe) == pytest.approx(expected, rel=1e-6)
+    assert IMPORTANCES.make("magnitude").score(probe) == pytest.approx(expected, rel=1e-6)
 
 
 def test_gradient_norm_is_that_of_a_real_backward_pass() -> None:
     training = made_up_training()
     probe = training.probe(1)
-    found = make_importance("gradient_norm").score(probe)
+    found = IMPORTANCES.make("gradient_norm").score(probe)
     model = training.model
     model.zero_grad(set_to_none=True)
     torch.autograd.backward(probe.loss_fn(model(probe.batches[0][0]), probe.batches[0][1]))
@@ -71,7 +71,7 @@ def test_gradient_norm_is_that_of_a_real_backward_pass() -> None:
 
 def test_random_scores_come_from_the_probes_generator() -> None:
     training = made_up_training()
-    score = make_importance("random")
+    score = IMPORTANCES.make("random")
     once, other = (score.score(training.probe(0, seed=seed)) for seed in (1, 2))
     assert not np.array_equal(once, other)
     assert ((once >= 0) & (once < 1)).all()
@@ -82,7 +82,7 @@ def test_random_scores_come_from_the_probes_generator() -> None:
 
 @pytest.mark.parametrize("name", ["elastic", "gradient_norm"])
 def test_a_broken_batch_is_named_in_one_line(name: str) -> None:
-    score = make_importance(name)
+    score = IMPORTANCES.make(name)
     training = made_up_training()
     for broken in range(score.batches_needed):
         inputs, targets = training.batches[broken]

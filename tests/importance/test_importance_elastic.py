@@ -14,7 +14,8 @@ from small_models import TiedLinears
 from torch import Tensor, nn
 
 from fl_elastic.groups import tensor_groups
-from fl_elastic.importance import ElasticImportance, Probe
+from fl_elastic.importance import Probe
+from fl_elastic.importance.elastic import ElasticImportance
 from fl_elastic.testing import MadeUpTraining, Snapshot, made_up_training
 
 loss_fn = nn.functional.cross_entropy

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_elastic.ops import ConvGeometry
+from fl_elastic.ops.geometry import ConvGeometry
 
 
 @dataclass(frozen=True)

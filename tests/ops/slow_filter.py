@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fl_elastic.ops import ConvGeometry
+from fl_elastic.ops.geometry import ConvGeometry
 
 
 def _starts(geometry: ConvGeometry) -> list[int]:

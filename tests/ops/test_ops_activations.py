@@ -10,7 +10,7 @@ from kept_bytes import gradients, kept_bytes
 from torch import Tensor
 from torch.nn import functional
 
-from fl_elastic.ops import hardswish, relu, relu6
+from fl_elastic.ops.activations import hardswish, relu, relu6
 
 PAIRS = [
     (relu, functional.relu),

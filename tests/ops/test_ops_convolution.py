@@ -9,7 +9,8 @@ from hypothesis import given
 from kept_bytes import gradients, kept_bytes
 from torch import Tensor, nn
 
-from fl_elastic.ops import ConvGeometry, frozen_conv2d
+from fl_elastic.ops.convolution import frozen_conv2d
+from fl_elastic.ops.geometry import ConvGeometry
 
 SAME = ConvGeometry((3, 3), padding=(1, 1))
 

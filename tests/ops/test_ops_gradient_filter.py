@@ -15,8 +15,10 @@ from spies import spied
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fl_elastic.ops import ConvGeometry, filtered_conv2d, pooled_input, tap_shares
 from fl_elastic.ops import filtered_convolution as module
+from fl_elastic.ops.filtered_convolution import filtered_conv2d
+from fl_elastic.ops.geometry import ConvGeometry
+from fl_elastic.ops.gradient_filter import pooled_input, tap_shares
 
 SAME = ConvGeometry((3, 3), padding=(1, 1))
 POINTWISE = ConvGeometry((1, 1))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Axis
-from fl_elastic.ops import FeatureSubset, bias_linear, channel_linear
+from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 
 
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3), (2, 0, 3)])

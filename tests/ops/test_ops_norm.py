@@ -8,7 +8,7 @@ from kept_bytes import gradients, kept_bytes
 from torch import Tensor
 from torch.nn import functional
 
-from fl_elastic.ops import frozen_batch_norm
+from fl_elastic.ops.norm import frozen_batch_norm
 
 
 def statistics(channels: int, affine: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -13,7 +13,8 @@ from lean_models import settled
 from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
-from fl_elastic.ops import PatchChain, PatchUnit, run_patch_chain
+from fl_elastic.ops.patch_chain import PatchChain, PatchUnit
+from fl_elastic.ops.patch_grid import run_patch_chain
 
 ACTIVATIONS = {"relu": nn.ReLU(), "relu6": nn.ReLU6(), "none": None}
 

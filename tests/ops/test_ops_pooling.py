@@ -10,8 +10,7 @@ from kept_bytes import gradients, kept_bytes
 from torch import Tensor
 from torch.nn import functional
 
-from fl_elastic.ops import max_pool2d
-from fl_elastic.ops.pooling import MOST_PIXELS, _quotient
+from fl_elastic.ops.pooling import MOST_PIXELS, _quotient, max_pool2d
 
 
 @given(st.data())

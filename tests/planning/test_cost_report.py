@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.planning import Mode, PlanRequest, make_policy, policies
+from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies
 from fl_elastic.planning.cost_report import (
     check_feasible,
     cost_report,
@@ -124,7 +124,7 @@ def test_an_unknown_block_is_refused(profile: CostProfile) -> None:
 
 def test_the_step_share_is_the_plans(profile: CostProfile) -> None:
     request = asking(profile, speedup=100.0)
-    plan = make_policy("full").plan(request)
+    plan = POLICIES.make("full").plan(request)
     report = cost_report(request, plan)
     assert report.step_fraction == plan.step_fraction == pytest.approx(0.01)
 
@@ -132,7 +132,7 @@ def test_the_step_share_is_the_plans(profile: CostProfile) -> None:
 @pytest.mark.parametrize("name", policies())
 def test_every_policy_has_a_report(name: str, profile: CostProfile) -> None:
     request = asking(profile, speedup=1.5)
-    report = cost_report(request, make_policy(name).plan(request))
+    report = cost_report(request, POLICIES.make(name).plan(request))
     assert report.policy == name
     assert 0 < report.least_activation_bytes <= report.activation_bytes
     assert report.activation_bytes < report.backward_bytes < report.peak_bytes
@@ -161,6 +161,6 @@ def test_what_nobody_can_meet_names_what_would_do(limit: str, profile: CostProfi
     named = int(re.findall(r"takes (\d+)", str(refused.value))[0])
     enough = asking(profile, **{limit: float(named)})
     check_feasible(enough)
-    assert make_policy("head").plan(enough).mask.sum() == 1
+    assert POLICIES.make("head").plan(enough).mask.sum() == 1
     with pytest.raises(BudgetError):
         check_feasible(asking(profile, **{limit: math.nextafter(named - 1, 0)}))

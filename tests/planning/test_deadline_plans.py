@@ -7,7 +7,7 @@ import pytest
 
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.planning import PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.testing import made_up_profile
 
@@ -34,7 +34,7 @@ def request(budget: Budget, *, returns: float = 1.0) -> PlanRequest:
 def test_steps_and_sending_fit_the_deadline_together(policy: str, share: float) -> None:
     deadline = share * STEPS * PROFILE.full_step_seconds
     budget = Budget(deadline=deadline, bandwidth=float(SIZES.sum()) / (0.4 * deadline))
-    plan = make_policy(policy).plan(request(budget))
+    plan = POLICIES.make(policy).plan(request(budget))
     sending = float(SIZES[plan.mask].sum()) / (budget.bandwidth or 1.0)
     # The plan's figures are those of the steps alone, told apart from the sending.
     assert plan.sending_seconds == pytest.approx(sending)
@@ -61,7 +61,7 @@ def test_a_policy_that_sends_everything_says_that_it_takes_too_long() -> None:
         with_sending(PROFILE, rate), budget, np.ones(8), steps=STEPS, sending_seconds_per_byte=rate
     )
     with pytest.raises(BudgetError, match=r"sending the .* bytes that policy 'full' trains"):
-        make_policy("full").plan(asked)
+        POLICIES.make("full").plan(asked)
 
 
 def refusal(budget: Budget) -> str:
@@ -71,7 +71,7 @@ def refusal(budget: Budget) -> str:
         sending_seconds_per_byte=rate,
     )  # fmt: skip
     with pytest.raises(BudgetError, match="not even the head fits") as caught:
-        make_policy("elastic").plan(asked)
+        POLICIES.make("elastic").plan(asked)
     return str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_fewer_returns_prefer_more_of_the_model_in_fewer_steps() -> None:
     for share in (0.35, 0.5, 0.65, 0.8):
         budget = Budget(deadline=share * STEPS * PROFILE.full_step_seconds)
         trained = [
-            int(make_policy("elastic").plan(request(budget, returns=returns)).mask.sum())
+            int(POLICIES.make("elastic").plan(request(budget, returns=returns)).mask.sum())
             for returns in (1.0, 0.5, 0.0)
         ]
         assert trained == sorted(trained) and trained[-1] == 8
@@ -119,12 +119,12 @@ def test_what_is_gained_is_importance_times_a_power_of_the_whole_steps() -> None
 def test_a_policy_that_does_not_fit_the_model_says_so(policy: str) -> None:
     single = made_up_profile(groups=1)
     with pytest.raises(PlanError, match=rf"'{policy}'.*this model has none.*'elastic'"):
-        make_policy(policy).refuse_misfit(single)
+        POLICIES.make(policy).refuse_misfit(single)
 
 
 def test_policies_that_fit_are_not_refused() -> None:
     for policy in ("elastic", "joint", "tinytrain", "sparse_update", "full"):
-        assert make_policy(policy).refuse_misfit(PROFILE) is None
+        assert POLICIES.make(policy).refuse_misfit(PROFILE) is None
     with pytest.raises(PlanError, match="filters the last two-dimensional convolutions"):
         # Linear layers have nothing to filter.
-        make_policy("gradient_filter").refuse_misfit(PROFILE)
+        POLICIES.make("gradient_filter").refuse_misfit(PROFILE)

@@ -14,15 +14,9 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.importance.fidelity import Fidelity
-from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
-from fl_elastic.profiling import (
-    STANDARD_MODES,
-    CostProfile,
-    ModeCosts,
-    profile_model,
-    step_memory,
-)
+from fl_elastic.profiling import STANDARD_MODES, CostProfile, ModeCosts, profile_model, step_memory
 from fl_elastic.testing import made_up_profile
 
 N, K = 8, len(STANDARD_MODES)
@@ -63,15 +57,15 @@ def worth(request: PlanRequest, plan: Plan) -> float:
 @pytest.mark.parametrize("speedup", [1.2, 1.6, 2.2])
 def test_mixing_is_worth_at_least_as_much_as_whole_groups(speedup: float, seed: int) -> None:
     request = request_of(Budget(speedup=speedup), seed=seed)
-    mixed, whole = make_policy("joint").plan(request), make_policy("elastic").plan(request)
+    mixed, whole = POLICIES.make("joint").plan(request), POLICIES.make("elastic").plan(request)
     assert mixed.feasible
     assert worth(request, mixed) >= worth(request, whole) * (1 - 1e-6)
 
 
 def test_cheap_modes_are_used_where_they_keep_the_gradient_and_not_where_they_lose_it() -> None:
-    good = make_policy("joint").plan(request_of(Budget(speedup=2.0), cosine=0.99))
+    good = POLICIES.make("joint").plan(request_of(Budget(speedup=2.0), cosine=0.99))
     assert any(mode.kind in ("channels", "filtered", "bias") for mode in good.modes)
-    bad = make_policy("joint").plan(request_of(Budget(speedup=2.0), cosine=0.05))
+    bad = POLICIES.make("joint").plan(request_of(Budget(speedup=2.0), cosine=0.05))
     assert worth(request_of(Budget(speedup=2.0), cosine=0.05), bad) > 0
     assert {str(mode) for mode in bad.modes} <= {"full", "frozen"} or bad.mask.all()
 
@@ -79,13 +73,13 @@ def test_cheap_modes_are_used_where_they_keep_the_gradient_and_not_where_they_lo
 def test_the_head_is_always_trained() -> None:
     for speedup in (1.0, 2.0, 50.0):
         request = request_of(Budget(speedup=speedup))
-        assert not make_policy("joint").plan(request).modes[request.profile.graph.head].is_frozen
+        assert not POLICIES.make("joint").plan(request).modes[request.profile.graph.head].is_frozen
 
 
 def test_groups_out_of_reach_are_left_alone() -> None:
     for name in ("joint", "elastic", "last_k", "random"):
         request = replace(request_of(Budget(speedup=1.2)), reachable=3)
-        plan = make_policy(name).plan(request)
+        plan = POLICIES.make(name).plan(request)
         assert plan.depth < 3, name
 
 
@@ -101,7 +95,7 @@ def test_memory_and_uplink_are_held(measured: CostProfile, share: float) -> None
     memory = share * step_memory(measured, everything).total
     uplink = share * float(measured.parameter_bytes.sum())
     request = PlanRequest(measured, Budget(memory=memory, uplink=uplink), np.ones(len(measured)))
-    plan = make_policy("joint").plan(request)
+    plan = POLICIES.make("joint").plan(request)
     assert plan.predicted_step_bytes <= memory and request.uplink_bytes(plan.modes) <= uplink
     assert plan.mask.sum() > 1
 
@@ -109,9 +103,9 @@ def test_memory_and_uplink_are_held(measured: CostProfile, share: float) -> None
 def test_a_memory_budget_that_nobody_can_meet_names_what_would_do(measured: CostProfile) -> None:
     request = PlanRequest(measured, Budget(memory=10), np.ones(len(measured)))
     with pytest.raises(BudgetError, match=r"memory must be at least|needs [0-9]+ bytes"):
-        make_policy("joint").plan(request)
+        POLICIES.make("joint").plan(request)
     with pytest.raises(BudgetError, match=r"raise it to [0-9]+"):
-        make_policy("full").plan(request)
+        POLICIES.make("full").plan(request)
 
 
 def test_filtering_as_published_takes_the_last_four_convolutions() -> None:
@@ -120,7 +114,7 @@ def test_filtering_as_published_takes_the_last_four_convolutions() -> None:
         nn.Conv2d(3, 3, 1, stride=2), nn.Flatten(), nn.Linear(48, 3),
     )  # fmt: skip
     profile = profile_model(model, loss_fn, images()[0], clock="cpu")
-    plan = make_policy("gradient_filter").plan(
+    plan = POLICIES.make("gradient_filter").plan(
         PlanRequest(profile, Budget(), np.zeros(len(profile)))
     )
     # The strided 1 x 1 convolution is a shortcut, which is never filtered.
@@ -132,7 +126,9 @@ def test_filtering_as_published_takes_the_last_four_convolutions() -> None:
         "frozen",
     ]
     tight = Budget(uplink=float(profile.parameter_bytes[[0, 2, 3]].sum()))
-    plan = make_policy("gradient_filter").plan(PlanRequest(profile, tight, np.zeros(len(profile))))
+    plan = POLICIES.make("gradient_filter").plan(
+        PlanRequest(profile, tight, np.zeros(len(profile)))
+    )
     assert [str(mode) for mode in plan.modes].count("wx2") == 2
 
 
@@ -160,7 +156,7 @@ def test_whole_groups_decrease_the_loss_as_much_as_policy_elastic_expects(
         for share in (0.35, 0.6, 0.85):
             request = deadline_request(seed, share, sending, returns)
             found = [
-                request.expected_decrease(make_policy(name).plan(request).mask)
+                request.expected_decrease(POLICIES.make(name).plan(request).mask)
                 for name in ("joint", "elastic")
             ]
             ratios.append(found[0] / found[1])
@@ -171,7 +167,7 @@ def test_fewer_returns_prefer_more_of_the_model_also_here() -> None:
     changed = 0
     for seed in range(12):
         plans = [
-            make_policy("joint").plan(deadline_request(seed, 0.5, 0.0, returns))
+            POLICIES.make("joint").plan(deadline_request(seed, 0.5, 0.0, returns))
             for returns in (1.0, 0.0)
         ]
         assert plans[1].mask.sum() >= plans[0].mask.sum()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, RegistryError
 from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
-from fl_elastic.planning import Mode, PlanRequest, make_policy, policies, prefix_knapsack
+from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies, prefix_knapsack
 from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
 
@@ -36,7 +36,7 @@ def request_of(profile: CostProfile, budget: Budget, seed: int = 0, **more: Any)
 
 
 def mask_of(policy: str, request: PlanRequest) -> NDArray[np.bool_]:
-    return make_policy(policy).plan(request).mask
+    return POLICIES.make(policy).plan(request).mask
 
 
 def test_the_registered_policies_are_all_checked() -> None:
@@ -48,15 +48,15 @@ def test_the_registered_policies_are_all_checked() -> None:
 @pytest.mark.parametrize("check", policy_checks(), ids=name_of)
 @pytest.mark.parametrize("name", NAMES)
 def test_policy_conforms(name: str, check: Check) -> None:
-    policy = make_policy(name)
+    policy = POLICIES.make(name)
     check(policy)
     check(type(policy))
-    assert isinstance(policy, type(make_policy(name)))
+    assert isinstance(policy, type(POLICIES.make(name)))
 
 
 def test_an_unknown_policy_lists_the_known_and_guesses() -> None:
     with pytest.raises(RegistryError) as caught:
-        make_policy("elastik")
+        POLICIES.make("elastik")
     assert "did you mean 'elastic'?" in str(caught.value)
     assert "known are bias, elastic, full, " in str(caught.value)
 
@@ -83,7 +83,7 @@ def test_last_k_is_the_longest_run_next_to_the_loss_that_fits(
 
 def test_bias_trains_vectors_everywhere_and_the_whole_head() -> None:
     profile = made_up_profile(groups=4)
-    plan = make_policy("bias").plan(request_of(profile, Budget(speedup=2.0)))
+    plan = POLICIES.make("bias").plan(request_of(profile, Budget(speedup=2.0)))
     assert plan.modes == (Mode.FULL, Mode.BIAS, Mode.BIAS, Mode.BIAS)
     assert plan.trained_parameters == (
         "group0.weight", "group0.bias", "group1.bias", "group2.bias", "group3.bias",
@@ -98,7 +98,7 @@ def test_bias_leaves_groups_without_vectors_frozen() -> None:
     )
     nodes = tuple(BackwardNode("x", k, (k + 1,) if k < 2 else ()) for k in range(3))
     profile = hand_made(groups, nodes, update=[1, 1, 1], path=[1, 1, 0])
-    plan = make_policy("bias").plan(request_of(profile, Budget()))
+    plan = POLICIES.make("bias").plan(request_of(profile, Budget()))
     assert plan.modes == (Mode.FULL, Mode.FROZEN, Mode.BIAS)
 
 
@@ -317,7 +317,7 @@ def test_a_refusal_names_both_budgets_in_one_line() -> None:
 
 def test_elastic_plans_are_never_empty_below_the_floor() -> None:
     profile = made_up_profile(groups=6)
-    plan = make_policy("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
+    plan = POLICIES.make("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
     assert plan.mask[profile.graph.head]
     assert 0 < plan.step_fraction < 0.05
 
@@ -360,5 +360,5 @@ def test_a_plan_under_all_limits_takes_a_handful_of_knapsacks(
         (Budget(deadline=seconds, memory=memory, uplink=uplink), 80),
     ):
         solved.clear()
-        make_policy("elastic").plan(PlanRequest(profile, budget, importance, steps=10))
+        POLICIES.make("elastic").plan(PlanRequest(profile, budget, importance, steps=10))
         assert 0 < len(solved) <= most, (budget, len(solved))

@@ -17,7 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import BackwardGraph, Mode
 from fl_elastic.ops.lean_forward import LeanKind
-from fl_elastic.planning import PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.policies.sparse_update import (
     PUBLISHED_MODELS,
     PublishedModel,
@@ -110,15 +110,15 @@ def test_the_largest_scheme_that_fits_is_taken(
     model, profile = published
     free = request_of(profile, Budget())
     plans = [scheme_modes(profile, scheme) for scheme in model.schemes]
-    assert list(make_policy("sparse_update").plan(free).modes) == plans[-1]
+    assert list(POLICIES.make("sparse_update").plan(free).modes) == plans[-1]
     for modes in plans:
         budget = Budget(uplink=free.uplink_bytes(modes))
-        found = make_policy("sparse_update").plan(request_of(profile, budget))
+        found = POLICIES.make("sparse_update").plan(request_of(profile, budget))
         best = max(
             (i for i, other in enumerate(plans) if free.uplink_bytes(other) <= budget.uplink),  # type: ignore[operator]
         )
         assert list(found.modes) == plans[best]
-    tight = make_policy("sparse_update").plan(request_of(profile, Budget(speedup=1000.0)))
+    tight = POLICIES.make("sparse_update").plan(request_of(profile, Budget(speedup=1000.0)))
     assert np.flatnonzero(tight.mask).tolist() == [0]
 
 
@@ -148,7 +148,7 @@ def other_model() -> CostProfile:
 def test_the_transferred_rule_trains_widening_layers_of_the_later_half() -> None:
     profile = other_model()
     layers = layer_shapes(profile.graph, profile.key.batch_shape)[:-1]
-    modes = make_policy("sparse_update").plan(request_of(profile, Budget())).modes[::-1][:-1]
+    modes = POLICIES.make("sparse_update").plan(request_of(profile, Budget())).modes[::-1][:-1]
     weights = [i for i, mode in enumerate(modes) if mode.kind in ("full", "channels")]
     half = len(layers) // 2
     assert weights == [
@@ -161,12 +161,12 @@ def test_the_transferred_rule_trains_widening_layers_of_the_later_half() -> None
 
 def test_the_transferred_rule_takes_shares_of_channels_where_memory_is_short() -> None:
     profile = other_model()
-    free = make_policy("sparse_update").plan(request_of(profile, Budget(memory=1e12)))
+    free = POLICIES.make("sparse_update").plan(request_of(profile, Budget(memory=1e12)))
     seen: set[str] = set()
     trained = []
     for share in (1.0, 0.5, 0.25, 0.1):
         budget = Budget(memory=free.predicted_step_bytes * share)
-        plan = make_policy("sparse_update").plan(request_of(profile, budget))
+        plan = POLICIES.make("sparse_update").plan(request_of(profile, budget))
         assert budget.memory is not None and plan.predicted_step_bytes <= budget.memory
         seen |= {mode.kind for mode in plan.modes}
         trained.append(sum(m.fraction for m in plan.modes if m.kind in ("full", "channels")))
@@ -191,7 +191,7 @@ def test_residual_networks_train_dense_layers_and_no_shortcut() -> None:
         Block(3, 4), Block(4, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
     )
     profile = profile_of(graph_of(model, 16), (1, 3, 16, 16))
-    plan = make_policy("sparse_update").plan(request_of(profile, Budget()))
+    plan = POLICIES.make("sparse_update").plan(request_of(profile, Budget()))
     kinds = {name: mode.kind for name, mode in zip(profile.group_names, plan.modes, strict=True)}
     assert {name for name, kind in kinds.items() if kind == "full"} == {"4", "1.body.0", "1.body.2"}
     assert kinds["1.short"] == "bias" and kinds["0.body.0"] == "frozen"

@@ -17,7 +17,7 @@ from fl_elastic.groups import BackwardGraph, GroupKind, Mode, untouched
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.ops.lean_forward import LeanKind
-from fl_elastic.planning import Plan, PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.policies.sparse_update import PUBLISHED_MODELS
 from fl_elastic.policies.tinytrain import TinyTrainPolicy, layer_worth
@@ -118,7 +118,7 @@ def test_the_policy_is_the_greedy_with_the_test_inside_the_loop(
     profile: CostProfile, axis: str, seed: int
 ) -> None:
     full = profile.plan_seconds([Mode.FULL] * len(profile))
-    policy = make_policy("tinytrain_in" if axis == "in" else "tinytrain")
+    policy = POLICIES.make("tinytrain_in" if axis == "in" else "tinytrain")
     shares = []
     for speedup in (1.3, 1.7, 2.5, 4.0):
         request = request_of(profile, Budget(speedup=speedup), seed)
@@ -134,8 +134,8 @@ def test_depthwise_layers_are_trained_unless_they_are_excluded(profile: CostProf
     depthwise = {
         g.name for g in profile.graph.groups for s in g.shapes if len(s) == 4 and s[1] == 1
     }
-    with_them = make_policy("tinytrain").plan(request)
-    without = make_policy("tinytrain_no_depthwise").plan(request)
+    with_them = POLICIES.make("tinytrain").plan(request)
+    without = POLICIES.make("tinytrain_no_depthwise").plan(request)
     assert names_of(with_them, "full") & depthwise
     assert not (names_of(without, "full") | names_of(without, "channels")) & depthwise
     assert list(without.modes) == literal_greedy(request, "out", skip_depthwise=True)
@@ -170,10 +170,10 @@ def test_no_budget_means_the_published_share_of_multiply_adds(
 ) -> None:
     graph = profile.graph
     full = backward_macs(graph, [Mode.FULL] * len(profile))
-    plan = make_policy(name).plan(request_of(profile, Budget(), 3))
+    plan = POLICIES.make(name).plan(request_of(profile, Budget(), 3))
     assert backward_macs(graph, plan.modes) <= 0.15 * full
     assert plan.mask.sum() > 1 and plan.step_fraction == 1
-    wide = make_policy(name).plan(request_of(profile, Budget(speedup=1.0), 3))
+    wide = POLICIES.make(name).plan(request_of(profile, Budget(speedup=1.0), 3))
     assert backward_macs(graph, wide.modes) > 0.5 * full
 
 
@@ -189,7 +189,7 @@ def test_a_share_of_multiply_adds_can_be_asked_for(profile: CostProfile) -> None
 
 def test_norms_stay_frozen_and_the_head_trains(profile: CostProfile) -> None:
     for name in ("tinytrain", "tinytrain_random", "tinytrain_knapsack"):
-        plan = make_policy(name).plan(request_of(profile, Budget(speedup=1.0)))
+        plan = POLICIES.make(name).plan(request_of(profile, Budget(speedup=1.0)))
         assert plan.policy == name and plan.modes[profile.graph.head] == Mode.FULL
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             assert group.kind is not GroupKind.NORM or mode.is_frozen
@@ -209,12 +209,12 @@ def test_memory_is_kept_and_input_channels_make_more_of_it(profile: CostProfile)
         graph=replace(profile.graph, nodes=nodes),
         node_saved_bytes=16 * profile.node_saved_bytes,
     )
-    free = make_policy("tinytrain_in").plan(request_of(profile, Budget(memory=1e12)))
+    free = POLICIES.make("tinytrain_in").plan(request_of(profile, Budget(memory=1e12)))
     trained: dict[str, float] = {"tinytrain": 0.0, "tinytrain_in": 0.0}
     for share in (0.5, 0.35, 0.25):
         budget = Budget(memory=free.predicted_step_bytes * share)
         for name in trained:
-            plan = make_policy(name).plan(request_of(profile, budget))
+            plan = POLICIES.make(name).plan(request_of(profile, budget))
             assert budget.memory is not None and plan.predicted_step_bytes <= budget.memory
             shares = np.array([0.0 if m.is_frozen else m.fraction for m in plan.modes])
             trained[name] += float(shares @ request_of(profile, budget).importance)
@@ -226,13 +226,14 @@ def test_random_fill_differs_by_seed_and_the_knapsack_holds_more_potential(
 ) -> None:
     budget = Budget(speedup=2.0)
     plans = {
-        make_policy("tinytrain_random").plan(request_of(profile, budget, s)).modes for s in range(6)
+        POLICIES.make("tinytrain_random").plan(request_of(profile, budget, s)).modes
+        for s in range(6)
     }
     assert len(plans) > 3
 
     def potential(name: str, seed: int) -> float:
         request = request_of(profile, budget, seed)
-        plan = make_policy(name).plan(request)
+        plan = POLICIES.make(name).plan(request)
         assert request.fits_modes(plan.modes)
         kept = [mode.fraction**0.6 if not mode.is_frozen else 0.0 for mode in plan.modes]
         return float(request.importance @ kept)
@@ -248,19 +249,19 @@ def test_worthless_layers_are_left_out_and_nothing_measured_means_the_last_ones(
     convolutions = [i for i, g in enumerate(profile.graph.groups) if g.kind is GroupKind.CONV]
     worth = np.zeros(len(profile))
     worth[convolutions[4]] = 1.0
-    plan = make_policy("tinytrain").plan(replace(request, importance=worth))
+    plan = POLICIES.make("tinytrain").plan(replace(request, importance=worth))
     assert np.flatnonzero(plan.mask).tolist() == [0, convolutions[4]]
     unmeasured = replace(
         request_of(profile, Budget(speedup=3.0)), importance=np.zeros(len(profile))
     )
-    plan = make_policy("tinytrain").plan(unmeasured)
+    plan = POLICIES.make("tinytrain").plan(unmeasured)
     assert np.flatnonzero(plan.mask)[:3].tolist() == [0, *convolutions[:2]]
 
 
 def test_without_shapes_layers_train_whole_or_not_at_all() -> None:
     made = made_up_profile(groups=10)
     request = PlanRequest(made, Budget(speedup=1.5), np.ones(10))
-    plan = make_policy("tinytrain").plan(request)
+    plan = POLICIES.make("tinytrain").plan(request)
     assert {mode.kind for mode in plan.modes} == {"full", "frozen"}
     assert request.fits(plan.mask) and plan.mask.sum() > 1
 

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import RegistryError, StreamError
-from fl_elastic.streaming.drift import (
-    DriftDetector,
-    DriftMemory,
-    drift_detectors,
-    make_drift_detector,
-)
+from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 
 pytest.importorskip("river")
 SEEDS = 20
-WORKING = [name for name in drift_detectors() if name != "none"]
+WORKING = [name for name in DRIFT_DETECTORS.names() if name != "none"]
 
 
 def errors(seed: int, *parts: tuple[int, float]) -> list[float]:
@@ -28,14 +23,14 @@ def errors(seed: int, *parts: tuple[int, float]) -> list[float]:
 
 def alarms(name: str, stream: list[float]) -> list[int]:
     """Where the detector, begun anew after each alarm, says drift."""
-    memory = DriftMemory(lambda: make_drift_detector(name))
+    memory = DriftMemory(lambda: DRIFT_DETECTORS.make(name))
     return [index for index, error in enumerate(stream) if memory.update(error)]
 
 
 def test_all_detectors_are_found() -> None:
-    assert drift_detectors() == ["adwin", "ddm", "hddm_a", "none", "page_hinkley"]
+    assert DRIFT_DETECTORS.names() == ["adwin", "ddm", "hddm_a", "none", "page_hinkley"]
     with pytest.raises(RegistryError, match="did you mean 'adwin'"):
-        make_drift_detector("adwinn")
+        DRIFT_DETECTORS.make("adwinn")
 
 
 @pytest.mark.parametrize("name", WORKING)
@@ -44,30 +39,30 @@ def test_an_abrupt_change_is_noticed_within_300_samples(name: str) -> None:
     assert sum(any(index >= 1000 for index in each) for each in found) >= 0.9 * SEEDS
 
 
-@pytest.mark.parametrize("name", drift_detectors())
+@pytest.mark.parametrize("name", DRIFT_DETECTORS.names())
 def test_a_stationary_stream_hardly_raises_an_alarm(name: str) -> None:
     false = [len(alarms(name, errors(seed, (1500, 0.2)))) for seed in range(SEEDS)]
     assert sum(count > 0 for count in false) <= 0.2 * SEEDS
 
 
-@pytest.mark.parametrize("name", drift_detectors())
+@pytest.mark.parametrize("name", DRIFT_DETECTORS.names())
 def test_fewer_errors_are_no_drift(name: str) -> None:
     false = [alarms(name, errors(seed, (500, 0.6), (500, 0.1))) for seed in range(SEEDS)]
     assert sum(any(index >= 500 for index in each) for each in false) <= 0.1 * SEEDS
 
 
-@pytest.mark.parametrize("name", drift_detectors())
+@pytest.mark.parametrize("name", DRIFT_DETECTORS.names())
 @pytest.mark.parametrize("remember", [50, 2000])
 def test_a_restart_anywhere_changes_nothing(name: str, remember: int) -> None:
     stream = errors(3, (400, 0.1), (200, 0.6), (300, 0.2))
-    plain = DriftMemory(lambda: make_drift_detector(name), remember)
+    plain = DriftMemory(lambda: DRIFT_DETECTORS.make(name), remember)
     expected = [plain.update(error) for error in stream]
-    restarted = DriftMemory(lambda: make_drift_detector(name), remember)
+    restarted = DriftMemory(lambda: DRIFT_DETECTORS.make(name), remember)
     seen = []
     for index, error in enumerate(stream):
         if index % 37 == 0:
             kept = restarted.errors
-            restarted = DriftMemory(lambda: make_drift_detector(name), remember)
+            restarted = DriftMemory(lambda: DRIFT_DETECTORS.make(name), remember)
             restarted.restore(kept)
         seen.append(restarted.update(error))
     assert seen == expected
@@ -77,8 +72,8 @@ def test_a_restart_anywhere_changes_nothing(name: str, remember: int) -> None:
 def test_a_detector_without_river_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "river.drift", None)
     with pytest.raises(StreamError, match=r"install fl-elastic\[stream\]"):
-        make_drift_detector("adwin")
-    assert make_drift_detector("none").update(1.0) is False
+        DRIFT_DETECTORS.make("adwin")
+    assert DRIFT_DETECTORS.make("none").update(1.0) is False
 
 
 def test_ones_own_detector_begins_anew_after_its_alarm() -> None:

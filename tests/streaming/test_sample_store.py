@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fl_elastic.errors import RegistryError, StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.database import LEAST_CAPACITY
-from fl_elastic.streaming.storage_policies import lottery, storage_policies
+from fl_elastic.streaming.storage_policies import STORAGE_POLICIES, lottery
 
 MEGABYTE = 2**20
 
@@ -59,7 +59,7 @@ actions = st.lists(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(actions)
-@pytest.mark.parametrize("policy", storage_policies())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
 def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: list[Any]) -> None:
     path = tmp_path / "samples.db"
     for old in tmp_path.glob("samples.db*"):
@@ -111,7 +111,7 @@ def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: lis
     store.close()
 
 
-@pytest.mark.parametrize("policy", storage_policies())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
 @pytest.mark.parametrize(
     ("size", "capacity"), [(3, LEAST_CAPACITY), (3, 2**19), (700, 2**19), (9_000, 2**21)]
 )

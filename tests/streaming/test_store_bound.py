@@ -19,7 +19,7 @@ import pytest
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.database import LEAST_CAPACITY, Database
-from fl_elastic.streaming.storage_policies import storage_policies
+from fl_elastic.streaming.storage_policies import STORAGE_POLICIES
 from fl_elastic.streaming.stored import Offer
 
 
@@ -68,7 +68,7 @@ def on_disk(folder: Path) -> int:
     return total
 
 
-@pytest.mark.parametrize("policy", storage_policies())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
 @pytest.mark.parametrize(
     ("capacity", "size"), [(LEAST_CAPACITY, 10), (2**19, 300), (2**21, 9000), (2**23, 100)]
 )
@@ -90,7 +90,7 @@ def test_at_no_moment_is_it_more_than_its_bound(
         assert store.rejected == {} and store.seen > 0
 
 
-@pytest.mark.parametrize("policy", storage_policies())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
 @pytest.mark.parametrize(("capacity", "size"), [(LEAST_CAPACITY, 5), (2**18, 40)])
 def test_a_long_stream_at_the_bound_wears_nothing_out(
     capacity: int, size: int, policy: str, tmp_path: Path

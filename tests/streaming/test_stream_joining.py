@@ -9,14 +9,13 @@ import pytest
 
 from fl_elastic.errors import RegistryError, StreamError
 from fl_elastic.streaming.joining import (
+    JOINING_RULES,
     Interpolate,
     JoiningRule,
     Layout,
     Measured,
     Personal,
     Replace,
-    joining_rules,
-    make_joining_rule,
 )
 from fl_elastic.streaming.labelled import LabelledWeights, Shares, extended, joined, overlaid
 
@@ -113,25 +112,25 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], JoiningRule])
 
 
 def test_names() -> None:
-    assert joining_rules() == ["interpolate", "measured", "personal", "replace"]
-    assert make_joining_rule("replace") == Replace()
+    assert JOINING_RULES.names() == ["interpolate", "measured", "personal", "replace"]
+    assert JOINING_RULES.make("replace") == Replace()
     with pytest.raises(RegistryError, match="did you mean 'replace'"):
-        make_joining_rule("replaced")
+        JOINING_RULES.make("replaced")
 
 
-@pytest.mark.parametrize("name", joining_rules())
+@pytest.mark.parametrize("name", JOINING_RULES.names())
 class TestEveryRule:
     """Conformance: holds for all that are registered."""
 
     def test_shares_are_shares_and_always_the_same(self, name: str) -> None:
         for drifted in (False, True):
-            tried = make_joining_rule(name).candidates(LAYOUT, drifted=drifted)
-            assert tried and tried == make_joining_rule(name).candidates(LAYOUT, drifted=drifted)
+            tried = JOINING_RULES.make(name).candidates(LAYOUT, drifted=drifted)
+            assert tried and tried == JOINING_RULES.make(name).candidates(LAYOUT, drifted=drifted)
             for shares in tried:
                 assert all(0 <= shares.of(n) <= 1 for n in model_of((0,), 1).weights)
 
     def test_nothing_is_taken_of_what_is_personal(self, name: str) -> None:
-        rule = make_joining_rule(name)
+        rule = JOINING_RULES.make(name)
         kept = tuple(rule.personal(LAYOUT))
         for shares in rule.candidates(LAYOUT, drifted=False):
             personal = [n for n in model_of((0,), 1).weights if n.startswith(kept)]
@@ -140,7 +139,7 @@ class TestEveryRule:
     def test_the_joined_model_lies_between_both(self, name: str) -> None:
         own, theirs = model_of((0, 1, 2), 3, seed=1), model_of((2, 0, 1), 3, seed=2)
         aim = overlaid(own, theirs)
-        for shares in make_joining_rule(name).candidates(LAYOUT, drifted=True):
+        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=True):
             found = joined(own, theirs, shares)
             for each, value in found.weights.items():
                 low = np.minimum(own.weights[each], aim.weights[each])
@@ -150,7 +149,7 @@ class TestEveryRule:
 
     def test_what_only_the_device_knows_stays_bit_for_bit(self, name: str) -> None:
         own, theirs = model_of((5, 1, 9), 4, seed=1), model_of((1, 3), 2, seed=2)
-        for shares in make_joining_rule(name).candidates(LAYOUT, drifted=True):
+        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=True):
             found = joined(own, theirs, shares)
             assert found.labels == (5, 1, 9, 3)
             for each in HEAD:
@@ -160,13 +159,13 @@ class TestEveryRule:
 
     def test_a_federation_that_knows_the_same_changes_nothing(self, name: str) -> None:
         own = model_of((5, 1), 3)
-        for shares in make_joining_rule(name).candidates(LAYOUT, drifted=False):
+        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=False):
             found = joined(own, model_of((5, 1), 3), shares)
             assert all(np.array_equal(found.weights[n], own.weights[n]) for n in own.weights)
 
     def test_neither_model_is_written_into(self, name: str) -> None:
         own, theirs = model_of((5, 1), 2, seed=1), model_of((1, 5), 2, seed=2)
-        for shares in make_joining_rule(name).candidates(LAYOUT, drifted=False):
+        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=False):
             for value in joined(own, theirs, shares).weights.values():
                 value += 1
         assert all(

@@ -15,14 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import RegistryError, StreamError
 from fl_elastic.streaming import SampleStore, replay_loader
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.replay import (
-    DarkReplay,
-    ExperienceReplay,
-    Part,
-    Replay,
-    make_replay,
-    replays,
-)
+from fl_elastic.streaming.replay import REPLAYS, DarkReplay, ExperienceReplay, Part, Replay
 from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
 from fl_elastic.training import ElasticTrainer
 
@@ -55,19 +48,19 @@ def loader_of(pool: Pool, replay: Replay, steps: int = 4, seed: int = 0) -> Repl
 
 
 def test_names() -> None:
-    assert replays() == ["der_pp", "er", "none"]
-    assert make_replay("none").parts == (Part(32, stored=False),)
+    assert REPLAYS.names() == ["der_pp", "er", "none"]
+    assert REPLAYS.make("none").parts == (Part(32, stored=False),)
     with pytest.raises(RegistryError, match="did you mean"):
-        make_replay("der")
+        REPLAYS.make("der")
 
 
 @pytest.mark.parametrize("new", [50, 0])
-@pytest.mark.parametrize("name", replays())
+@pytest.mark.parametrize("name", REPLAYS.names())
 def test_reading_ahead_changes_no_batch(
     name: str, new: int, store: SampleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, 60)
-    loader = loader_of(pool_of(store, new), make_replay(name), steps=7)
+    loader = loader_of(pool_of(store, new), REPLAYS.make(name), steps=7)
     ahead = list(loader)
     monkeypatch.setattr(replay_loader, "_AHEAD_BYTES", 0)
     for (x, y), (other_x, other_y) in zip(ahead, loader, strict=True):
@@ -92,13 +85,13 @@ def test_samples_that_vanish_while_they_are_read_are_made_up_for(
     assert {float(x) for x in rest[-1][0][:, 0] if x < 0} <= {-1.0, -2.0, -3.0}
 
 
-@pytest.mark.parametrize("name", replays())
+@pytest.mark.parametrize("name", REPLAYS.names())
 @pytest.mark.parametrize(("new", "stored"), [(50, 50), (3, 2), (0, 20), (20, 0)])
 def test_every_batch_is_whole_and_labels_are_right(
     name: str, new: int, stored: int, store: SampleStore
 ) -> None:
     fill(store, stored)
-    replay = make_replay(name)
+    replay = REPLAYS.make(name)
     loader = loader_of(pool_of(store, new), replay)
     batches = list(loader)
     assert len(batches) == len(loader) == 4 and loader.dataset_size == 4 * replay.batch_size
@@ -108,12 +101,12 @@ def test_every_batch_is_whole_and_labels_are_right(
         assert outputs.tolist() == (inputs[:, 0].abs().long() % 3).tolist()
 
 
-@pytest.mark.parametrize("name", replays())
+@pytest.mark.parametrize("name", REPLAYS.names())
 def test_reading_again_gives_the_same_batches_and_another_seed_others(
     name: str, store: SampleStore
 ) -> None:
     fill(store, 60)
-    pool, replay = pool_of(store, 40), make_replay(name)
+    pool, replay = pool_of(store, 40), REPLAYS.make(name)
     loader = loader_of(pool, replay)
     first, second, other = list(loader), list(loader), list(loader_of(pool, replay, seed=1))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
@@ -208,11 +201,11 @@ def test_scores_of_fewer_classes_and_unknown_ones(store: SampleStore) -> None:
     assert loss.item() == pytest.approx(0.0) and torch.isfinite(outputs.grad).all()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", replays())
+@pytest.mark.parametrize("name", REPLAYS.names())
 @pytest.mark.parametrize("policy", ["full", "elastic", "tinytrain"])
 def test_the_trainer_takes_the_batches(name: str, policy: str, store: SampleStore) -> None:
     fill(store, 60)
-    replay, model = make_replay(name), chain()
+    replay, model = REPLAYS.make(name), chain()
     before = weights_of(model)
     trainer = ElasticTrainer(
         model, replay.loss(cross_entropy), sgd, budget=Budget(speedup=1.6), policy=policy

@@ -15,11 +15,11 @@ import pytest
 from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import RegistryError, StreamError
-from fl_elastic.streaming.sources import Reading, open_source, sources
+from fl_elastic.streaming.sources import SOURCES, Reading, open_source
 
 
 def test_kinds_of_sources(tmp_path: Path) -> None:
-    assert sources() == ["csv", "dir", "socket"]
+    assert SOURCES.names() == ["csv", "dir", "socket"]
     with pytest.raises(RegistryError, match="did you mean 'csv'"):
         open_source("cvs:a")
     for wrong in ("csv", "csv:", str(tmp_path)):

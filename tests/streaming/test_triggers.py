@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.clock import StreamClock
+from fl_elastic.streaming.progress import StreamClock
 from fl_elastic.streaming.triggers import (
     AllOf,
     AnyOf,

@@ -25,7 +25,8 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.groups import Batch, compute_loss
-from fl_elastic.importance import ElasticImportance, Probe
+from fl_elastic.importance import Probe
+from fl_elastic.importance.elastic import ElasticImportance
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.step_importance import StepImportance

@@ -28,13 +28,13 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import call_model, compute_loss, trace_step, untouched
 from fl_elastic.groups.mode import Mode
-from fl_elastic.importance import make_channel_score
+from fl_elastic.importance import CHANNEL_SCORES
 from fl_elastic.importance.base import Probe
-from fl_elastic.importance.signals import visit_layers
+from fl_elastic.importance.fidelity import visit_layers
 from fl_elastic.ops import lean
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.planning import PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import estimate_profile, step_memory
 from fl_elastic.training import ForwardOptions
 from fl_elastic.training.apply_plan import realised
@@ -197,7 +197,7 @@ def test_choosing_channels_moves_no_vector_of_a_spectral_norm() -> None:
             model=model, loss_fn=loss_fn, groups=graph.groups, batches=[batch],
             shadow_optimizer=sgd, generator=np.random.default_rng(0),
         )  # fmt: skip
-        scores = make_channel_score(name).score(probe, graph)
+        scores = CHANNEL_SCORES.make(name).score(probe, graph)
         assert "2" in scores and not [group for group in scores if group.startswith("0")]
         assert same_weights(before, model), name
 
@@ -266,7 +266,7 @@ def test_the_bias_of_a_layer_that_runs_twice_is_trained_without_its_input() -> N
     model, batch = ConvTwice(), images(1)[0]
     profile = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd)
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
-    plan = make_policy("bias").plan(request)
+    plan = POLICIES.make("bias").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
     with untouched(model), realised(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
@@ -303,7 +303,7 @@ def test_a_recomputed_block_runs_as_it_ran_before() -> None:
     twin, batch = copy.deepcopy(model), images(1)[0]
     profile = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd)
     request = PlanRequest(profile, Budget(), np.ones(len(profile)))
-    plan = make_policy("full").plan(request)
+    plan = POLICIES.make("full").plan(request)
     assert "1" in {block.module for block in profile.graph.blocks}
     ends = []
     for each, recomputed in ((model, ("1",)), (twin, ())):
@@ -327,7 +327,7 @@ def test_memory_counts_bits_of_a_rectifier_in_place_behind_an_instance_norm() ->
     batch = images(1)[0]
     profile = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd)
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
-    plan = make_policy("full").plan(request)
+    plan = POLICIES.make("full").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
     with untouched(model), realised(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)

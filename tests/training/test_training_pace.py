@@ -8,8 +8,7 @@ import pytest
 
 from fl_elastic.groups import GroupKind, TensorGroup
 from fl_elastic.planning import Mode, Plan
-from fl_elastic.training.pace import Pace
-from fl_elastic.training.step_log import StepLog
+from fl_elastic.training.pace import Pace, StepLog
 
 GROUP = TensorGroup("only", ("only.weight",), ((1,),), GroupKind.LINEAR)
 WINDOW = 20

@@ -19,12 +19,12 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode, compute_loss, untouched
-from fl_elastic.planning import PlanRequest, make_policy
+from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import estimate_profile, step_memory
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.apply_plan import realised
 
-POLICIES = (
+TRIED = (
     "elastic", "full", "head", "last_k", "random", "joint", "bias", "tinytrain", "gradient_filter",
     "sparse_update",
 )  # fmt: skip
@@ -223,7 +223,9 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
         return []
     plans = [
         plan,
-        make_policy("bias").plan(PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile)))),
+        POLICIES.make("bias").plan(
+            PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile)))
+        ),
     ]
     for lean in (True, False):
         budget = Budget(memory=1e12) if lean else Budget()
@@ -264,7 +266,7 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
 def cases_of(seed: int, count: int) -> list[tuple[str, str, bool]]:
     generator = random.Random(seed)
     return [
-        (generator.choice(POLICIES), generator.choice(BUDGETS), generator.random() < 0.3)
+        (generator.choice(TRIED), generator.choice(BUDGETS), generator.random() < 0.3)
         for _ in range(count)
     ]
 

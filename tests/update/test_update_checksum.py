@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, Role, decode, encode
-from fl_elastic.update.checksum import CHECKSUM_BYTES, ROW_BYTES, checksum
+from fl_elastic.update.frame import CHECKSUM_BYTES, ROW_BYTES, checksum
 
 HEAD = b"head"
 ROWS = 40

@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.testing import codec_checks
-from fl_elastic.update import (
-    Codec,
-    Manifest,
-    PartialUpdate,
-    Role,
-    codecs,
-    decode,
-    encode,
-    make_codec,
-)
+from fl_elastic.update import CODECS, Codec, Manifest, PartialUpdate, Role, decode, encode
 from fl_elastic.update.codecs import Bf16, Fp16, Fp32, Int8, KernelMean, TopK
 
 Floats = NDArray[np.float32]
@@ -41,7 +32,7 @@ def through(codec: Codec, values: Floats, seed: int = 0) -> Floats:
 
 
 def test_what_each_codec_is_for() -> None:
-    made = {name: make_codec(name) for name in codecs()}
+    made = {name: CODECS.make(name) for name in CODECS.names()}
     assert {name for name, codec in made.items() if not codec.lossy} == {"fp32"}
     assert {name for name, codec in made.items() if codec.unbiased} == {"fp32", "int8"}
     assert {name for name, codec in made.items() if codec.for_weights} == {"fp32", "fp16", "bf16"}
@@ -64,7 +55,7 @@ def test_what_each_codec_is_for() -> None:
 )
 def test_the_bytes_of_each_shape(codec: str, sizes: list[int]) -> None:
     of = [(), (3, 0, 2), (100,), (8, 8, 3, 3), (65_537,)]
-    assert [make_codec(codec).size(shape) for shape in of] == sizes
+    assert [CODECS.make(codec).size(shape) for shape in of] == sizes
 
 
 @given(values=any_array)
@@ -300,12 +291,12 @@ def test_the_checks_catch_a_broken_codec(broken: type[Codec]) -> None:
     assert BROKEN[broken] in failed
 
 
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", CODECS.names())
 @given(data=st.data(), shape=shapes)
 def test_any_bytes_of_the_right_length_are_a_tensor_or_refused(
     codec: str, data: Any, shape: tuple[int, ...]
 ) -> None:
-    made = make_codec(codec)
+    made = CODECS.make(codec)
     size = made.size(shape)
     try:
         back = made.decode(memoryview(data.draw(st.binary(min_size=size, max_size=size))), shape)

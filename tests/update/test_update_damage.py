@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import (
+    CODECS,
     Limits,
     Manifest,
     PartialUpdate,
     Role,
     StaleModelError,
-    codecs,
     decode,
     decode_weights,
     encode,
     encode_weights,
 )
-from fl_elastic.update.checksum import CHECKSUM_BYTES, checksum
+from fl_elastic.update.frame import CHECKSUM_BYTES, checksum
 from fl_elastic.update.wire import WIRE_VERSION
 
 MANIFEST = Manifest(
@@ -105,7 +105,7 @@ def test_the_documented_layout_is_the_real_one() -> None:
     }
 
 
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", CODECS.names())
 @pytest.mark.parametrize("update", [UPDATE, PARTLY], ids=["whole", "partly"])
 def test_every_flipped_bit_is_noticed(codec: str, update: PartialUpdate) -> None:
     good = encode(update, MANIFEST, codec=codec)
@@ -353,7 +353,7 @@ def test_every_honest_header_is_read(axes: tuple[int, ...], count: int) -> None:
         dict.fromkeys(names, delta), dict.fromkeys(names, 1_000_000), 100_000_000, 2**62,
         {} if whole else dict.fromkeys(names, masks),
     )  # fmt: skip
-    for codec in codecs():
+    for codec in CODECS.names():
         assert decode(encode(update, manifest, codec), manifest).steps == update.steps
 
 
@@ -400,7 +400,7 @@ slices = st.none() | st.builds(
 
 @settings(max_examples=300)
 @given(
-    codec=st.sampled_from(codecs()),
+    codec=st.sampled_from(CODECS.names()),
     given_slices=st.lists(slices, min_size=2, max_size=2),
     exact=st.none() | st.lists(st.integers(0, 3), max_size=2),
     payload=st.binary(max_size=40) | st.integers(0, 40).map(bytes),

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import (
+    CODECS,
     ErrorFeedback,
     Manifest,
     Masks,
     PartialUpdate,
     Role,
-    codecs,
     decode,
     encode,
-    make_codec,
 )
 
 MANIFEST = Manifest(
@@ -126,12 +125,12 @@ def test_fp32_leaves_no_residual(seed: int, parts: bool) -> None:
     assert feedback.residuals == {}
 
 
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", CODECS.names())
 def test_running_statistics_keep_no_residual(codec: str) -> None:
     feedback = ErrorFeedback(manifest=MANIFEST)
     one_round(feedback, update_of(np.random.default_rng(1)), codec)
     assert "mean" not in feedback.residuals
-    assert bool(feedback.residuals) is make_codec(codec).lossy
+    assert bool(feedback.residuals) is CODECS.make(codec).lossy
 
 
 def test_only_what_is_trained_now_is_corrected_and_the_rest_is_kept() -> None:

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import (
+    CODECS,
     Manifest,
     Masks,
     PartialUpdate,
     Role,
     check_update,
-    codecs,
     decode,
     encode,
-    make_codec,
     trained_part,
 )
 from fl_elastic.update.parts import part_shape, put_part, take_part
@@ -95,7 +94,7 @@ def test_taking_and_putting_a_part_are_inverse(
     assert np.array_equal(back, np.where(slow_outer(shape, masks), array, 0))
 
 
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", CODECS.names())
 @given(case=parts(), seed=st.integers(0, 99))
 def test_a_part_comes_back_as_a_part(
     codec: str, case: tuple[tuple[int, ...], Masks], seed: int
@@ -111,7 +110,7 @@ def test_a_part_comes_back_as_a_part(
     assert not back.deltas["part"][~trained].any()
     written = take_part(update.deltas["part"], masks)
     error = np.abs(back.deltas["part"] - update.deltas["part"]).max(initial=0.0)
-    assert error <= make_codec(codec).error_bound(written) * (1 + 1e-6)
+    assert error <= CODECS.make(codec).error_bound(written) * (1 + 1e-6)
     if codec == "fp32":
         assert np.array_equal(back.deltas["part"], update.deltas["part"])
 

@@ -13,15 +13,14 @@ from small_models import chain, conv_net
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, codec_checks, name_of
 from fl_elastic.update import (
+    CODECS,
     Manifest,
     PartialUpdate,
     Role,
-    codecs,
     decode,
     decode_weights,
     encode,
     encode_weights,
-    make_codec,
     weights_of,
 )
 
@@ -35,17 +34,17 @@ SMALLEST = 2.0**-25
 
 
 def test_the_registered_codecs_are_all_checked() -> None:
-    assert codecs() == NAMES
+    assert CODECS.names() == NAMES
     assert len({name_of(check) for check in codec_checks()}) == len(codec_checks()) == 13
 
 
 @pytest.mark.parametrize("check", codec_checks(), ids=name_of)
 @every_codec
 def test_codec_conforms(codec: str, check: Check) -> None:
-    made = make_codec(codec)
+    made = CODECS.make(codec)
     check(made)
     check(type(made))
-    assert isinstance(made, type(make_codec(codec)))
+    assert isinstance(made, type(CODECS.make(codec)))
 
 
 def test_an_unknown_codec_lists_the_known() -> None:
@@ -116,7 +115,7 @@ def test_an_update_comes_back_within_the_codecs_own_bound(
     codec: str, case: tuple[Manifest, PartialUpdate], seed: int
 ) -> None:
     manifest, update = case
-    made = make_codec(codec)
+    made = CODECS.make(codec)
     back = decode(encode(update, manifest, codec, np.random.default_rng(seed)), manifest)
     assert set(back.deltas) == set(update.deltas) and back.parts == {}
     for name, delta in update.deltas.items():

@@ -26,13 +26,15 @@ from fl_elastic.fleet.doctor.machine import (
     installed_version,
     torch_build,
 )
-from fl_elastic.fleet.doctor.reach import check_clock, check_names, check_server
 from fl_elastic.fleet.doctor.trust import (
     check_addresses,
+    check_clock,
     check_dates,
+    check_names,
     check_node_key,
     check_pair,
     check_permissions,
+    check_server,
     check_signer,
 )
 from fl_elastic.fleet.health import Health, ask_health

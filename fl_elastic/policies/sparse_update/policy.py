@@ -21,7 +21,7 @@ from fl_elastic.planning.channel_modes import (
 from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy, register_policy
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.policies.sparse_update.published_schemes import (
     PUBLISHED_MODELS,
     PublishedModel,
@@ -36,7 +36,7 @@ _MODES = tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:])
 _BUDGET_SHARES = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 
 
-@register_policy("sparse_update")
+@POLICIES.register("sparse_update")
 class SparseUpdatePolicy(Policy):
     """Train the head, the biases of the last layers, and some input channels of a few layers among them.
 

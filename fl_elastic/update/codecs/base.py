@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 
-__all__ = ["Codec", "codecs", "does_not_fit", "finite", "make_codec", "number_of", "register_codec"]
+__all__ = ["CODECS", "Codec", "does_not_fit", "finite", "number_of"]
 
 _Floats = NDArray[np.float32]
 _LARGE = 1 << 16
@@ -89,18 +89,8 @@ class Codec(ABC):
         """Return the largest absolute error of any number when ``values`` are written and read."""
 
 
-_REGISTRY: Registry[type[Codec]] = Registry("codec")
-register_codec = _REGISTRY.register
-
-
-def codecs() -> list[str]:
-    """Return the names of the registered codecs."""
-    return _REGISTRY.names()
-
-
-def make_codec(name: str) -> Codec:
-    """Return the codec registered as ``name``."""
-    return _REGISTRY.get(name)()
+CODECS: Factories[Codec] = Factories("codec")
+"""Codecs by name."""
 
 
 def number_of(shape: tuple[int, ...]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.codecs.base import Codec, does_not_fit, finite, number_of, register_codec
+from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, finite, number_of
 
 __all__ = ["Bf16"]
 
@@ -14,7 +14,7 @@ _NAME = "bfloat16"
 _EXPONENT = np.uint16(0x7F80)
 
 
-@register_codec("bf16")
+@CODECS.register("bf16")
 class Bf16(Codec):
     """The upper 16 bits of float32, rounded to nearest, ties to even: half the bytes, any magnitude.
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.codecs.base import Codec, does_not_fit, finite, number_of, register_codec
+from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, finite, number_of
 
 __all__ = ["Int8"]
 
@@ -15,7 +15,7 @@ _LARGEST = 127
 _MOST = float(np.finfo(np.float32).max)
 
 
-@register_codec("int8")
+@CODECS.register("int8")
 class Int8(Codec):
     r"""One byte per number and one scale :math:`s = \max|v| / 127` (float32) per tensor.
 

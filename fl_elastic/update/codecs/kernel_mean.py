@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.codecs.base import Codec, finite, number_of, register_codec
+from fl_elastic.update.codecs.base import CODECS, Codec, finite, number_of
 
 __all__ = ["KernelMean"]
 
@@ -13,7 +13,7 @@ _Floats = NDArray[np.float32]
 _SINGLE = 4
 
 
-@register_codec("kernel_mean")
+@CODECS.register("kernel_mean")
 class KernelMean(Codec):
     r"""The mean over each spatial kernel, :math:`\bar v_{oi} = \frac{1}{K} \sum_k v_{oik}`, as float32.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.codecs.base import Codec, does_not_fit, number_of, register_codec
+from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, number_of
 
 __all__ = ["Fp16", "Fp32"]
 
@@ -45,7 +45,7 @@ class _Raw(Codec):
         return np.frombuffer(data, dtype=self.dtype).astype(np.float32)
 
 
-@register_codec("fp32")
+@CODECS.register("fp32")
 class Fp32(_Raw):
     """Single precision, exact for float32 models."""
 
@@ -69,7 +69,7 @@ class Fp32(_Raw):
         return 0.0
 
 
-@register_codec("fp16")
+@CODECS.register("fp16")
 class Fp16(_Raw):
     """Half precision: half the bytes; changes smaller than 6e-8 are lost."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.codecs.base import Codec, finite, number_of, register_codec
+from fl_elastic.update.codecs.base import CODECS, Codec, finite, number_of
 
 __all__ = ["TopK"]
 
@@ -16,7 +16,7 @@ _Floats = NDArray[np.float32]
 _ONE_OF = 16
 
 
-@register_codec("topk")
+@CODECS.register("topk")
 class TopK(Codec):
     """The largest sixteenth of the numbers of each tensor, at least one; the others are zero.
 

@@ -17,7 +17,7 @@ from fl_elastic.errors import ElasticError
 from fl_elastic_simulations import engine
 from fl_elastic_simulations.benchmarks.results import Results
 
-__all__ = ["bench_house", "house_markdown", "look_at"]
+__all__ = ["LOADED", "bench_house", "house_markdown", "loaded", "look_at", "sizes"]
 
 _LOAD = """
 import json, sys, time
@@ -26,13 +26,15 @@ own = [m for m in sys.modules if m.split(".")[0] in ("fl_elastic", "fl_elastic_s
 pages = int(open("/proc/self/statm").read().split()[1]) if sys.platform == "linux" else 0
 print(json.dumps({{"modules": len(own), "cpu_seconds": time.process_time(), "resident_bytes": 4096 * pages}}))
 """
-_CLIENT = ("import fl_elastic.flower.client",)
-# What a node of a scenario loads for a message, now and before the laboratory stood apart.
-_MESSAGE = (
-    "import fl_elastic_simulations.fleet.app, fl_elastic_simulations.fleet.node",
-    "import fl_elastic.flower.fleet_app, fl_elastic.flower.fleet_node",
-)
-_OWN_APP = ("import fl_elastic.flower.node_app", "import fl_elastic.flower.app")
+LOADED = {
+    "client": ("import fl_elastic.flower.client",),
+    "message": (
+        "import fl_elastic_simulations.fleet.app, fl_elastic_simulations.fleet.node",
+        "import fl_elastic.flower.fleet_app, fl_elastic.flower.fleet_node",
+    ),
+    "own_app": ("import fl_elastic.flower.node_app", "import fl_elastic.flower.app"),
+}
+"""What a client, a node of a scenario and one of anybody's app import for a message, now and in older checkouts."""
 
 
 def bench_house(results: Results, checkout: Path, name: str) -> None:
@@ -84,13 +86,31 @@ def house_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def look_at(checkout: Path) -> dict[str, Any]:
     """Return sizes of both buildings, what is loaded for a client and a message, and files that acts take."""
+    found: dict[str, Any] = dict(sizes(checkout))
+    for what, choices in LOADED.items():
+        found |= {f"{what}_{key}": value for key, value in loaded(checkout, choices).items()}
+    script = Path(engine.__file__).with_name("paths_taken.py")
+    taken = _run(checkout, [sys.executable, str(script)])
+    found |= {f"{act}_files": count for act, count in json.loads(taken).items()}
+    found["wheel_bytes"] = _wheel_bytes(checkout)
+    return found
+
+
+def sizes(checkout: Path) -> dict[str, int]:
+    """Return files, lines, modules with one importer and exported names of both buildings.
+
+    Raises
+    ------
+    ElasticError
+        If the folder holds no library.
+    """
     buildings = {
         "library": checkout / "fl_elastic",
         "laboratory": checkout / "simulations" / "fl_elastic_simulations",
     }
     if not buildings["library"].is_dir():
         raise ElasticError(f"{checkout} holds no folder fl_elastic: give the folder of a checkout")
-    found: dict[str, Any] = {}
+    found: dict[str, int] = {}
     importers = _importers([place for place in buildings.values() if place.is_dir()])
     for building, place in buildings.items():
         files = sorted(place.rglob("*.py"))
@@ -106,12 +126,6 @@ def look_at(checkout: Path) -> dict[str, Any]:
                 len(_exported(file)) for file in files if file.name == "__init__.py"
             ),
         }
-    for what, choices in (("client", _CLIENT), ("message", _MESSAGE), ("own_app", _OWN_APP)):
-        found |= {f"{what}_{key}": value for key, value in _loaded(checkout, choices).items()}
-    script = Path(engine.__file__).with_name("paths_taken.py")
-    taken = _run(checkout, [sys.executable, str(script)])
-    found |= {f"{act}_files": count for act, count in json.loads(taken).items()}
-    found["wheel_bytes"] = _wheel_bytes(checkout)
     return found
 
 
@@ -145,7 +159,7 @@ def _exported(file: Path) -> list[str]:
     return []
 
 
-def _loaded(checkout: Path, choices: tuple[str, ...]) -> dict[str, Any]:
+def loaded(checkout: Path, choices: tuple[str, ...]) -> dict[str, Any]:
     """Return what the first of some imports that can be done loads, in a process of its own; medians of three."""
     for statements in choices:
         code = [sys.executable, "-c", _LOAD.format(statements=statements)]

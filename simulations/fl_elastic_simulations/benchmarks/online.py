@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.errors import DatasetError
 from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner, StreamOptions
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
-from fl_elastic_simulations.benchmarks.online_streams import STREAMS, Rows
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder
 
@@ -26,6 +29,9 @@ __all__ = [
     "DEFAULT",
     "METHODS",
     "SEEDS",
+    "STREAMS",
+    "OnlineStream",
+    "Rows",
     "bench_online",
     "online_markdown",
     "online_means",
@@ -35,8 +41,11 @@ __all__ = [
 SEEDS = (0, 1, 2)
 CHOSEN_ON = tuple((name, 0) for name in ("sea", "led", "digits"))
 """Streams and seeds that the default trigger was chosen on; all others were only looked at afterwards."""
-
 DEFAULT = "StreamLearner, defaults"
+Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
+LENGTH = 4000
+# Inputs are scaled by what the first rows were like; a device has nothing else to go by.
+_FIRST = 200
 
 
 @dataclass(frozen=True)
@@ -137,19 +146,6 @@ def _no_change(rows: Rows, seed: int) -> dict[str, Any]:
     return {"accuracy": float(np.mean(rows[1][1:] == rows[1][:-1])), "seconds": 0.0}
 
 
-METHODS: dict[str, Callable[[Rows, int], dict[str, Any]]] = {
-    "the last label again": _no_change,
-    "logistic regression": _river(_logistic),
-    "Hoeffding tree": _river(_tree),
-    "Hoeffding adaptive tree": _river(_adaptive_tree),
-    "adaptive random forest": _river(_forest),
-    "StreamLearner, every 200, 20 steps": _learner(200, 20),
-    "StreamLearner, every 50, 20 steps": _learner(50, 20),
-    DEFAULT: _learner(),
-}
-"""By name, each a run over the rows of a stream with a seed."""
-
-
 def run_online(stream: str, method: str, seed: int, data_root: str) -> dict[str, Any]:
     """Run one learner over one stream, with one thread."""
     torch.set_num_threads(1)
@@ -209,3 +205,113 @@ def online_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
             cells.append(text)
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class OnlineStream:
+    """A stream.
+
+    Parameters
+    ----------
+    title : str
+        As it stands in tables.
+    read : callable
+        ``read(data_root, seed)`` gives samples and labels in their order.
+    seeded : bool
+        Whether each seed is another stream; if not, it is another learner on the same one.
+    """
+
+    title: str
+    read: Callable[[Path, int], Rows]
+    seeded: bool = True
+
+
+def _scaled(x: NDArray[Any], y: NDArray[Any]) -> Rows:
+    x = np.asarray(x, np.float64)
+    spread = x[:_FIRST].std(0)
+    x = (x - x[:_FIRST].mean(0)) / np.where(spread > 1e-6, spread, 1.0)
+    return np.ascontiguousarray(x, np.float32), np.asarray(y, np.int64)
+
+
+def _changed(make: Callable[[Any, int], tuple[Any, Any]]) -> Callable[[Path, int], Rows]:
+    """Return a stream that is one thing in its first half, and another one after it."""
+
+    def read(root: Path, seed: int) -> Rows:
+        del root
+        from river.datasets import synth
+
+        rows = [row for half in make(synth, seed) for row in islice(iter(half), LENGTH // 2)]
+        return _scaled(
+            np.array([list(x.values()) for x, _ in rows], np.float64),
+            np.array([int(y) for _, y in rows]),
+        )
+
+    return read
+
+
+def _sea(synth: Any, seed: int) -> tuple[Any, Any]:
+    first, second = (synth.SEA(variant=v, noise=0.1, seed=2 * seed + v // 3) for v in (0, 3))
+    return first, second
+
+
+def _agrawal(synth: Any, seed: int) -> tuple[Any, Any]:
+    first, second = (
+        synth.Agrawal(classification_function=f, seed=2 * seed + f // 3) for f in (0, 3)
+    )
+    return first, second
+
+
+def _led(synth: Any, seed: int) -> tuple[Any, Any]:
+    settings = {"noise_percentage": 0.1, "irrelevant_features": True}
+    return (
+        synth.LED(seed=2 * seed, **settings),
+        synth.LEDDrift(seed=2 * seed + 1, n_drift_features=5, **settings),
+    )
+
+
+def _digits(root: Path, seed: int) -> Rows:
+    """Return the bundled digits in two halves, the second one turned by 90 degrees."""
+    del root
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    images = images.reshape(-1, 8, 8)[order]
+    images[len(order) // 2 :] = np.rot90(images[len(order) // 2 :], axes=(1, 2))
+    return _scaled(images.reshape(len(order), 64), labels[order])
+
+
+def _table(name: str, rows: int) -> Callable[[Path, int], Rows]:
+    def read(root: Path, seed: int) -> Rows:
+        del seed
+        path = root / "drift_streams" / f"{name}.csv.gz"
+        try:
+            with gzip.open(path, "rt") as lines:
+                found = np.loadtxt(lines, delimiter=",", skiprows=1, max_rows=rows)
+        except (OSError, ValueError, EOFError) as error:
+            raise DatasetError(f"{name}: {path} cannot be read: {error}") from None
+        return _scaled(found[:, :-1], found[:, -1])
+
+    return read
+
+
+METHODS: dict[str, Callable[[Rows, int], dict[str, Any]]] = {
+    "the last label again": _no_change,
+    "logistic regression": _river(_logistic),
+    "Hoeffding tree": _river(_tree),
+    "Hoeffding adaptive tree": _river(_adaptive_tree),
+    "adaptive random forest": _river(_forest),
+    "StreamLearner, every 200, 20 steps": _learner(200, 20),
+    "StreamLearner, every 50, 20 steps": _learner(50, 20),
+    DEFAULT: _learner(),
+}
+"""By name, each a run over the rows of a stream with a seed."""
+STREAMS: dict[str, OnlineStream] = {
+    "sea": OnlineStream("SEA, an abrupt change", _changed(_sea)),
+    "agrawal": OnlineStream("Agrawal, an abrupt change", _changed(_agrawal)),
+    "led": OnlineStream("LED, five attributes swapped", _changed(_led)),
+    "digits": OnlineStream("Digits, turned by 90 degrees", _digits),
+    "electricity": OnlineStream("Electricity prices", _table("elec", 10_000), seeded=False),
+    "weather": OnlineStream("Rain tomorrow", _table("weather", 10_000), seeded=False),
+}
+"""By name."""

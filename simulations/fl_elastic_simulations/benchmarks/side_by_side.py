@@ -19,7 +19,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
 from fl_elastic.profiling.measure import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -30,9 +30,9 @@ from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load
 from fl_elastic_simulations.data.episodes import Episode, PseudoQueries, sample_episode
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["POLICIES", "bench_side_by_side", "episode_row", "paired_interval"]
+__all__ = ["COMPARED", "bench_side_by_side", "episode_row", "paired_interval"]
 
-POLICIES = (
+COMPARED = (
     "full", "head", "bias", "last_k", "random", "elastic",
     "gradient_filter", "tinytrain", "sparse_update", "joint",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def _transfer(results: Results, workers: int, root: str, tell: Callable[[str], N
     missing = {
         name: (TransferMethod(policy, policy, SPEEDUP), RATE, seed, root)
         for seed in SEEDS
-        for policy in POLICIES
+        for policy in COMPARED
         if (name := f"transfer {policy} | {seed}") not in results.rows
     }
     for name, row in finished_cells(train_cell, missing, workers):
@@ -93,7 +93,7 @@ def _transfer(results: Results, workers: int, root: str, tell: Callable[[str], N
 def _summarise(results: Results, episodes: int) -> None:
     rows = [results.rows[f"episode {number}"] for number in range(episodes)]
     joint = np.array([row["joint"]["accuracy"] for row in rows])
-    for policy in POLICIES:
+    for policy in COMPARED:
         chosen = [results.rows[f"transfer {policy} | {seed}"] for seed in SEEDS]
         found = np.array([row[policy]["accuracy"] for row in rows])
         results.add(
@@ -135,7 +135,7 @@ def episode_row(number: int, root: str) -> dict[str, Any]:
     )
     row: dict[str, Any] = {"ways": episode.ways, "support": len(episode.support)}
     row["none"] = {"accuracy": _accuracy(_backbone(root), data, episode)}
-    for policy in POLICIES:
+    for policy in COMPARED:
         model = _backbone(root)
         support = _images(data, episode.support)
         classes = torch.from_numpy(episode.support_classes)
@@ -179,7 +179,7 @@ def _costs(root: str) -> CostProfile:
     batch = torch.randn(60, 3, _PIXELS, _PIXELS), torch.arange(30) % 5
     model = _backbone(root).train()
     profile = profile_model(model, prototype_loss, batch, optimizer_fn=_adam, clock="cpu")
-    modes = [mode for policy in POLICIES for mode in make_policy(policy).modes]
+    modes = [mode for policy in COMPARED for mode in POLICIES.make(policy).modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)
 
 

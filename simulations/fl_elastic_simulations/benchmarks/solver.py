@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.budget import Budget
-from fl_elastic.planning import PlanRequest, make_policy, prefix_knapsack
+from fl_elastic.planning import POLICIES, PlanRequest, prefix_knapsack
 from fl_elastic.profiling import mask_bytes
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.benchmarks.results import Results
@@ -117,7 +117,7 @@ def _time_plans(groups: int) -> dict[str, Any]:
                     importance = np.random.default_rng(turn).random(groups)
                     request = PlanRequest(unseen, budget, importance, steps=steps)
                     started = time.thread_time()
-                    make_policy("elastic").plan(request)
+                    POLICIES.make("elastic").plan(request)
                     milliseconds.append(1e3 * (time.thread_time() - started))
                 firsts.append(milliseconds[0])
                 medians.append(statistics.median(milliseconds[1:]))

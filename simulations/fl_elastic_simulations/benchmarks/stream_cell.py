@@ -21,6 +21,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.streaming import (
+    REPLAYS,
     EverySamples,
     ExperienceReplay,
     Latent,
@@ -29,7 +30,6 @@ from fl_elastic.streaming import (
     SampleStore,
     StreamLearner,
     StreamOptions,
-    make_replay,
 )
 from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.summary import stream_summary
@@ -184,7 +184,7 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
 def _replay(method: StreamMethod, task: StreamTask) -> Replay:
     if method.replay == "er":
         return ExperienceReplay(stored_share=task.latent_stored if method.latent else task.stored)
-    return make_replay(method.replay)
+    return REPLAYS.make(method.replay)
 
 
 def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float:

@@ -33,14 +33,16 @@ from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.benchmarks.cells import finished_cells
 from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.benchmarks.stream_recovery import ClientScore, client_score, combined
-from fl_elastic_simulations.benchmarks.stream_turned import (
+from fl_elastic_simulations.benchmarks.stream_recovery import (
     CLIENTS,
     DRIFTS,
     LENGTH,
     PIXELS,
+    ClientScore,
     Task,
     adam,
+    client_score,
+    combined,
     copied,
     task_of,
     trained_at_home,

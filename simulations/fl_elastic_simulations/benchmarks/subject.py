@@ -13,7 +13,7 @@ from fl_elastic.errors import DatasetError
 from fl_elastic.groups import BackwardGraph, Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning import Plan, Policy, make_policy
+from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile, clock_for, measure_modes, profile_model
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.chooser import PlanChooser
@@ -62,7 +62,7 @@ class Subject:
     def chooser(self, policy: str | Policy, budget: Budget) -> PlanChooser:
         """Return what asks the policy, with importance, costs of modes and their fidelity measured."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        asked = make_policy(policy) if isinstance(policy, str) else policy
+        asked = POLICIES.make(policy) if isinstance(policy, str) else policy
         options = TrainerOptions(clock="cpu", importance=asked.importance_name or "elastic")
         state = self.states.setdefault(options.importance, SelectionState())
         chooser = PlanChooser(

@@ -14,7 +14,7 @@ import torch
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ScenarioError
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, clock_for, estimate_profile
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -26,7 +26,7 @@ from fl_elastic_simulations.engine.workload import (
     optimizer_fn,
     scenario_model,
 )
-from fl_elastic_simulations.peers import LocalTask, make_peer
+from fl_elastic_simulations.peers import PEERS, LocalTask
 from fl_elastic_simulations.peers.heterofl import narrow_seconds
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
@@ -122,8 +122,8 @@ def chooses(method: MethodSection) -> bool:
     To train everything, in as many steps as fit, the time of a step is enough, which a client sees as it trains.
     """
     if method.peer is not None:
-        return make_peer(method.peer).needs_costs
-    return method.budgeted and make_policy(method.policy).selects
+        return PEERS.make(method.peer).needs_costs
+    return method.budgeted and POLICIES.make(method.policy).selects
 
 
 def measure_choosing(
@@ -177,7 +177,7 @@ def _choice(
     allowed = share * steps * profile.full_step_seconds
     model = method_model(scenario, method, data_root, 0)
     if method.peer is not None:
-        peer = make_peer(method.peer)
+        peer = PEERS.make(method.peer)
         task = LocalTask(
             model=model,
             loss_fn=classification_loss,

@@ -14,22 +14,17 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import (
-    ElasticError,
-    ProfileError,
-    ScenarioError,
-    TrainingError,
-)
+from fl_elastic.errors import ElasticError, ProfileError, ScenarioError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.training import ForwardOptions, TrainerOptions
-from fl_elastic.update import make_codec
+from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
@@ -153,7 +148,7 @@ class _Role:
             full_step_seconds=self.profile.full_step_seconds * device.slowdown,
             model_bytes=float(self.profile.parameter_bytes.sum()),
             # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
-            bandwidth=device.uplink_bytes_per_second / make_codec(self.method.codec).share,
+            bandwidth=device.uplink_bytes_per_second / CODECS.make(self.method.codec).share,
             groups=GroupCosts.of(self.profile).slowed(device.slowdown),
         )
 
@@ -216,7 +211,7 @@ class _Role:
             self.client,
             method,
             steps * profile.full_step_seconds,
-            float(profile.parameter_bytes.sum()) * make_codec(method.codec).share,
+            float(profile.parameter_bytes.sum()) * CODECS.make(method.codec).share,
         )
         return ElasticClient(
             scenario_model(scenario, self.data_root, self.seed),
@@ -297,7 +292,7 @@ def _budget(client: Client, method: MethodSection, full_round: float, full_bytes
     """
     if not method.budgeted:
         return Budget()
-    share = client.uplink_share if make_policy(method.policy).selects else None
+    share = client.uplink_share if POLICIES.make(method.policy).selects else None
     return Budget(
         deadline=None if client.speedup <= 1 else full_round / client.speedup,
         uplink=None if share is None else share * full_bytes,

@@ -6,7 +6,7 @@ from torch import nn
 
 from fl_elastic.losses import classification_loss
 from fl_elastic_simulations.engine.workload import first_batch, scenario_model
-from fl_elastic_simulations.peers import make_peer
+from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
 __all__ = ["method_model"]
@@ -19,6 +19,6 @@ def method_model(
     model = scenario_model(scenario, data_root, seed)
     if method.peer is None:
         return model
-    return make_peer(method.peer).prepare(
+    return PEERS.make(method.peer).prepare(
         model, classification_loss, first_batch(scenario, data_root)
     )

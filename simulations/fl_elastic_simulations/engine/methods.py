@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
-from fl_elastic.aggregation import MergeOptions, ModelAverage, make_rule, make_server_optimizer
+from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.round_record import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.terms import RoundTerms
-from fl_elastic.importance import make_importance
-from fl_elastic.planning import make_policy
+from fl_elastic.importance import IMPORTANCES
+from fl_elastic.planning import POLICIES
 from fl_elastic.registry import closest
-from fl_elastic.update import make_codec
-from fl_elastic_simulations.peers import make_peer
+from fl_elastic.update import CODECS
+from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
 __all__ = ["check_methods", "method_strategy"]
@@ -32,17 +32,17 @@ def check_methods(scenario: Scenario) -> None:
     """Raise ScenarioError if a method names an unknown plug-in; all of them are reported at once."""
     problems = []
     for method in scenario.methods:
-        for look_up, name in (
-            (make_policy, method.policy if method.peer is None else "full"),
-            (make_peer, method.peer),
-            (make_importance, method.importance),
-            (make_rule, method.rule),
-            (make_codec, method.codec),
-            (make_server_optimizer, method.server_optimizer),
+        for registry, name in (
+            (POLICIES, method.policy if method.peer is None else "full"),
+            (PEERS, method.peer),
+            (IMPORTANCES, method.importance),
+            (RULES, method.rule),
+            (CODECS, method.codec),
+            (SERVER_OPTIMIZERS, method.server_optimizer),
         ):
             try:
                 if name is not None:
-                    look_up(name)
+                    registry.check(name)
             except RegistryError as error:
                 problems.append(f"method {method.name}: {error}")
         if method.server not in _SERVERS:
@@ -65,7 +65,7 @@ def method_strategy(
         min_train_nodes=1,
         min_available_nodes=len(scenario.clients),
     )
-    peer = None if method.peer is None else make_peer(method.peer)
+    peer = None if method.peer is None else PEERS.make(method.peer)
     own_weighting = "examples" if peer is None else peer.weighting
     optimizer = method.server_optimizer
     return PartialUpdates(
@@ -84,7 +84,7 @@ def method_strategy(
         ),
         server_optimizer=None
         if optimizer is None
-        else make_server_optimizer(optimizer, method.server_rate),
+        else SERVER_OPTIMIZERS.make(optimizer, method.server_rate),
         average=ModelAverage(method.average) if method.average else None,
         on_round=on_round,
     )

@@ -28,7 +28,7 @@ def main() -> None:
     import fl_elastic
     from fl_elastic import Budget, ElasticTrainer
     from fl_elastic.flower import ElasticClient, PartialUpdates, elastic_client_app
-    from fl_elastic.planning import PlanRequest, make_policy
+    from fl_elastic.planning import POLICIES, PlanRequest
     from fl_elastic.profiling import profile_model
 
     try:
@@ -67,7 +67,7 @@ def main() -> None:
         strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1)
 
     tried = {
-        "plan": lambda: make_policy("elastic").plan(request),
+        "plan": lambda: POLICIES.make("elastic").plan(request),
         "fit": lambda: trainer.fit(data, epochs=1),
         "round": federated_round,
     }

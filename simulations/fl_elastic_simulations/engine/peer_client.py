@@ -20,7 +20,7 @@ from fl_elastic.storage import write_atomically
 from fl_elastic.update import Manifest, decode_weights, encode, load_weights
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.workload import optimizer_fn
-from fl_elastic_simulations.peers import LocalTask, make_peer
+from fl_elastic_simulations.peers import PEERS, LocalTask
 from fl_elastic_simulations.scenario.scenario import TrainingSection
 
 __all__ = ["CHOOSING", "PeerClient"]
@@ -112,7 +112,7 @@ class PeerClient:
             narrow_seconds=self.narrow_seconds,
         )
         try:
-            result = make_peer(self.peer).train(task)
+            result = PEERS.make(self.peer).train(task)
         finally:
             # Also of a round that it stays out of: a method may do something else in the next one.
             write_atomically(self._memory_file, json.dumps(memory).encode())

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
+from fl_elastic.flower.streaming_grid import StreamingGrid
 from fl_elastic.storage import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.reporting_grid import ReportingGrid
 from fl_elastic_simulations.engine.server import Progress, Simulation, run_cells
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report import write_page
 
-__all__ = ["simulate", "write_results"]
+__all__ = ["ReportingGrid", "simulate", "write_results"]
 
 
 def simulate(
@@ -116,3 +118,34 @@ def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]
         write_atomically(directory / "summary.json", text.encode()),
         write_page(summary, directory / "report.html"),
     )
+
+
+class ReportingGrid(StreamingGrid):
+    """Wraps a grid; reports each reply as it arrives, and returns all of them together.
+
+    Together they can be put in an order that does not depend on who was faster, so that a simulation depends on
+    its seed alone.
+
+    Parameters
+    ----------
+    grid : Grid
+        Does the work.
+    on_reply : callable
+        Called with the replies received and expected.
+    stop : threading.Event, optional
+        Once it is set, waiting for replies ends with `Interrupted`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        on_reply: Callable[[int, int], None],
+        stop: threading.Event | None = None,
+    ) -> None:
+        super().__init__(grid, on_reply=on_reply, stop=stop)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push the messages and pull replies until all are there or time is up."""
+        return list(super().send_and_receive(messages, timeout=timeout))

@@ -13,7 +13,7 @@ from torch import nn
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic_simulations.data.batches import Batches
@@ -158,5 +158,5 @@ def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
         model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
     )
     policies = [method.policy for method in scenario.methods if method.peer is None]
-    modes = [mode for policy in policies for mode in make_policy(policy).modes]
+    modes = [mode for policy in policies for mode in POLICIES.make(policy).modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)

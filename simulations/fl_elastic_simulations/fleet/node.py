@@ -15,9 +15,9 @@ from fl_elastic.flower.node_app import CaredFor, use_fastest_execution
 from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.training import ForwardOptions, TrainerOptions
-from fl_elastic.update import make_codec
+from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.workload import (
     client_batches,
@@ -155,8 +155,8 @@ class ScenarioNode:
         limits = [] if settings.deadline is None else [settings.deadline]
         if speedup > 1:
             limits.append(known.steps * known.full_step_seconds / speedup)
-        share = place.uplink_share if make_policy(method.policy).selects else None
-        written = make_codec(method.codec).share
+        share = place.uplink_share if POLICIES.make(method.policy).selects else None
+        written = CODECS.make(method.codec).share
         everything = sum(4.0 * written * each.numel() for each in model.parameters())
         return Budget(
             deadline=min(limits, default=None),

@@ -19,7 +19,7 @@ from fl_elastic.flower.checkpoint import Checkpointed
 from fl_elastic.flower.round_record import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal, log_to_file
-from fl_elastic.planning import make_policy
+from fl_elastic.planning import POLICIES
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -201,7 +201,7 @@ def _meet(grid: Grid, wanted: int, seconds: float) -> None:
 
 def _method(scenario: Scenario, name: str) -> MethodSection:
     own = [method for method in scenario.methods if method.peer is None]
-    selecting = [method for method in own if make_policy(method.policy).selects]
+    selecting = [method for method in own if POLICIES.make(method.policy).selects]
     if not name:
         found = (selecting or own)[:1]
     else:

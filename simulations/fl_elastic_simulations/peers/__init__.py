@@ -1,13 +1,6 @@
 """Published federated methods to compare with, each as the local training of one client."""
 
-from fl_elastic_simulations.peers.base import (
-    LocalResult,
-    LocalTask,
-    Peer,
-    make_peer,
-    peers,
-    register_peer,
-)
+from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.fedpart import FedPart
@@ -18,6 +11,7 @@ from fl_elastic_simulations.peers.random_layers import RandomLayers
 from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
 __all__ = [
+    "PEERS",
     "FedEl",
     "FedPart",
     "FullSteps",
@@ -28,8 +22,6 @@ __all__ = [
     "PublishedElasticTrainer",
     "RandomLayers",
     "TimelyFl",
-    "make_peer",
-    "peers",
     "published_selection",
     "register_peer",
 ]

@@ -15,19 +15,11 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn, model_device
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 from fl_elastic_simulations.peers.task_data import everything_fits
 
-__all__ = [
-    "LocalResult",
-    "LocalTask",
-    "Peer",
-    "make_peer",
-    "peers",
-    "register_peer",
-    "task_generator",
-]
+__all__ = ["PEERS", "LocalResult", "LocalTask", "Peer", "register_peer", "task_generator"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,32 +196,16 @@ def task_generator(task: LocalTask) -> np.random.Generator:
     return np.random.default_rng([task.seed, task.client, task.server_round])
 
 
-_REGISTRY: Registry[type[Peer]] = Registry("peer")
+PEERS: Factories[Peer] = Factories("peer")
+"""Peers by name."""
 
 
 def register_peer(name: str) -> Callable[[type[Peer]], type[Peer]]:
     """Return a class decorator that registers a peer and names it."""
-    add = _REGISTRY.register(name)
 
     def register(peer: type[Peer]) -> type[Peer]:
         peer.name = name
-        return add(peer)
+        PEERS.register(name)(peer)
+        return peer
 
     return register
-
-
-def peers() -> list[str]:
-    """Return the names of the registered peers."""
-    return _REGISTRY.names()
-
-
-def make_peer(name: str) -> Peer:
-    """Return the peer registered as ``name``.
-
-    Examples
-    --------
-    >>> from fl_elastic_simulations.peers import make_peer
-    >>> make_peer("full_steps").rule
-    'contributors'
-    """
-    return _REGISTRY.get(name)()

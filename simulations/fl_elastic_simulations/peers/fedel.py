@@ -10,7 +10,7 @@ from torch import nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, GroupKind, LossFn, Mode, TensorGroup, to_device
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import Mask
@@ -162,7 +162,7 @@ def _importance(task: LocalTask, model: EarlyExits, costs: WindowCosts, window: 
         generator=task_generator(task),
     )
     with model.left_after(window.front):
-        own = make_importance("elastic_same_batch").score(probe)
+        own = IMPORTANCES.make("elastic_same_batch").score(probe)
     return adjusted_importance(own, groups, task.global_change)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups import BackwardGraph, GroupKind
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
-from fl_elastic_simulations.peers.layers import layers_of
 from fl_elastic_simulations.peers.masked import mask_of, train_mask
 
-__all__ = ["FedPart", "layer_in_turn"]
+__all__ = ["FedPart", "layer_in_turn", "layers_of"]
 
 _FULL_ROUNDS = 5
 _ROUNDS_PER_LAYER = 2
@@ -49,3 +48,22 @@ def layer_in_turn(graph: BackwardGraph, server_round: int) -> tuple[int, ...]:
         return ()
     layers = layers_of(graph)
     return layers[(server_round - _FULL_ROUNDS - 1) // _ROUNDS_PER_LAYER % len(layers)]
+
+
+def layers_of(graph: BackwardGraph) -> tuple[tuple[int, ...], ...]:
+    """Return the layers from the input to the output, each as the indices of its groups.
+
+    A norm belongs to the layer before it; one at the very start is a layer of its own.
+
+    Parameters
+    ----------
+    graph : BackwardGraph
+        Of a training step.
+    """
+    layers: list[list[int]] = []
+    for index in range(len(graph.groups) - 1, -1, -1):
+        if graph.groups[index].kind is GroupKind.NORM and layers:
+            layers[-1].append(index)
+        else:
+            layers.append([index])
+    return tuple(tuple(layer) for layer in layers)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
-from fl_elastic_simulations.report.curves import Curve, mean_curve
 from fl_elastic_simulations.report.formats import (
     TIMES,
     Unit,
@@ -22,12 +22,19 @@ from fl_elastic_simulations.report.formats import (
     time_unit,
 )
 from fl_elastic_simulations.report.palette import Ink, ink
-from fl_elastic_simulations.report.summary import Method, Results
+from fl_elastic_simulations.report.summary import Method, Point, Results
 
-__all__ = ["Figure", "accuracy_by_time", "accuracy_by_uplink", "drawn_text", "speed_bars"]
+__all__ = [
+    "Curve",
+    "Figure",
+    "accuracy_by_time",
+    "accuracy_by_uplink",
+    "drawn_text",
+    "mean_curve",
+    "speed_bars",
+]
 
 Json = Mapping[str, object]
-
 _FEW_POINTS = 12
 _SLOTS = 0.84  # of the room of one device class, so that the classes stand apart
 
@@ -248,3 +255,60 @@ def _two_lines(label: str, width: int = 12) -> str:
 
 def _axis(title: str, **more: object) -> Json:
     return {"title": {"text": title}, "automargin": True, **more}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One value per round in each tuple; ``seconds`` or ``uplink_bytes`` may be empty.
+
+    ``lowest`` and ``highest`` are those of any single seed.
+    """
+
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    lowest: tuple[float, ...]
+    highest: tuple[float, ...]
+    seconds: tuple[float, ...]
+    uplink_bytes: tuple[float, ...]
+    seeds: int
+
+
+def mean_curve(history: Sequence[Point]) -> Curve:
+    """Average a history over its seeds, round by round.
+
+    Only the rounds that every seed has evaluated count: where a seed is missing, the mean of the
+    others would jump, in accuracy and on the time axis.
+
+    >>> first = [Point(0, 1, 0.4, 10.0, 5.0), Point(0, 2, 0.9, 20.0, 9.0)]
+    >>> curve = mean_curve([*first, Point(1, 1, 0.6, 14.0, 5.0)])
+    >>> curve.rounds, curve.accuracy, curve.lowest, curve.highest, curve.seconds
+    ((1,), (0.5,), (0.4,), (0.6,), (12.0,))
+    """
+    by_seed: dict[int, dict[int, Point]] = {}
+    for point in history:
+        by_seed.setdefault(point.seed, {})[point.round] = point
+    shared = sorted(
+        set.intersection(*(set(points) for points in by_seed.values())) if by_seed else ()
+    )
+    columns = [[points[index] for points in by_seed.values()] for index in shared]
+    accuracies = [[point.accuracy for point in column] for column in columns]
+    return Curve(
+        rounds=tuple(shared),
+        accuracy=tuple(fmean(values) for values in accuracies),
+        lowest=tuple(min(values) for values in accuracies),
+        highest=tuple(max(values) for values in accuracies),
+        seconds=_means([[point.seconds for point in column] for column in columns]),
+        uplink_bytes=_means([[point.uplink_bytes for point in column] for column in columns]),
+        seeds=len(by_seed),
+    )
+
+
+def _means(columns: Sequence[Sequence[float | None]]) -> tuple[float, ...]:
+    """Return the mean of each column, or nothing at all if one value is unknown."""
+    means = []
+    for column in columns:
+        known = [value for value in column if value is not None]
+        if len(known) < len(column):
+            return ()
+        means.append(fmean(known))
+    return tuple(means)

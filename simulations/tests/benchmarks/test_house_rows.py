@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_sizes_importers_and_names_of_a_made_up_checkout(
     }.items():
         (tmp_path / "fl_elastic").mkdir(exist_ok=True)
         (tmp_path / "fl_elastic" / f"{name}.py").write_text(text)
-    monkeypatch.setattr(house, "_loaded", lambda checkout, choices: {"modules": len(choices)})
+    monkeypatch.setattr(house, "loaded", lambda checkout, choices: {"modules": len(choices)})
     monkeypatch.setattr(house, "_run", lambda checkout, command: '{"plan": 3}')
     monkeypatch.setattr(house, "_wheel_bytes", lambda checkout: 9)
     found = house.look_at(tmp_path)
@@ -36,3 +37,20 @@ def test_sizes_importers_and_names_of_a_made_up_checkout(
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ElasticError, match="holds no folder fl_elastic"):
         house.look_at(tmp_path)
+
+
+CHECKOUT = Path(__file__).parents[3]
+COMMITTED = json.loads((CHECKOUT / "simulations" / "results" / "house.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("what", ["library_one_importer", "library_public_names"])
+def test_the_house_does_not_grow_in_silence(what: str) -> None:
+    """Whoever makes it larger says so, by the row of `fl-elastic bench house`."""
+    assert house.sizes(CHECKOUT)[what] <= COMMITTED["now"][what]
+
+
+@pytest.mark.parametrize("who", house.LOADED)
+def test_a_message_does_not_load_more_in_silence(who: str) -> None:
+    assert (
+        house.loaded(CHECKOUT, house.LOADED[who])["modules"] <= COMMITTED["now"][f"{who}_modules"]
+    )

@@ -10,7 +10,7 @@ import pytest
 from fl_elastic.errors import DatasetError
 from fl_elastic.streaming import StreamOptions
 from fl_elastic_simulations.benchmarks import Results, online
-from fl_elastic_simulations.benchmarks.online_streams import STREAMS
+from fl_elastic_simulations.benchmarks.online import STREAMS
 
 
 @pytest.mark.parametrize("name", ["sea", "agrawal", "led", "digits"])

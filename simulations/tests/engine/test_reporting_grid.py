@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
-from fl_elastic_simulations.engine.reporting_grid import ReportingGrid
+from fl_elastic_simulations.engine.simulate import ReportingGrid
 
 
 def message(number: int) -> Message:

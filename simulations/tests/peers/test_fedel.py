@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, ProfileError
 from fl_elastic.groups import GroupKind, TensorGroup, trace_step, untouched
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing import Snapshot
 from fl_elastic.update import Manifest
-from fl_elastic_simulations.peers import make_peer
+from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.peers.early_exits import EarlyExits, ExitHead, block_ends, with_exits
 from fl_elastic_simulations.peers.fedel import adjusted_importance
 from fl_elastic_simulations.peers.window import Window, first_window, next_window
@@ -161,7 +161,7 @@ def test_models_without_exits_are_refused() -> None:
     with pytest.raises(ModelError, match="rename"):
         with_exits(taken, loss_fn, vectors()[0])
     with pytest.raises(ModelError, match="prepare"):
-        make_peer("fedel").train(task_of(chain(), vectors()))
+        PEERS.make("fedel").train(task_of(chain(), vectors()))
     prepared = with_exits(chain(), loss_fn, vectors()[0])
     with pytest.raises(ProfileError, match="ends of the model's blocks"):
         WindowCosts(known_costs(nn.Sequential(nn.Linear(6, 3)), vectors()[0]), prepared.ends)
@@ -251,7 +251,7 @@ def test_selection_in_a_window_is_the_best_that_fits(window: Window, limit: floa
 
 def run_rounds(rounds: int, allowed_step: float) -> list[tuple[list[int], list[str], float]]:
     """Windows, trained tensors and seconds of a slow client's rounds."""
-    peer, batches = make_peer("fedel"), vectors(2)
+    peer, batches = PEERS.make("fedel"), vectors(2)
     model = peer.prepare(chain(), loss_fn, batches[0])
     memory: dict[str, Any] = {}
     seen = []
@@ -282,7 +282,7 @@ def test_a_slow_client_goes_through_the_whole_model() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    peer, data = make_peer("fedel"), [vectors(2, seed=1), vectors(2, size=4, seed=2)]
+    peer, data = PEERS.make("fedel"), [vectors(2, seed=1), vectors(2, size=4, seed=2)]
     model = peer.prepare(chain(), loss_fn, data[0][0])
     profile = known_costs(chain(), data[0][0])
     # The slow client's first two blocks cost 6 s, their step 11.5 and a probe 23: it has 11.8 for one step.
@@ -332,7 +332,7 @@ def exit_round_by_hand(model: nn.Module, batches: list[Any]) -> dict[str, Tensor
 
 
 def test_nothing_runs_behind_the_front() -> None:
-    peer, batches = make_peer("fedel"), images(2)
+    peer, batches = PEERS.make("fedel"), images(2)
     model = peer.prepare(conv_net(), loss_fn, batches[0])
     ran: list[str] = []
     for name, module in model.named_modules():
@@ -350,7 +350,7 @@ def test_nothing_runs_behind_the_front() -> None:
 
 
 def test_notes_of_another_model_begin_anew() -> None:
-    peer, batches = make_peer("fedel"), vectors(2)
+    peer, batches = PEERS.make("fedel"), vectors(2)
     model = peer.prepare(chain(), loss_fn, batches[0])
     memory: dict[str, Any] = {"window": [5, 9], "selected": [7]}
     peer.train(task_of(model, batches, memory=memory, allowed_seconds=2 * 5.0))
@@ -358,7 +358,7 @@ def test_notes_of_another_model_begin_anew() -> None:
 
 
 def test_what_is_trained_is_the_best_by_own_and_global_importance() -> None:
-    peer, batches = make_peer("fedel"), vectors(20)
+    peer, batches = PEERS.make("fedel"), vectors(20)
     model = peer.prepare(chain(), loss_fn, batches[0])
     profile = known_costs(chain(), batches[0])
     groups = profile.graph.groups
@@ -367,7 +367,7 @@ def test_what_is_trained_is_the_best_by_own_and_global_importance() -> None:
     probe = Probe(
         deepcopy(model), loss_fn, groups, [batches[0]], plain_sgd, np.random.default_rng(0)
     )
-    own = make_importance("elastic_same_batch").score(probe)
+    own = IMPORTANCES.make("elastic_same_batch").score(probe)
     seen = set()
     for layer in ("6", "4", "2", "0"):
         change = {f"{layer}.weight": 8.0, "6.bias": 0.5}
@@ -387,7 +387,7 @@ def test_what_is_trained_is_the_best_by_own_and_global_importance() -> None:
         assert trained == {name for name, on in zip(profile.group_names, best, strict=True) if on}
         assert result.steps == 20 and result.choosing_seconds == probing
         assert result.host_seconds == pytest.approx(probing + 20 * profile.step_seconds(best))
-        free = make_peer("fedel_free_probe").train(
+        free = PEERS.make("fedel_free_probe").train(
             replace(task, model=deepcopy(model), memory={"window": [0, 1], "selected": [0]},
                     allowed_seconds=20 * step_limit)
         )  # fmt: skip
@@ -407,7 +407,7 @@ def test_importance_is_mixed_after_scaling() -> None:
 
 def test_branches_stay_in_one_block() -> None:
     model, batches = Inception(), images(2)
-    prepared = make_peer("fedel").prepare(model, loss_fn, batches[0])
+    prepared = PEERS.make("fedel").prepare(model, loss_fn, batches[0])
     assert isinstance(prepared, EarlyExits)
     profile = known_costs(Inception(), batches[0])
     costs = WindowCosts(profile, prepared.ends)

@@ -14,7 +14,7 @@ from small_models import conv_net, images, sgd, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
-from fl_elastic_simulations.peers import heterofl, make_peer
+from fl_elastic_simulations.peers import PEERS, heterofl
 from fl_elastic_simulations.peers.heterofl import RATES, affordable_rate, labels_present
 from fl_elastic_simulations.peers.widths import channels_of
 
@@ -56,7 +56,7 @@ def known_widths(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rate", [1 / 2, 1 / 4])
 def test_each_element_is_the_mean_of_those_who_hold_it(rate: float) -> None:
     model, wide, small = two_layers(), vectors(3, seed=1), vectors(3, size=4, seed=2)
-    profile, peer = known_costs(model, wide[0]), make_peer("heterofl")
+    profile, peer = known_costs(model, wide[0]), PEERS.make("heterofl")
     full = 3 * profile.full_step_seconds
     results = [
         peer.train(task_of(deepcopy(model), data, profile=profile, allowed_seconds=allowed))
@@ -80,7 +80,7 @@ def test_each_element_is_the_mean_of_those_who_hold_it(rate: float) -> None:
 @pytest.mark.usefixtures("known_widths")
 def test_what_no_one_holds_keeps_its_value() -> None:
     model, data = two_layers(), vectors(2)
-    peer = make_peer("heterofl")
+    peer = PEERS.make("heterofl")
     result = peer.train(task_of(deepcopy(model), data, allowed_seconds=5.0))
     after, before = merged(peer, model, [result]), weights(model)
     rate = next(r for r in RATES if r * known_costs(model, data[0]).full_step_seconds * 2 <= 5.0)
@@ -103,7 +103,7 @@ def test_the_widest_model_whose_round_fits(share: float, rate: float, steps: int
     full = known_costs(model, data[0]).full_step_seconds
     task = task_of(model, data, allowed_seconds=4 * share * full)
     assert affordable_rate(task, channels_of(model, data[0][0]), data[0])[0] == rate
-    result = make_peer("heterofl").train(task)
+    result = PEERS.make("heterofl").train(task)
     assert result.steps == steps
     assert result.host_seconds == pytest.approx(steps * rate * full)
 
@@ -114,7 +114,7 @@ def test_a_client_without_time_for_the_narrowest_step_stays_out() -> None:
     full = known_costs(model, data[0]).full_step_seconds
     before = weights(model)
     with pytest.raises(BudgetError, match="do not pay for one step"):
-        make_peer("heterofl").train(task_of(model, data, allowed_seconds=0.99 * full / 16))
+        PEERS.make("heterofl").train(task_of(model, data, allowed_seconds=0.99 * full / 16))
     assert all(np.array_equal(value, weights(model)[name]) for name, value in before.items())
 
 
@@ -125,7 +125,7 @@ def test_widths_that_the_task_knows_are_not_measured(monkeypatch: pytest.MonkeyP
     full = known_costs(model, data[0]).full_step_seconds
     known = {rate: rate * full / 2 for rate in RATES[1:]}
     task = task_of(model, data, allowed_seconds=4 * 0.3 * full, narrow_seconds=known)
-    result = make_peer("heterofl").train(task)
+    result = PEERS.make("heterofl").train(task)
     assert result.steps == 4 and result.host_seconds == pytest.approx(4 * 0.25 * full)
 
 
@@ -144,7 +144,7 @@ def test_the_cost_of_a_width_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     for seed, size in ((0, 6), (1, 2), (2, 6)):
         few = images(2, size=size, seed=seed)
         task = task_of(deepcopy(model), few, profile=profile, allowed_seconds=20.0)
-        result = make_peer("heterofl").train(task)
+        result = PEERS.make("heterofl").train(task)
         assert 0 < result.host_seconds < 20.0
     # Also for the client whose batches are smaller: of the profile's size.
     assert measured == [(6, 3, 8, 8)]
@@ -157,7 +157,7 @@ def test_small_clients_send_no_statistics_and_wide_ones_do() -> None:
     sent = []
     for allowed in (math.inf, 20.0):
         task = task_of(deepcopy(model), data, allowed_seconds=allowed)
-        result = make_peer("heterofl").train(task)
+        result = PEERS.make("heterofl").train(task)
         sent.append(set(result.update.deltas) & statistics)
         if allowed == 20.0:
             assert all(
@@ -173,7 +173,7 @@ def test_classes_that_a_client_lacks_are_left_alone(share: float) -> None:
     data = [(inputs, targets % 2) for inputs, targets in vectors(3)]
     full = known_costs(model, data[0]).full_step_seconds
     task = task_of(deepcopy(model), data, optimizer_fn=sgd, allowed_seconds=3 * share * full)
-    update = make_peer("heterofl").train(task).update
+    update = PEERS.make("heterofl").train(task).update
     assert not update.deltas["2.weight"][2].any() and update.deltas["2.weight"][:2].any()
     assert update.parts["2.bias"][0].tolist() == [True, True, False]
     assert np.array_equal(task.model[2].weight[2].detach(), model[2].weight[2].detach())
@@ -184,7 +184,7 @@ def test_scores_of_absent_classes_count_as_zero() -> None:
     model = two_layers()
     data = [(inputs, targets % 2) for inputs, targets in vectors(1)]
     task = task_of(deepcopy(model), data)
-    result = make_peer("heterofl").train(task)
+    result = PEERS.make("heterofl").train(task)
     scores = model(data[0][0]).detach()
     scores[:, 2] = 0.0
     assert result.loss == pytest.approx(nn.functional.cross_entropy(scores, data[0][1]).item())
@@ -206,4 +206,4 @@ def test_inputs_that_are_not_one_tensor_are_refused() -> None:
     several = [({"input": data[0][0]}, data[0][1])]
     task = task_of(model, several, profile=known_costs(model, data[0]))
     with pytest.raises(ModelError, match="one tensor as input, not dict"):
-        make_peer("heterofl").train(task)
+        PEERS.make("heterofl").train(task)

@@ -13,11 +13,10 @@ from peer_tasks import assert_close, by_hand, known_costs, merged, task_of, weig
 from small_models import Residual, chain, conv_net, images, vectors
 from torch import nn
 
-from fl_elastic.importance import Probe, make_importance
+from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.testing import made_up_profile
-from fl_elastic_simulations.peers import elastictrainer, make_peer, published_selection
-from fl_elastic_simulations.peers.fedpart import layer_in_turn
-from fl_elastic_simulations.peers.layers import layers_of
+from fl_elastic_simulations.peers import PEERS, elastictrainer, published_selection
+from fl_elastic_simulations.peers.fedpart import layer_in_turn, layers_of
 from fl_elastic_simulations.peers.random_layers import random_mask
 from fl_elastic_simulations.peers.timelyfl import deepest_suffix
 
@@ -39,7 +38,7 @@ def test_the_costs_are_as_the_tests_assume() -> None:
 
 def test_full_steps_takes_fewer_steps_on_the_slow_client() -> None:
     model, fast, slow = chain(), vectors(4, seed=1), vectors(4, size=4, seed=2)
-    profile, peer = known_costs(model, fast[0]), make_peer("full_steps")
+    profile, peer = known_costs(model, fast[0]), PEERS.make("full_steps")
     results = [
         peer.train(task_of(deepcopy(model), data, profile=profile, allowed_seconds=allowed))
         for data, allowed in ((fast, 4 * FULL), (slow, 2.5 * FULL))
@@ -60,7 +59,7 @@ def test_fedpart_trains_the_same_layer_everywhere(
     server_round: int, layers: tuple[int, ...]
 ) -> None:
     model, data = chain(), [vectors(3, seed=seed) for seed in (1, 2)]
-    peer, trained = make_peer("fedpart"), named(*layers)
+    peer, trained = PEERS.make("fedpart"), named(*layers)
     results = [
         peer.train(task_of(deepcopy(model), d, server_round=server_round, client=index))
         for index, d in enumerate(data)
@@ -77,7 +76,7 @@ def test_fedpart_trains_the_same_layer_everywhere(
 def test_fedpart_takes_fewer_steps_where_its_layer_is_dear() -> None:
     # The first layer needs the whole way back: all but the gradients of the three others.
     task = task_of(chain(), vectors(4), server_round=6, allowed_seconds=3 * (FULL - 3))
-    result = make_peer("fedpart").train(task)
+    result = PEERS.make("fedpart").train(task)
     assert result.steps == 3 and result.host_seconds == 3 * (FULL - 3)
 
 
@@ -107,7 +106,7 @@ def test_timelyfl_turns_time_into_epochs_or_into_layers(
 ) -> None:
     model, data = chain(), vectors(4)
     task = task_of(deepcopy(model), data, epochs=3, allowed_seconds=allowed)
-    result = make_peer("timelyfl").train(task)
+    result = PEERS.make("timelyfl").train(task)
     assert result.steps == 4 * epochs and result.requested_steps == 12
     assert result.host_seconds <= allowed
     trained = named(*layers)
@@ -116,7 +115,7 @@ def test_timelyfl_turns_time_into_epochs_or_into_layers(
 
 
 def test_timelyfl_trains_the_head_in_fewer_steps_if_not_even_it_fits() -> None:
-    result = make_peer("timelyfl").train(task_of(chain(), vectors(4), allowed_seconds=2.5 * HEAD))
+    result = PEERS.make("timelyfl").train(task_of(chain(), vectors(4), allowed_seconds=2.5 * HEAD))
     assert result.steps == 2 and sorted(result.update.deltas) == named(6)[::-1]
 
 
@@ -149,7 +148,7 @@ def test_random_layers_uses_the_time_up_and_varies() -> None:
 
 def test_random_layers_differ_between_clients_and_rounds_and_merge_by_contributor() -> None:
     model, data = chain(), [vectors(3, seed=seed) for seed in (1, 2)]
-    peer = make_peer("random_layers")
+    peer = PEERS.make("random_layers")
     results = [
         peer.train(task_of(deepcopy(model), d, allowed_seconds=3 * 13.0, client=index))
         for index, d in enumerate(data)
@@ -182,7 +181,7 @@ def test_elastictrainer_selects_by_epoch_and_is_averaged_over_all(
 
     monkeypatch.setattr(elastictrainer, "published_selection", noting)
     model, data = chain(), [vectors(3, seed=seed) for seed in (1, 2)]
-    profile, peer = known_costs(model, data[0][0]), make_peer("elastictrainer")
+    profile, peer = known_costs(model, data[0][0]), PEERS.make("elastictrainer")
     allowed = 2 * 3 * 13.5
     results = [
         peer.train(task_of(deepcopy(model), d, epochs=2, profile=profile, allowed_seconds=seconds))
@@ -210,7 +209,7 @@ def test_elastictrainer_trains_what_its_solver_selects() -> None:
         deepcopy(model), nn.functional.cross_entropy, profile.graph.groups, [data[0]],
         task.optimizer_fn, np.random.default_rng(0),
     )  # fmt: skip
-    scores = make_importance("elastic_same_batch").score(probe)
+    scores = IMPORTANCES.make("elastic_same_batch").score(probe)
     # The forward pass and the way to the head take 5 s. From group to group it is 2 s, and the deepest group is out
     # of reach as published; of the three others all subsets, charged with the deepest one's own way on.
     best, best_value = (), 0.0
@@ -219,7 +218,7 @@ def test_elastictrainer_trains_what_its_solver_selects() -> None:
         cost = len(chosen) + 2 * (max(chosen) + 1)
         if cost <= 13.5 - 5 and sum(scores[g] for g in chosen) > best_value:
             best, best_value = tuple(chosen), sum(scores[g] for g in chosen)
-    result = make_peer("elastictrainer").train(task)
+    result = PEERS.make("elastictrainer").train(task)
     assert best
     assert {name[0] for name in result.update.deltas} == {profile.group_names[g] for g in best}
     trained = list(result.update.deltas)
@@ -228,5 +227,5 @@ def test_elastictrainer_trains_what_its_solver_selects() -> None:
 
 def test_a_peer_trains_in_training_mode() -> None:
     model = conv_net().eval()
-    make_peer("full_steps").train(task_of(model, images(2)))
+    PEERS.make("full_steps").train(task_of(model, images(2)))
     assert model[1].num_batches_tracked == 2 and torch.is_grad_enabled()

@@ -19,7 +19,7 @@ from torch import nn
 from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, check_update
-from fl_elastic_simulations.peers import LocalResult, make_peer, peers
+from fl_elastic_simulations.peers import PEERS, LocalResult
 from fl_elastic_simulations.peers.heterofl import RATES
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -28,7 +28,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "group_norm": lambda: conv_net("group"),
     "residual": Residual,
 }
-every_peer = pytest.mark.parametrize("name", peers())
+every_peer = pytest.mark.parametrize("name", PEERS.names())
 
 
 def with_dropout() -> nn.Module:
@@ -57,26 +57,26 @@ def run(
     task = task_of(
         model, batches, profile=profile, allowed_seconds=allowed, optimizer_fn=sgd, **settings
     )
-    return make_peer(name).train(task)
+    return PEERS.make(name).train(task)
 
 
 def prepared(name: str, kind: str) -> nn.Module:
     torch.manual_seed(3)
     model = (MODELS | {"dropout": with_dropout})[kind]()
-    return make_peer(name).prepare(model, loss_fn, data_for(model)[0])
+    return PEERS.make(name).prepare(model, loss_fn, data_for(model)[0])
 
 
 def test_the_published_methods_are_all_there() -> None:
-    assert peers() == [
+    assert PEERS.names() == [
         "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "full_steps", "heterofl",
         "random_layers", "timelyfl",
     ]  # fmt: skip
-    for name in peers():
-        peer = make_peer(name)
+    for name in PEERS.names():
+        peer = PEERS.make(name)
         assert peer.name == name
         assert peer.rule in ("contributors", "all") and peer.weighting in ("examples", "uniform")
     with pytest.raises(RegistryError, match="did you mean 'fedel'"):
-        make_peer("fedell")
+        PEERS.make("fedell")
 
 
 @every_peer
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_model_put_back(name: str) 
     batches = images(3)
     batches[1][0][0] = math.nan
     with pytest.raises(TrainingError):
-        make_peer(name).train(task_of(model, batches, profile=costs("batch_norm")))
+        PEERS.make(name).train(task_of(model, batches, profile=costs("batch_norm")))
     after = weights(model)
     assert all(np.array_equal(before[n], after[n]) for n in before if "tracked" not in n)
 
@@ -175,7 +175,7 @@ def test_a_client_with_little_data_is_priced_like_the_others(name: str) -> None:
     model = prepared(name, "group_norm")
     profile = costs("group_norm")
     small = images(1, size=2)
-    result = make_peer(name).train(task_of(model, small, profile=profile))
+    result = PEERS.make(name).train(task_of(model, small, profile=profile))
     assert result.host_seconds == pytest.approx(profile.full_step_seconds)
     assert result.update.num_examples == 2
 
@@ -184,7 +184,7 @@ def test_a_client_with_little_data_is_priced_like_the_others(name: str) -> None:
 def test_no_data_is_an_error(name: str) -> None:
     model = prepared(name, "chain")
     with pytest.raises(TrainingError, match="no batch"):
-        make_peer(name).train(task_of(model, [], profile=costs("chain")))
+        PEERS.make(name).train(task_of(model, [], profile=costs("chain")))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_task_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
         task_of(chain(), vectors(), **settings)
 
 
-IN_TIME = [name for name in peers() if name != "elastictrainer"]
+IN_TIME = [name for name in PEERS.names() if name != "elastictrainer"]
 
 
 @pytest.mark.parametrize("name", IN_TIME)
@@ -220,12 +220,12 @@ def test_a_fit_keeps_to_its_time_or_there_is_none(name: str, kind: str) -> None:
         trained += 1
         assert result.host_seconds <= share * 4 * full * (1 + 1e-9)
         assert result.choosing_seconds <= result.host_seconds
-        if make_peer(name).needs_costs:
+        if PEERS.make(name).needs_costs:
             assert result.choosing_seconds >= choosing
     assert trained and refused
 
 
-@pytest.mark.parametrize("name", [name for name in peers() if make_peer(name).needs_costs])
+@pytest.mark.parametrize("name", [name for name in PEERS.names() if PEERS.make(name).needs_costs])
 def test_a_dearer_choice_leaves_less_time_for_steps(name: str) -> None:
     full = costs("batch_norm").full_step_seconds
     results = [
@@ -246,7 +246,7 @@ def test_a_choice_can_be_rehearsed_without_a_trace(name: str) -> None:
     model = prepared(name, "residual")
     before, state = weights(model), torch.get_rng_state()
     full, memory = costs("residual").full_step_seconds, {}
-    make_peer(name).rehearse(
+    PEERS.make(name).rehearse(
         task_of(model, data_for(model), profile=costs("residual"), allowed_seconds=2 * full,
                 memory=memory)
     )  # fmt: skip

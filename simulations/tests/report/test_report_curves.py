@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_elastic_simulations.report.curves import mean_curve
+from fl_elastic_simulations.report.figures import mean_curve
 from fl_elastic_simulations.report.summary import Point
 
 
