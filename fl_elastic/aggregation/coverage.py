@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError
-from fl_elastic.update import Manifest, Role
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
 
 __all__ = ["ClientCoverage", "CoverageLedger"]
 

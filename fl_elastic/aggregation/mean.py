@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.rules import RULES, LinearRule, RobustRule
 from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, check_update, trained_part
-from fl_elastic.update.manifest import is_variance
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role, is_variance
 from fl_elastic.update.packed import PackedDeltas, reach
+from fl_elastic.update.partial import Limits, check_update, trained_part
 
 __all__ = ["MergeOptions", "PartialMean"]
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import RULES, RobustRule
-from fl_elastic.update import PartialUpdate, trained_part
+from fl_elastic.update import PartialUpdate
+from fl_elastic.update.partial import trained_part
 
 __all__ = ["Krum", "Median", "NormClipping", "TrimmedMean"]
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 __all__ = ["SizeBounds"]
 

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation.rules import Amount, LinearRule
-from fl_elastic.update import Limits, Manifest, Role
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.partial import Limits
 
 __all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 

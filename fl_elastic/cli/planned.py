@@ -19,17 +19,12 @@ from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
-from fl_elastic.profiling import (
-    CacheTerms,
-    CostProfile,
-    clock_for,
-    elastic_forward,
-    load_or_measure,
-    profile_model,
-    save_profile,
-    with_modes,
-)
+from fl_elastic.profiling import CostProfile, profile_model, save_profile
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device, profile_key
+from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
+from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.chooser import with_channels, worth_for
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured

@@ -9,10 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError, StaleModelError
-from fl_elastic.profiling import CostProfile, ProfileKey, load_profile, save_profile
+from fl_elastic.profiling import CostProfile, load_profile, save_profile
+from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.storage import remove_leftovers, write_atomically
 from fl_elastic.training import SelectionState
-from fl_elastic.update import ErrorFeedback, Manifest, ModelStore, decode_weights
+from fl_elastic.update import Manifest, decode_weights
+from fl_elastic.update.feedback import ErrorFeedback
+from fl_elastic.update.model_store import ModelStore
 
 __all__ = ["ClientState"]
 

@@ -11,7 +11,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 __all__ = ["completed", "no_longer_than", "parameters_of", "whole_model"]
 

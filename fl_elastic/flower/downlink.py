@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update import CODECS, ChangeLog, Manifest, encode_weights
+from fl_elastic.update import CODECS, Manifest, encode_weights
+from fl_elastic.update.change_log import ChangeLog
 
 __all__ = ["Downlink"]
 

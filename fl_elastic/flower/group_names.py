@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection
 from functools import cached_property
 
-from fl_elastic.update import Manifest, Role
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
 
 __all__ = ["GroupNames"]
 

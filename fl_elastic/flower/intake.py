@@ -20,7 +20,8 @@ from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
 from fl_elastic.flower.streaming_grid import FORGET_AFTER
 from fl_elastic.flower.terms import read_importance
 from fl_elastic.flower.wire import TrainReply, read_train_reply
-from fl_elastic.update import Limits, Manifest, PartialUpdate, check_variances, decode
+from fl_elastic.update import Manifest, PartialUpdate, decode
+from fl_elastic.update.partial import Limits, check_variances
 
 __all__ = ["Intake"]
 

@@ -48,7 +48,9 @@ from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.flower.wire import read_evaluate_reply
-from fl_elastic.update import Limits, Manifest, Role
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.partial import Limits
 
 __all__ = ["PartialUpdates"]
 

@@ -19,8 +19,9 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.joining import Layout
 from fl_elastic.streaming.labelled import LabelledWeights, Shares, overlaid
 from fl_elastic.streaming.taking_up import head_tensors
-from fl_elastic.update import Manifest, Masks, PartialUpdate, Role
-from fl_elastic.update.parts import outer_mask
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.parts import Masks, outer_mask
 
 __all__ = ["best_of", "layout_of", "seen_from"]
 

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph, compute_loss
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import loss_from_inputs
 from fl_elastic.importance.base import Probe
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import BackwardGraph, Mode, TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance.base import Probe
 from fl_elastic.registry import Factories
 

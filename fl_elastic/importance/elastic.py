@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, all_finite, compute_loss, untouched
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.finite import all_finite
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 
 __all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]

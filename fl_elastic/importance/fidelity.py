@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode, compute_loss, untouched
+from fl_elastic.groups import Batch, LossFn, Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops import lean_forward
 from fl_elastic.profiling.modes import convolution_module
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.importance.channel_scores import FisherChannels

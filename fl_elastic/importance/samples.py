@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, TensorGroup, untouched
+from fl_elastic.groups import Batch, TensorGroup
 from fl_elastic.groups.forward import map_tensors, split_batch
+from fl_elastic.groups.untouched import untouched
 
 __all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from fl_elastic.groups import untouched
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.importance.elastic import probe_gradients
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_elastic.groups import BackwardGraph, TensorGroup
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.ops.lean_forward import owns_weights
 
 __all__ = ["Layer", "Tap", "Taps", "scored_layers"]

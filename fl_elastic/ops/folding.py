@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph
 
 __all__ = ["fold", "foldable_pairs"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import BackwardGraph, Cut, call_model
+from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
-from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched

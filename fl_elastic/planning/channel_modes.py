@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.mode import Axis
 from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.profiling import CostProfile

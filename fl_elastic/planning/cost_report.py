@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.groups import BackwardGraph, Block, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, Block
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import PlanRequest
 from fl_elastic.planning.recompute import least_memory
-from fl_elastic.profiling import CostProfile, step_memory
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.conventions import LegacyCosts, legacy_costs
 from fl_elastic.profiling.macs import backward_macs, node_macs
+from fl_elastic.profiling.memory import step_memory
 
 __all__ = [
     "CostReport",

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.groups import Block, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import Block
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.joint import Choices
 from fl_elastic.planning.policy import PlanRequest, sent_bytes
-from fl_elastic.profiling import CostProfile, recompute_seconds, step_memory
-from fl_elastic.profiling.memory import group_activation_bytes, path_activation_bytes
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import (
+    group_activation_bytes,
+    path_activation_bytes,
+    recompute_seconds,
+    step_memory,
+)
 
 __all__ = ["GroupOptions", "group_options"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.profiling import Mask
+from fl_elastic.profiling.profile import Mask
 
 __all__ = ["Plan"]
 

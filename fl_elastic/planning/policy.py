@@ -12,12 +12,15 @@ import numpy as np
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Block, Mode, TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import Block
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
-from fl_elastic.profiling import CostProfile, Mask, mask_bytes, recompute_seconds, step_memory
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
+from fl_elastic.profiling.profile import Mask
 from fl_elastic.registry import Factories
 
 __all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]

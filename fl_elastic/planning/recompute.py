@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.groups import Block, Mode
-from fl_elastic.profiling import CostProfile, recompute_seconds, step_memory
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import Block
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import recompute_seconds, step_memory
 
 __all__ = ["Recomputation", "candidate_blocks", "cheapest_recomputation", "least_memory"]
 

@@ -14,8 +14,9 @@ from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.sending import most_to_send
-from fl_elastic.profiling import CostProfile, Mask, mask_bytes
-from fl_elastic.profiling.profile import Seconds
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.profile import Mask, Seconds
 
 __all__ = ["ElasticPolicy", "dearer_steps"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy

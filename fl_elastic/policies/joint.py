@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Block, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import Block
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint import Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.policies.elastic import ElasticPolicy, dearer_steps
-from fl_elastic.profiling import STANDARD_MODES, in_flight, recompute_seconds, step_memory
+from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.memory import recompute_seconds, step_memory
+from fl_elastic.profiling.modes import STANDARD_MODES
 
 __all__ = ["JointPolicy"]
 

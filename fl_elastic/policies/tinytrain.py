@@ -24,8 +24,9 @@ from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.joint import Choices, Limits, joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
-from fl_elastic.profiling import CostProfile, step_memory
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
+from fl_elastic.profiling.memory import step_memory
 
 __all__ = [
     "TinyTrainInputPolicy",

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_elastic.groups import Batch, LossFn, compute_loss
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.mode import Axis
 from fl_elastic.profiling.layer_shapes import LayerShape, group_layers
 

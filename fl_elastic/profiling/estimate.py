@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode, Trace, trace_step, untouched
+from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.forward import compute_loss, map_tensors, split_batch
-from fl_elastic.groups.untouched import same_chances
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trace import Trace, trace_step
+from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device, profile_key

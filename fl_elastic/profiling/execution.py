@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_elastic.groups import Batch, LossFn, compute_loss, untouched
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.storage import write_atomically
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.profile import Seconds
 
 __all__ = ["InFlight", "in_flight"]

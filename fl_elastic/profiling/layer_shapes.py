@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_elastic.groups import BackwardGraph, GroupKind
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 
 __all__ = ["LayerShape", "group_layers", "layer_shapes"]
 

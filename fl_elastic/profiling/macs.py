@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.profiling.profile import Mask, Seconds
 
 __all__ = ["backward_macs", "group_macs", "node_macs", "passing_nodes"]

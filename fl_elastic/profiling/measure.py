@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, Trace, batch_shape, compute_loss, trace_step, untouched
-from fl_elastic.groups.trace import loss_from_inputs
-from fl_elastic.groups.untouched import same_chances
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.groups.trace import Trace, loss_from_inputs, trace_step
+from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.memory import lean_kinds

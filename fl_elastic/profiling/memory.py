@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Mode, TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.ops import lean_forward
 from fl_elastic.ops.lean_forward import owns_weights
 from fl_elastic.profiling.clock import Clock

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups import BackwardGraph, Trace
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups import BackwardGraph, Batch, call_model, untouched
-from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds

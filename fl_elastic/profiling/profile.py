@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.mode_costs import ModeCosts
 
 __all__ = ["CostProfile", "Mask", "ProfileKey", "SavedTensors", "Seconds"]

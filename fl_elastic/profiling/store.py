@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, BackwardNode, Block, Cut, GroupKind, Mode, TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block, Cut, GroupKind
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, SavedTensors
 from fl_elastic.storage import write_atomically

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import call_model
+from fl_elastic.groups.forward import call_model
 from fl_elastic.profiling.measure import model_device
 
 __all__ = ["Body", "Look", "Prepare", "WholeModel", "as_floats", "scores_of"]

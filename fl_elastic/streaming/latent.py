@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, StreamError
-from fl_elastic.groups import Cut, LossFn, trace_step, untouched
+from fl_elastic.groups import LossFn
+from fl_elastic.groups.graph import Cut
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.streaming.body import Body, Look, Prepare, as_floats, scores_of

@@ -9,7 +9,8 @@ import numpy as np
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.profiling import CostProfile, mask_bytes, step_memory
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.subjects import Check, instance_of, require
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
-from fl_elastic.profiling import CostProfile, ProfileKey
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.profile import ProfileKey
 
 __all__ = ["made_up_graph", "made_up_profile"]
 

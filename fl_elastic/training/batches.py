@@ -9,7 +9,8 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, batch_shape, to_device
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import batch_shape, to_device
 
 __all__ = ["LoaderSize", "epochs_of", "first_batches", "loader_size"]
 

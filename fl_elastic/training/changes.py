@@ -15,7 +15,8 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.ops import ChannelSubset
 from fl_elastic.planning import Plan
-from fl_elastic.update import Manifest, Masks, weights_of
+from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.parts import Masks
 
 __all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
 

@@ -14,15 +14,18 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph, Batch, LossFn, Mode
+from fl_elastic.groups import Batch, LossFn, Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
-from fl_elastic.profiling import CostProfile, Mask, mask_bytes
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.calibrate import OptimizerFn
+from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
 

@@ -7,7 +7,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import Policy
-from fl_elastic.profiling import CostProfile, estimate_profile, estimated_modes
+from fl_elastic.profiling import CostProfile, estimate_profile
+from fl_elastic.profiling.estimate import estimated_modes
 from fl_elastic.profiling.measure import OptimizerFn, profile_key
 from fl_elastic.training.options import TrainerOptions
 

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
-from fl_elastic.groups import BackwardGraph, Batch, Cut, untouched
+from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last, refusing_misfits, split_batch
+from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.profiling import CacheTerms, Clock
+from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.prefix import CacheTerms
 from fl_elastic.training.feature_cache import FeatureCache, fingerprint
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
-from fl_elastic.groups.forward import outputs_and_loss
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import batch_shape, outputs_and_loss, to_device
 from fl_elastic.profiling.measure import model_device
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate"]

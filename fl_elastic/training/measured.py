@@ -10,18 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.groups import (
-    BackwardGraph,
-    Batch,
-    LossFn,
-    Mode,
-    compute_loss,
-    trace_step,
-    untouched,
-)
+from fl_elastic.groups import Batch, LossFn, Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.profiling import Clock, CostProfile, clock_for
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.calibrate import OptimizerFn
+from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from fl_elastic.groups import Batch, batch_shape
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import batch_shape
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import Clock
+from fl_elastic.profiling.clock import Clock
 
 __all__ = ["Pace", "StepLog"]
 

@@ -16,19 +16,17 @@ from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
-from fl_elastic.groups import Batch, LossFn, all_finite, batch_shape, compute_loss
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.finite import all_finite
+from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import (
-    Clock,
-    CostProfile,
-    clock_for,
-    elastic_forward,
-    in_flight,
-    prefix_seconds,
-    refined,
-)
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.estimate import refined
+from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.changes import changes, stepped, trained_parts, under_every_name

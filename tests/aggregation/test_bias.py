@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fl_elastic.aggregation import CoverageLedger, PartialMean
 from fl_elastic.aggregation.rules import RULES, InverseProbability
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 MANIFEST = Manifest(("w", "head"), ((1,), (1,)), ("float32",) * 2, (Role.PARAMETER,) * 2)
 PULL = 0.1

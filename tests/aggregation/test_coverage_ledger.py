@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.errors import CheckpointError
-from fl_elastic.update import Manifest, Role
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
 
 NAMES = ("deep", "middle", "running", "head")
 MANIFEST = Manifest(

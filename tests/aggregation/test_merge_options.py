@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import MergeOptions, PartialMean
 from fl_elastic.errors import RegistryError
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 WIDE = Manifest(("w", "s"), ((3, 2), (2,)), ("float64",) * 2, (Role.PARAMETER, Role.STATISTIC))
 BASE = {"w": np.zeros((3, 2)), "s": np.zeros(2)}

@@ -7,7 +7,8 @@ import pytest
 
 from fl_elastic.aggregation import MergeOptions, PartialMean
 from fl_elastic.errors import RegistryError
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 NORMED = Manifest(
     ("w", "head", "bn.running_mean", "bn.running_var"),

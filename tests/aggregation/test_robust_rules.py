@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fl_elastic.aggregation import MergeOptions, PartialMean
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 PAIR = Manifest(("a", "b"), ((4,), (2, 2)), ("float64",) * 2, (Role.PARAMETER,) * 2)
 BASE = {"a": np.zeros(4), "b": np.zeros((2, 2))}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fl_elastic.aggregation.size_bounds import SizeBounds
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 KNOWN = Manifest(
     ("w", "bias", "mean"),

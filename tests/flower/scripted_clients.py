@@ -8,7 +8,8 @@ import numpy as np
 from flwr.app import ArrayRecord
 from small_federation import UpdateOf, Weights, as_record
 
-from fl_elastic.update import Manifest, PartialUpdate, Role
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 SHAPES = {"stem.weight": (4, 3), "stem.bias": (4,), "scale": (), "head.weight": (2, 4)}
 EXAMPLES = {1: 10, 2: 30, 3: 7, 4: 19}

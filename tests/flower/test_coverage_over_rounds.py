@@ -23,7 +23,8 @@ from fl_elastic.flower.wire import PACKED, instruction
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, Role, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update.manifest import Role
 
 ROUNDS = 24
 OPTIONS = TrainerOptions(closed_loop=False, deep_every=4)

@@ -15,7 +15,8 @@ from torch import nn
 
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.wire import PACKED
-from fl_elastic.update import Manifest, Role, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update.manifest import Role
 
 ROUNDS = 8
 

@@ -38,13 +38,13 @@ from fl_elastic.flower.wire import PACKED
 from fl_elastic.update import (
     Manifest,
     PartialUpdate,
-    Role,
     decode,
     decode_weights,
     encode,
     encode_weights,
     weights_of,
 )
+from fl_elastic.update.manifest import Role
 
 SIZES = [pytest.param(1, id="sample"), pytest.param(10, id="many", marks=pytest.mark.slow)]
 many = pytest.mark.parametrize("times", SIZES)

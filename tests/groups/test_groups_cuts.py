@@ -9,8 +9,10 @@ import torch
 from small_models import Inception, Residual, chain, conv_net, images, loss_fn, vectors
 from torch import Tensor, nn
 
-from fl_elastic.groups import BackwardGraph, trace_step, untouched
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 
 
 def graph_of(model: nn.Module, batch: Any) -> BackwardGraph:

@@ -11,8 +11,8 @@ from small_models import chain, loss_fn, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import batch_shape, call_model, compute_loss, tensor_groups, to_device
-from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups import tensor_groups
+from fl_elastic.groups.forward import batch_shape, call_model, compute_loss, map_tensors, to_device
 
 Pair = namedtuple("Pair", ["a", "b"])
 

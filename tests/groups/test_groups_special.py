@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from fl_elastic.errors import ModelError, TrainingError
-from fl_elastic.groups import TensorGroup, tensor_groups, trace_step
+from fl_elastic.groups import TensorGroup, tensor_groups
+from fl_elastic.groups.trace import trace_step
 from fl_elastic.profiling import profile_model
 
 

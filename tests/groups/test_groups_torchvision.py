@@ -11,7 +11,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fl_elastic.groups import Batch, trace_step
+from fl_elastic.groups import Batch
+from fl_elastic.groups.trace import trace_step
 from fl_elastic.losses import classification_loss
 from fl_elastic.testing import Snapshot
 

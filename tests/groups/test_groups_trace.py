@@ -23,7 +23,9 @@ from small_models import (
 )
 from torch import Tensor, nn
 
-from fl_elastic.groups import GroupKind, TensorGroup, tensor_groups, trace_step
+from fl_elastic.groups import TensorGroup, tensor_groups
+from fl_elastic.groups.graph import GroupKind
+from fl_elastic.groups.trace import trace_step
 from fl_elastic.testing import Snapshot
 
 

@@ -7,7 +7,7 @@ import torch
 from small_models import Batch, conv_net, images, loss_fn
 from torch import Tensor, nn
 
-from fl_elastic.groups import untouched
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.testing import Snapshot
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import GroupKind, Mode, TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import GroupKind
 
 LAYER = TensorGroup("layer", ("layer.weight", "layer.bias"), ((8, 4, 3, 3), (8,)), GroupKind.CONV)
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from fl_elastic.errors import PlanError, RegistryError, TrainingError
-from fl_elastic.groups import BackwardGraph, Mode, tensor_groups, untouched
+from fl_elastic.groups import Mode, tensor_groups
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScores, Probe, choose_channels
 from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
 from fl_elastic.testing import Check, channel_score_checks, made_up_training, name_of

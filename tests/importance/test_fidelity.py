@@ -7,7 +7,9 @@ import torch
 from small_models import conv_net, images, loss_fn, same_weights, vectors, weights_of
 from torch import nn
 
-from fl_elastic.groups import Mode, trace_step, untouched
+from fl_elastic.groups import Mode
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.fidelity import gradient_cosine, measure_fidelity, visit_layers
 from fl_elastic.ops import lean
 

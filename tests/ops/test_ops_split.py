@@ -10,7 +10,9 @@ from small_models import Inception, chain, conv_net, images, loss_fn, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import BackwardGraph, trace_step, untouched
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.split import SplitModel
 

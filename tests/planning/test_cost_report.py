@@ -20,7 +20,8 @@ from fl_elastic.planning.cost_report import (
     forward_working_bytes,
     recomputed_blocks,
 )
-from fl_elastic.profiling import CostProfile, profile_model, step_memory
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.testing import made_up_profile
 
 BATCH = 2

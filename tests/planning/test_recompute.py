@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_elastic.groups import Block, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import Block
 from fl_elastic.planning.recompute import (
     candidate_blocks,
     cheapest_recomputation,
     least_memory,
 )
-from fl_elastic.profiling import CostProfile, profile_model, recompute_seconds, step_memory
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.memory import recompute_seconds, step_memory
 
 
 class Residual(nn.Module):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.profiling.layer_shapes import LayerShape
 

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, RegistryError
-from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies, prefix_knapsack
-from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
 
 NAMES = [

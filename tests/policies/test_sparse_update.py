@@ -15,7 +15,8 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.policies.sparse_update import (
@@ -25,9 +26,10 @@ from fl_elastic.policies.sparse_update import (
     SparseUpdatePolicy,
 )
 from fl_elastic.policies.sparse_update.policy import published_model, scheme_modes
-from fl_elastic.profiling import CostProfile, ProfileKey
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.conventions import legacy_costs
 from fl_elastic.profiling.layer_shapes import layer_shapes
+from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.conventions.scheme_search import (
     Contributions,

@@ -13,16 +13,20 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic.budget import Budget
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode, untouched
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.ops.lean_forward import LeanKind
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.policies.sparse_update import PUBLISHED_MODELS
 from fl_elastic.policies.tinytrain import TinyTrainPolicy, layer_worth
-from fl_elastic.profiling import CostProfile, ModeCosts, ProfileKey
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
+from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
 
 LAYERS = PUBLISHED_MODELS[1].layers

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.policies.sparse_update import PUBLISHED_MODELS, PublishedModel, Scheme
 from fl_elastic.profiling.conventions import (

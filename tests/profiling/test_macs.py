@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_elastic.groups import BackwardGraph, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.profiling.macs import backward_macs, group_macs, node_macs, passing_nodes
 from fl_elastic.testing import made_up_graph, made_up_profile

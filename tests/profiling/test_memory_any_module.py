@@ -16,9 +16,13 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from fl_elastic.budget import Budget
-from fl_elastic.groups import Mode, compute_loss, untouched
+from fl_elastic.groups import Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import PlanRequest
-from fl_elastic.profiling import in_flight, mask_bytes, profile_model, step_memory
+from fl_elastic.profiling import profile_model
+from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.training.apply_plan import realised
 
 

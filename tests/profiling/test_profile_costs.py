@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import BackwardGraph, BackwardNode, GroupKind, Mode, TensorGroup
-from fl_elastic.profiling import CostProfile, ProfileKey, mask_bytes, step_memory
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes, step_memory
+from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
 
 HEAD, LATE, SHORT, STEM = range(4)

@@ -29,10 +29,13 @@ from small_models import (
 from torch import Tensor, nn
 
 from fl_elastic.errors import ProfileError, TrainingError
-from fl_elastic.groups import Mode, compute_loss, tensor_groups
-from fl_elastic.profiling import CostProfile, clock_for, profile_model, step_memory
+from fl_elastic.groups import Mode, tensor_groups
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.calibrate import nonnegative_fit
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.testing import Snapshot
 
 

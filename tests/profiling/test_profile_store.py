@@ -14,14 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.profiling import (
-    CostProfile,
-    load_or_measure,
-    load_profile,
-    mask_bytes,
-    save_profile,
-)
-from fl_elastic.profiling.store import VERSION
+from fl_elastic.profiling import CostProfile, load_profile, save_profile
+from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.store import VERSION, load_or_measure
 from fl_elastic.testing import made_up_profile
 
 ARRAYS = [

@@ -15,9 +15,14 @@ from small_models import adam, images, loss_fn, sgd, weights_of
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.groups import BackwardGraph, Mode, compute_loss, trace_step, untouched
+from fl_elastic.groups import Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.profiling import CostProfile, profile_model, step_memory
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.apply_plan import realised
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
-from fl_elastic.profiling import CacheTerms, elastic_forward, profile_model
+from fl_elastic.profiling import profile_model
+from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
 
 

@@ -24,7 +24,8 @@ from small_models import (
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.groups import Batch, compute_loss
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.importance import Probe
 from fl_elastic.importance.elastic import ElasticImportance
 from fl_elastic.profiling.calibrate import OptimizerFn

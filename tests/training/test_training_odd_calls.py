@@ -26,8 +26,10 @@ from torch.nn.utils import parametrizations
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import call_model, compute_loss, trace_step, untouched
+from fl_elastic.groups.forward import call_model, compute_loss
 from fl_elastic.groups.mode import Mode
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance import CHANNEL_SCORES
 from fl_elastic.importance.base import Probe
 from fl_elastic.importance.fidelity import visit_layers
@@ -35,7 +37,8 @@ from fl_elastic.ops import lean
 from fl_elastic.ops.lean_forward import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.profiling import estimate_profile, step_memory
+from fl_elastic.profiling import estimate_profile
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ForwardOptions
 from fl_elastic.training.apply_plan import realised
 

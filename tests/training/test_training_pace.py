@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from fl_elastic.groups import GroupKind, TensorGroup
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning import Mode, Plan
 from fl_elastic.training.pace import Pace, StepLog
 

@@ -18,9 +18,12 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.groups import Mode, compute_loss, untouched
+from fl_elastic.groups import Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.profiling import estimate_profile, step_memory
+from fl_elastic.profiling import estimate_profile
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.apply_plan import realised
 

@@ -24,8 +24,9 @@ from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.update import Manifest, check_update, decode, encode, load_weights
+from fl_elastic.update import Manifest, decode, encode, load_weights
 from fl_elastic.update import weights_of as arrays_of
+from fl_elastic.update.partial import check_update
 
 
 def test_deltas_are_weights_after_minus_before() -> None:

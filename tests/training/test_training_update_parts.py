@@ -14,7 +14,8 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.update import Manifest, check_update, decode, encode, trained_part, weights_of
+from fl_elastic.update import Manifest, decode, encode, weights_of
+from fl_elastic.update.partial import check_update, trained_part
 
 HEAD = {"6": Mode.FULL}
 HALF = HEAD | {"3": Mode.channels(0.5)}

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import Manifest, PartialUpdate, Role, decode, encode
+from fl_elastic.update import Manifest, PartialUpdate, decode, encode
 from fl_elastic.update.frame import CHECKSUM_BYTES, ROW_BYTES, checksum
+from fl_elastic.update.manifest import Role
 
 HEAD = b"head"
 ROWS = 40

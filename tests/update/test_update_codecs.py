@@ -14,8 +14,13 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.testing import codec_checks
-from fl_elastic.update import CODECS, Codec, Manifest, PartialUpdate, Role, decode, encode
-from fl_elastic.update.codecs import Bf16, Fp16, Fp32, Int8, KernelMean, TopK
+from fl_elastic.update import CODECS, Codec, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.codecs.bf16 import Bf16
+from fl_elastic.update.codecs.int8 import Int8
+from fl_elastic.update.codecs.kernel_mean import KernelMean
+from fl_elastic.update.codecs.raw import Fp16, Fp32
+from fl_elastic.update.codecs.topk import TopK
+from fl_elastic.update.manifest import Role
 
 Floats = NDArray[np.float32]
 any_float = st.floats(-(2.0**100), 2.0**100, width=32)

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import (
     CODECS,
-    Limits,
     Manifest,
     PartialUpdate,
-    Role,
     StaleModelError,
     decode,
     decode_weights,
@@ -26,6 +24,8 @@ from fl_elastic.update import (
     encode_weights,
 )
 from fl_elastic.update.frame import CHECKSUM_BYTES, checksum
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.partial import Limits
 from fl_elastic.update.wire import WIRE_VERSION
 
 MANIFEST = Manifest(

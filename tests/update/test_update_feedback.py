@@ -14,16 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import (
-    CODECS,
-    ErrorFeedback,
-    Manifest,
-    Masks,
-    PartialUpdate,
-    Role,
-    decode,
-    encode,
-)
+from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.feedback import ErrorFeedback
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.parts import Masks
 
 MANIFEST = Manifest(
     ("conv", "bias", "mean", "file"),

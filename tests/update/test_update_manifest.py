@@ -14,7 +14,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update import (
     Manifest,
     PartialUpdate,
-    Role,
     decode,
     decode_weights,
     encode,
@@ -22,6 +21,7 @@ from fl_elastic.update import (
     load_weights,
     weights_of,
 )
+from fl_elastic.update.manifest import Role
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[], nn.Module]:

@@ -11,7 +11,8 @@ import torch
 from small_models import chain, conv_net
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import Manifest, ModelStore, decode_weights, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode_weights, encode_weights, weights_of
+from fl_elastic.update.model_store import ModelStore
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import Limits, Manifest, PartialUpdate, Role, check_update, decode, encode
+from fl_elastic.update import Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.manifest import Role
 from fl_elastic.update.packed import PackedDeltas
+from fl_elastic.update.partial import Limits, check_update
 
 MANIFEST = Manifest(
     ("a", "b", "s", "count", "c"),

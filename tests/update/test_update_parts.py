@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import (
-    CODECS,
-    Manifest,
-    Masks,
-    PartialUpdate,
-    Role,
-    check_update,
-    decode,
-    encode,
-    trained_part,
-)
-from fl_elastic.update.parts import part_shape, put_part, take_part
+from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.manifest import Role
+from fl_elastic.update.partial import check_update, trained_part
+from fl_elastic.update.parts import Masks, part_shape, put_part, take_part
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 

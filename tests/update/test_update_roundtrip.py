@@ -16,13 +16,13 @@ from fl_elastic.update import (
     CODECS,
     Manifest,
     PartialUpdate,
-    Role,
     decode,
     decode_weights,
     encode,
     encode_weights,
     weights_of,
 )
+from fl_elastic.update.manifest import Role
 
 NAMES = ["bf16", "fp16", "fp32", "int8", "kernel_mean", "topk"]
 FOR_WEIGHTS = ["bf16", "fp16", "fp32"]

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import BackwardGraph, GroupKind, Mode
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.channel_modes import (
     RATIOS,
@@ -27,8 +28,9 @@ from fl_elastic.policies.sparse_update.published_schemes import (
     PublishedModel,
     Scheme,
 )
-from fl_elastic.profiling import CostProfile, ModeCosts
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape
+from fl_elastic.profiling.mode_costs import ModeCosts
 
 __all__ = ["SparseUpdatePolicy", "published_model", "scheme_modes"]
 

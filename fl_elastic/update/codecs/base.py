@@ -89,7 +89,18 @@ class Codec(ABC):
         """Return the largest absolute error of any number when ``values`` are written and read."""
 
 
-CODECS: Factories[Codec] = Factories("codec")
+_OWN = {
+    "bf16": "bf16",
+    "fp16": "raw",
+    "fp32": "raw",
+    "int8": "int8",
+    "kernel_mean": "kernel_mean",
+    "topk": "topk",
+}
+
+CODECS: Factories[Codec] = Factories(
+    "codec", modules={name: f"fl_elastic.update.codecs.{module}" for name, module in _OWN.items()}
+)
 """Codecs by name."""
 
 

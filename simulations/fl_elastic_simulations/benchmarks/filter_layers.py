@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
 from fl_elastic.ops import lean_forward
-from fl_elastic.profiling import Clock
+from fl_elastic.profiling.clock import Clock
 
 __all__ = [
     "FILTERED",

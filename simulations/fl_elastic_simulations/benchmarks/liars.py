@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from fl_elastic.profiling import CostProfile, save_profile
-from fl_elastic.update import Manifest, PartialUpdate, Role, encode
+from fl_elastic.update import Manifest, PartialUpdate, encode
+from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.benchmarks.federation import Silent
 from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results

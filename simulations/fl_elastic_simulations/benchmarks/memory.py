@@ -16,7 +16,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.planning.recompute import least_memory
 from fl_elastic.policies.joint import JointPolicy
-from fl_elastic.profiling import step_memory
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks.peak import Job, Peak, peak_of
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_bytes, vanilla

@@ -17,9 +17,10 @@ from torch.nn import functional
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Batch, compute_loss
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import step_memory
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.apply_plan import realised
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak

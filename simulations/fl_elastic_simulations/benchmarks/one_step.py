@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_elastic.groups import Batch, compute_loss
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.training.apply_plan import realised

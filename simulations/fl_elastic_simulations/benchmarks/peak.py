@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning import Plan
 
 __all__ = ["Job", "Peak", "peak_of"]

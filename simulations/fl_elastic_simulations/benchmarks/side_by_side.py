@@ -20,8 +20,10 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES
-from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import profile_key
+from fl_elastic.profiling.modes import with_modes
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.benchmarks.cells import finished_cells
 from fl_elastic_simulations.benchmarks.results import Results

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups import BackwardGraph, Batch, Mode, compute_loss, untouched
+from fl_elastic.groups import Batch, Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import clock_for
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
 

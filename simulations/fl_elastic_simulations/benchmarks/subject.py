@@ -10,11 +10,14 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import DatasetError
-from fl_elastic.groups import BackwardGraph, Batch
+from fl_elastic.groups import Batch
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES, Plan, Policy
-from fl_elastic.profiling import CostProfile, clock_for, measure_modes, profile_model
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.modes import measure_modes
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic_simulations.benchmarks.steps import sgd

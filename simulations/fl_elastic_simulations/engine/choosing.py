@@ -15,7 +15,8 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ScenarioError
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
-from fl_elastic.profiling import CostProfile, clock_for, estimate_profile
+from fl_elastic.profiling import CostProfile, estimate_profile
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.data.batches import Batches

@@ -14,8 +14,10 @@ from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.planning import POLICIES
-from fl_elastic.profiling import CostProfile, clock_for, profile_model, with_modes
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.modes import with_modes
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners

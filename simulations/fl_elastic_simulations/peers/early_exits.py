@@ -10,16 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import (
-    BackwardGraph,
-    Batch,
-    Cut,
-    GroupKind,
-    LossFn,
-    call_model,
-    trace_step,
-    untouched,
-)
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import call_model
+from fl_elastic.groups.graph import BackwardGraph, Cut, GroupKind
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.measure import model_device
 
 __all__ = ["EarlyExits", "ExitHead", "block_ends", "with_exits"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.groups import BackwardGraph, GroupKind
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import mask_of, train_mask
 

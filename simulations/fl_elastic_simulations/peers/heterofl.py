@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import Batch, LossFn, batch_shape, to_device
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import batch_shape, to_device
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.changes import changes

@@ -12,8 +12,9 @@ from itertools import islice
 from torch import nn
 
 from fl_elastic.errors import ElasticError, TrainingError
-from fl_elastic.groups import Batch, LossFn, batch_shape, compute_loss
-from fl_elastic.profiling import clock_for
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.training.batches import epochs_of
 from fl_elastic.update import Manifest, load_weights, weights_of

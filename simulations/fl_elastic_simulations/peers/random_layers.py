@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from fl_elastic.profiling import CostProfile, Mask
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.profile import Mask
 from fl_elastic_simulations.peers.base import (
     LocalResult,
     LocalTask,

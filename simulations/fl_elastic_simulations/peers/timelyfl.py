@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fl_elastic.profiling import CostProfile, Mask
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.profile import Mask
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import mask_of, train_mask
 from fl_elastic_simulations.peers.task_data import requested_steps

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import untouched
+from fl_elastic.groups.untouched import untouched
 from fl_elastic_simulations.peers.operations import (
     CONVOLUTIONS,
     JOINS,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import Cut
+from fl_elastic.groups.graph import Cut
 from fl_elastic.planning import prefix_knapsack
-from fl_elastic.profiling import CostProfile, Mask
-from fl_elastic.profiling.profile import Seconds
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic_simulations.peers.window import Window
 
 __all__ = ["WindowCosts"]

@@ -14,7 +14,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode
 from fl_elastic.planning import Plan
 from fl_elastic.policies.joint import JointPolicy
-from fl_elastic.profiling import step_memory
+from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks import memory as memory_module
 from fl_elastic_simulations.benchmarks.memory import (
     FullStep,

@@ -10,7 +10,8 @@ import pytest
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.profiling import CostProfile
-from fl_elastic.update import Manifest, PartialUpdate, Role, decode
+from fl_elastic.update import Manifest, PartialUpdate, decode
+from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.benchmarks import poison
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Scenario

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.groups import GroupKind, TensorGroup
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import GroupKind
 from fl_elastic_simulations.engine.cell import Cell, ClientRound, MeasuredSteps
 from fl_elastic_simulations.scenario.devices import Device
 from fl_elastic_simulations.scenario.scenario import Client

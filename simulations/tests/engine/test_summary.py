@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fl_elastic.environment import environment
-from fl_elastic.groups import GroupKind, TensorGroup
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import GroupKind
 from fl_elastic_simulations.engine.cell import Cell, MeasuredSteps
 from fl_elastic_simulations.engine.summary import final_accuracy, summarise
 from fl_elastic_simulations.scenario import Scenario

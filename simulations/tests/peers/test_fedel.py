@@ -16,7 +16,10 @@ from small_models import Inception, Residual, chain, conv_net, images, loss_fn, 
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, ProfileError
-from fl_elastic.groups import GroupKind, TensorGroup, trace_step, untouched
+from fl_elastic.groups import TensorGroup
+from fl_elastic.groups.graph import GroupKind
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model

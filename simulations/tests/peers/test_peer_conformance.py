@@ -18,7 +18,8 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.profiling import CostProfile
-from fl_elastic.update import Manifest, check_update
+from fl_elastic.update import Manifest
+from fl_elastic.update.partial import check_update
 from fl_elastic_simulations.peers import PEERS, LocalResult
 from fl_elastic_simulations.peers.heterofl import RATES
 
