@@ -24,8 +24,6 @@ from fl_elastic.update import CODECS
 
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
-# Of what lies below these, the reference shows a part: it is what they are made of.
-PARTLY = ["costs"]
 _TEST = re.compile(r"((?:simulations/)?tests/[\w/]+\.py)(?:::(\w+))?")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
@@ -156,9 +154,7 @@ def documented() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in REFERENCE if p.stem not in PARTLY], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda path: path.stem)
 def test_every_public_name_is_in_the_reference(page: Path) -> None:
     name = "fl_elastic" if page.stem == "fl_elastic" else f"fl_elastic.{page.stem}"
     package, shown = importlib.import_module(name), documented()
