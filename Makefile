@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test test-slow test-faults test-aarch64 lint format clean
+.PHONY: demo test test-slow test-faults test-aarch64 lint docs format clean
 
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
@@ -30,6 +31,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	deploy/lint.sh
+
+# The site of docs/, in out/site. A warning, such as a broken link, is an error.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

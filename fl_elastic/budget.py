@@ -73,6 +73,8 @@ class Budget:
     def sending_seconds(self, sent_bytes: float) -> float:
         """Return the share of the deadline that sending an update of that size takes.
 
+        Examples
+        --------
         >>> Budget(deadline=10.0, bandwidth=1e6).sending_seconds(2.5e6)
         2.5
         >>> Budget(deadline=10.0).sending_seconds(2.5e6)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from documents import DOCUMENTS
 
 from fl_elastic_simulations.benchmarks.federation import cell_name
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
@@ -47,7 +49,7 @@ def section(title: str) -> str:
 @pytest.mark.parametrize(
     ("scenario", "document"),
     [
-        ("demo", "README.md"),
+        ("demo", "docs/quickstart.md"),
         ("fashion_mnist", "docs/measured.md"),
         ("cifar10", "docs/measured.md"),
     ],
@@ -67,6 +69,65 @@ def test_tables_show_the_committed_results(scenario: str, document: str) -> None
 def test_the_table_of_the_buildings_is_the_committed_one() -> None:
     rows = json.loads((RESULTS / "house.json").read_text())["rows"]
     assert f"<!-- house -->\n{house_markdown(rows)}\n<!-- /house -->" in MEASURED
+
+
+def rows_of(name: str) -> dict[str, Any]:
+    rows: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def test_the_figures_in_short_are_the_committed_ones() -> None:
+    lines = {
+        line[4:].split(".**")[0]: line
+        for line in section("In short").splitlines()
+        if line.startswith("- **")
+    }
+    solver, budget = rows_of("solver"), rows_of("budget")
+    twice = [row["achieved_speedup"] for name, row in budget.items() if name.endswith(" at 2.0")]
+    exact = f"{solver['exactness']['mismatches']} of {solver['exactness']['instances']:,} random"
+    assert exact in lines["Exact plans"]
+    assert (
+        f"{solver['time at 500 groups']['median_cpu_milliseconds']:.1f} ms" in lines["Exact plans"]
+    )
+    assert f"{min(twice):.2f} to {max(twice):.2f} times" in lines["Exact plans"]
+
+    transfer, ours = rows_of("transfer"), "head first, elastic, cached prefix, at 3, 3 epochs"
+    reached, full = transfer[f"summary {ours}"], transfer["summary full"]
+    beside = transfer[f"paired {ours}"]["time"]
+    shown = (
+        f"{percent(reached['accuracy'])} % in {reached['time']:.2f} of the time ({beside:.2f} timed"
+    )
+    assert shown in lines["Fine-tuning"]
+    assert f"gets {percent(full['accuracy'])} %" in lines["Fine-tuning"]
+
+    for model, words in (("mobilenet_v2", "times fewer bytes"), ("resnet18", "times fewer,")):
+        row = rows_of("memory")[f"{model} | joint, exact gradients | 1/8"]
+        assert f"{row['times_less_than_same_groups']:.1f} {words}" in lines["Memory"]
+        for when in ("lean", "full"):
+            assert f" {row[f'peak_bytes_{when}'] / 1e6:.0f} MB" in lines["Memory"].replace("(", " ")
+
+    merging = rows_of("aggregation")
+    for kind in MERGED[:2]:
+        row = merging[f"{kind} | 100"]
+        assert f"{1000 * row['seconds_per_reply']:.1f} ms" in lines["Server"]
+
+    theirs, whole = (merging[f"{kind} | 100"]["peak_models"] for kind in MERGED[:2])
+    assert f"in {whole:.0f} models of memory ({theirs:.0f})" in lines["Server"]
+
+    streams = rows_of("stream")
+    latent, replay = (
+        streams[f"summary fashion-classes | {method}"]
+        for method in ("elastic, latent replay", "full, replay")
+    )
+    accuracies = f"{percent(latent['score'])} and {percent(replay['score'])} %"
+    assert accuracies in lines["Streams"]
+    assert f"{latent['adapting_seconds_ratio']:.2f} of its time" in lines["Streams"]
+    assert latent["store_bytes_ratio"] < 0.1 and "a tenth of its store" in lines["Streams"]
+    assert len(rows_of("faults")) == 12 and "in twelve ways" in lines["Real fleets"]
 
 
 def test_the_solver_is_as_exact_and_fast_as_claimed() -> None:
@@ -154,19 +215,14 @@ def test_side_by_side_rows_are_the_committed_ones() -> None:
             assert f"| {against[0]:+.1f} ± {against[1]:.1f} |" in line
 
 
-@pytest.mark.parametrize(
-    ("document", "tables"),
-    [("README.md", ["accuracy"]), ("docs/measured.md", ["accuracy", "charges"])],
-)
-def test_tables_of_unequal_clients_are_exactly_the_committed_cells(
-    document: str, tables: list[str]
-) -> None:
-    """Also where no cell or not all of them are measured: the document says what there is."""
+def test_tables_of_unequal_clients_are_exactly_the_committed_cells() -> None:
+    """Also where no cell or not all of them are measured: the page says what there is, and no other does."""
     path = RESULTS / "federation.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    text = (ROOT / document).read_text()
-    assert re.findall(r"<!-- federation (\w+) -->", text) == tables
-    assert filled(text, rows) == text
+    assert re.findall(r"<!-- federation (\w+) -->", MEASURED) == ["accuracy", "charges"]
+    assert filled(MEASURED, rows) == MEASURED
+    others = [page for page in DOCUMENTS if "<!-- federation" in page.read_text()]
+    assert others == [ROOT / "docs" / "measured.md"]
     cells = {name for name in rows if not name.startswith("summary ")}
     known = {cell_name(t, m, s) for t in TASKS for m in METHODS_OF_CLIENTS for s in SEEDS}
     assert cells <= known
@@ -186,14 +242,12 @@ def test_the_page_of_unequal_clients_has_every_measured_task() -> None:
 
 @pytest.mark.parametrize("replies", [10, 100, 1000])
 def test_merging_figures_are_the_committed_ones(replies: int) -> None:
-    rows = json.loads((RESULTS / "aggregation.json").read_text())["rows"]
-    merging = section("Merging")
+    rows, cells = rows_of("aggregation"), [f"| {replies:,}"]
     for kind in MERGED:
         row = rows[f"{kind} | {replies}"]
-        if replies > 10:
-            assert f"{1000 * row['seconds_per_reply']:.1f}" in merging
-        if "peak_models" in row:
-            assert f" {row['peak_models']:.0f}" in merging
+        peak = f" ({row['peak_models']:.0f})" if "peak_models" in row else ""
+        cells.append(f"{1000 * row['seconds_per_reply']:.1f} ms{peak}")
+    assert " | ".join(cells) + " |" in section("Merging")
 
 
 def test_poison_rows_are_the_committed_ones() -> None:
@@ -266,12 +320,13 @@ def test_transport_figures_are_the_committed_ones() -> None:
 
 
 def test_startup_figures_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
-    startup = section("A node's process")
+    rows, startup = rows_of("startup"), section("A node's process")
     for how in ("before", "now"):
-        for state in ("fresh", "kept"):
-            assert f"{rows[f'{how}, {state}']['first_batch_cpu_seconds']:.1f}" in startup
-        assert f"{rows[f'{how}, kept']['peak_bytes'] / 1e6:.0f}" in startup
+        cells = [
+            f"{row['first_batch_cpu_seconds']:.1f} s ({row['peak_bytes'] / 1e6:,.0f} MB)"
+            for row in (rows[f"{how}, kept"], rows[f"{how}, fresh"])
+        ]
+        assert f"| {' | '.join(cells)} |" in startup
 
 
 def test_faults_in_the_table_are_those_that_were_tried() -> None:

@@ -1,43 +1,49 @@
-"""What the README shows runs as it stands there."""
+"""What the README and the pages of docs/ show in Python runs as it stands there; the README is short."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from documents import DOCUMENTS, ROOT, code_blocks
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
 from fl_elastic.flower import Deadline, PartialUpdates
-from fl_elastic_simulations.engine.merging_cost import MERGED
+from fl_elastic.planning import POLICIES
+from fl_elastic.training import plan_for
+from fl_elastic_simulations.data.datasets import DATASETS
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+README = ROOT / "README.md"
+BLOCKS = {
+    f"{page.relative_to(ROOT)} {number}": code
+    for page in DOCUMENTS
+    for number, code in enumerate(code_blocks(page, "python"))
+}
+SCENARIOS = [code for page in DOCUMENTS for code in code_blocks(page, "toml") if "title" in code]
+_Names = dict[str, Any]
+CHECKS: dict[str, Callable[[_Names], None]] = {}
 
 
-def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.randn(4, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+def check(marker: str) -> Callable[[Callable[[_Names], None]], Callable[[_Names], None]]:
+    """Register what must hold after every block that holds ``marker`` has run."""
+
+    def add(function: Callable[[_Names], None]) -> Callable[[_Names], None]:
+        CHECKS[marker] = function
+        return function
+
+    return add
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-
-
-def test_flower_example_builds_both_apps_and_a_working_client(monkeypatch, tmp_path: Path) -> None:
-    project = types.ModuleType("my_project")
-    project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())
-    monkeypatch.setitem(sys.modules, "my_project", project)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(BLOCKS[0], names)
+@check("def client_fn(context):\n    train, test = load_data")
+def _flower_example_builds_both_apps_and_a_working_client(names: _Names) -> None:
     assert isinstance(names["client_app"], ClientApp)
     assert isinstance(names["server_app"], ServerApp)
     context = types.SimpleNamespace(node_config={"partition-id": 0})
@@ -48,123 +54,180 @@ def test_flower_example_builds_both_apps_and_a_working_client(monkeypatch, tmp_p
     assert metrics["steps"] == 3
 
 
-def test_example_of_unequal_devices_is_a_strategy() -> None:
-    names: dict[str, Any] = {}
-    exec(BLOCKS[1], names)
+@check("PartialUpdates.for_unequal_devices(")
+def _example_of_unequal_devices_is_a_strategy(names: _Names) -> None:
     strategy = names["strategy"]
     assert isinstance(strategy, PartialUpdates)
     assert strategy.rule == "contributors" and strategy.merges_late
     assert strategy.terms.quota == 8 and strategy.terms.deadline == Deadline(seconds=60)
 
 
-def test_trainer_example_trains_and_gives_an_update() -> None:
-    names: dict[str, Any] = {
-        "model": _net(),
-        "loss_fn": nn.functional.cross_entropy,
-        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "loader": _batches(),
-    }
-    exec(BLOCKS[2], names)
+@check('SERVER_OPTIMIZERS.make("agreement", 1.5)')
+def _the_preset_written_out_is_the_preset(names: _Names) -> None:
+    mine, preset = (
+        names["strategy"],
+        PartialUpdates.for_unequal_devices(names["FedAvg"](), deadline=60),
+    )
+    assert (mine.rule, mine.terms, mine.merge) == (preset.rule, preset.terms, preset.merge)
+    assert mine.average.decay == preset.average.decay
+    assert type(mine.server_optimizer) is type(preset.server_optimizer)
+    assert mine.server_optimizer.rate == preset.server_optimizer.rate
+
+
+@check("trainer = ElasticTrainer(model")
+def _trainer_example_trains_and_gives_an_update(names: _Names) -> None:
     assert names["report"].steps >= 1
-    assert names["update"].deltas
+    assert names["trainer"].update().deltas
 
 
-def test_engine_example_trains_within_its_memory() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
-    batches = [(torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
-    names: dict[str, Any] = {
-        "model": model,
-        "loss_fn": nn.functional.cross_entropy,
-        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "loader": batches,
-    }
-    exec(BLOCKS[3], names)
+@check("ForwardOptions(cache_bytes=500_000_000)),")
+def _memory_example_trains_within_its_memory(names: _Names) -> None:
     report = names["report"]
     assert report.plan.lean and report.plan.predicted_step_bytes <= 100e6
     assert report.forward is not None
 
 
-def test_a_loop_of_ones_own_trains_by_a_plan() -> None:
-    names: dict[str, Any] = {
-        "model": _net(),
-        "loss_fn": nn.functional.cross_entropy,
-        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "batches": _batches(),
-    }
-    exec(BLOCKS[4], names)
+@check("changed(model, base, plan")
+def _a_loop_of_ones_own_trains_by_a_plan(names: _Names) -> None:
     assert set(names["update"].deltas) == set(names["plan"].trained_parameters)
     assert names["update"].num_examples == 12
 
 
-def test_an_app_of_ones_own_gets_the_care_of_a_node() -> None:
-    names: dict[str, Any] = {"client_fn": lambda context: None}
-    exec(BLOCKS[5], names)
+@check("from fl_elastic.fleet import node_app")
+def _an_app_of_ones_own_gets_the_care_of_a_node(names: _Names) -> None:
     assert isinstance(names["client_app"], ClientApp)
 
 
+@check("@POLICIES.register(")
+def _a_policy_of_ones_own_is_found_by_name(names: _Names) -> None:
+    assert "middle" in POLICIES.names()
+    plan = plan_for(
+        names["model"],
+        names["loss_fn"],
+        names["batches"],
+        budget=names["Budget"](),
+        policy="middle",
+    )
+    assert plan.trained_parameters and plan.policy == "middle"
+
+
+@check("StreamLearner(")
+def _the_stream_is_learned(names: _Names) -> None:
+    assert names["learner"].progress.accuracy > 0.75
+    assert Path("state", "learner.npz").exists()
+
+
+@check('DATASETS.register("readings")')
+def _data_of_ones_own_are_simulated(names: _Names) -> None:
+    assert set(names["summary"]["methods"]) == {"full", "elastic"}
+    assert (names["output"] / "report.html").exists()
+
+
+def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(4, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+
+
+def _images() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
+    """What a reader of the pages has: a project, a model, data, an empty folder."""
+    from fl_elastic import Budget
+
+    project = types.ModuleType("my_project")
+    project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_project", project)
+    monkeypatch.chdir(tmp_path)
+    (scenario,) = SCENARIOS
+    (tmp_path / "readings.toml").write_text(scenario)
+    images = _images()
+    known = [(registry, registry.names()) for registry in (DATASETS, POLICIES)]
+    yield {
+        "Budget": Budget,
+        "model": nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "batches": images,
+        "loader": images,
+        "dataset": [(torch.randn(1, 6, 6), 0)] * 4,
+        "augment": lambda x: x + torch.rand_like(x),
+        "client_fn": lambda context: None,
+    }
+    # What a block registered is forgotten after it.
+    for registry, names in known:
+        for name in set(registry.names()) - set(names):
+            del registry._entries[name]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_python_block_runs(block: str, given: _Names) -> None:
+    code = BLOCKS[block]
+    exec(compile(code, block, "exec"), given)
+    for marker, holds in CHECKS.items():
+        if marker in code:
+            holds(given)
+
+
+def test_every_check_is_of_a_block() -> None:
+    for marker in CHECKS:
+        assert any(marker in code for code in BLOCKS.values()), marker
+
+
 def test_flower_example_is_about_twenty_lines() -> None:
-    code = [line for line in BLOCKS[0].splitlines() if line.strip()]
+    code = [line for line in BLOCKS["README.md 0"].splitlines() if line.strip()]
     assert len(code) <= 24
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(((?!http|#)[^)]+)\)", README))
-def test_linked_files_exist(link: str) -> None:
-    assert (ROOT / link).exists()
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 120
 
 
 RESULTS = ROOT / "simulations" / "results"
 
 
-def _rows(name: str) -> dict[str, Any]:
-    rows: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    return rows
+def _results(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def test_the_figures_in_short_are_the_committed_ones() -> None:
-    lines = {
-        line[4:].split(".**")[0]: line for line in README.splitlines() if line.startswith("- **")
-    }
-    solver, budget = _rows("solver"), _rows("budget")
-    twice = [row["achieved_speedup"] for name, row in budget.items() if name.endswith(" at 2.0")]
-    exact = f"{solver['exactness']['mismatches']} of {solver['exactness']['instances']:,} random"
-    assert exact in lines["Exact plans"]
-    assert (
-        f"{solver['time at 500 groups']['median_cpu_milliseconds']:.1f} ms" in lines["Exact plans"]
+def test_the_figures_of_the_readme_are_the_committed_ones() -> None:
+    text = README.read_text()
+    methods = _results("demo")["methods"]
+    full, elastic = methods["full"], methods["elastic"]
+    assert len(_results("demo")["seeds"]) == 3
+    demo = (
+        f"{_percent(elastic['final_accuracy'])} % accuracy against {_percent(full['final_accuracy'])} % of full "
+        f"training, in {elastic['simulated_seconds'] / full['simulated_seconds']:.2f} of the time and with "
+        f"{elastic['uplink_bytes'] / full['uplink_bytes']:.2f} of the bytes sent"
     )
-    assert f"{min(twice):.2f} to {max(twice):.2f} times" in lines["Exact plans"]
-
-    transfer, ours = _rows("transfer"), "head first, elastic, cached prefix, at 3, 3 epochs"
-    reached, full = transfer[f"summary {ours}"], transfer["summary full"]
-    beside = transfer[f"paired {ours}"]["time"]
-    shown = f"{_percent(reached['accuracy'])} % in {reached['time']:.2f} of the time ({beside:.2f} timed"
-    assert shown in lines["Fine-tuning"]
-    assert f"gets {_percent(full['accuracy'])} %" in lines["Fine-tuning"]
-
-    for model, words in (("mobilenet_v2", "times fewer bytes"), ("resnet18", "times fewer,")):
-        row = _rows("memory")[f"{model} | joint, exact gradients | 1/8"]
-        assert f"{row['times_less_than_same_groups']:.1f} {words}" in lines["Memory"]
-        for when in ("lean", "full"):
-            assert f" {row[f'peak_bytes_{when}'] / 1e6:.0f} MB" in lines["Memory"].replace("(", " ")
-
-    merging = _rows("aggregation")
-    for kind in MERGED[:2]:
-        row = merging[f"{kind} | 100"]
-        assert f"{1000 * row['seconds_per_reply']:.1f} ms" in lines["Server"]
-
-    theirs, whole = (merging[f"{kind} | 100"]["peak_models"] for kind in MERGED[:2])
-    assert f"in {whole:.0f} models of memory ({theirs:.0f})" in lines["Server"]
-
-    streams = _rows("stream")
-    latent, replay = (
-        streams[f"summary fashion-classes | {method}"]
-        for method in ("elastic, latent replay", "full, replay")
+    assert demo in text
+    reached = (
+        f"in {elastic['seconds_to_target'] / full['seconds_to_target']:.2f} of the simulated time"
     )
-    accuracies = f"{_percent(latent['score'])} and {_percent(replay['score'])} %"
-    assert accuracies in lines["Streams"]
-    assert f"{latent['adapting_seconds_ratio']:.2f} of its time" in lines["Streams"]
-    assert latent["store_bytes_ratio"] < 0.1 and "a tenth of its store" in lines["Streams"]
-    assert len(_rows("faults")) == 12 and "in twelve ways" in lines["Real fleets"]
+    assert reached in (ROOT / "docs" / "quickstart.md").read_text()
+
+    rows, ours = _results("transfer")["rows"], "head first, elastic, cached prefix, at 3, 3 epochs"
+    tuned, whole = rows[f"summary {ours}"], rows["summary full"]
+    transfer = (
+        f"{_percent(tuned['accuracy'])} % in {tuned['time']:.2f} of the CPU time in which full fine-tuning gets "
+        f"{_percent(whole['accuracy'])} %; timed side by side it was {rows[f'paired {ours}']['time']:.2f}"
+    )
+    assert transfer in text
+
+    twice = [
+        row["achieved_speedup"]
+        for name, row in _results("budget")["rows"].items()
+        if name.endswith(" at 2.0")
+    ]
+    assert len(twice) == 4
+    assert f"{min(twice):.2f} to {max(twice):.2f} times as fast" in text

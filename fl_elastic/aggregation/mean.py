@@ -80,6 +80,8 @@ class MergeOptions:
     def bad_of(self, clients: int) -> int:
         """Return how many of so many clients are taken for bad.
 
+        Examples
+        --------
         >>> [MergeOptions().bad_of(clients) for clients in (1, 9, 10, 20)]
         [1, 1, 2, 4]
         """

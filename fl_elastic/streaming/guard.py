@@ -81,6 +81,8 @@ class Guard:
     def worse(self, before: Score, after: Score) -> str:
         """Return why the model is worse than before; empty if it is not.
 
+        Examples
+        --------
         >>> Guard().worse(Score(0.5, 0.9, 32), Score(0.6, 0.7, 32))
         'accuracy on held-out samples fell from 0.900 to 0.700'
         """

@@ -50,6 +50,8 @@ class Moment:
 class Trigger(ABC):
     """A condition; two are joined by ``&`` and ``|``.
 
+    Examples
+    --------
     >>> trigger = EverySamples(100) & OnMains() | OnDrift()
     >>> trigger.due(Moment(samples=100, seconds=5.0, supply=lambda: PowerSupply(False, 0.8)))
     False
