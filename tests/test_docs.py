@@ -161,3 +161,14 @@ def test_every_public_name_is_in_the_reference(page: Path) -> None:
     names = [each for each in package.__all__ if not each.startswith("__")]
     missing = [each for each in names if not any(getattr(package, each) is one for one in shown)]
     assert missing == [], f"give them a line in {named(page)}"
+
+
+def test_each_question_of_a_reader_is_answered_by_two_files_at_most() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = [line for line in text.splitlines() if re.match(r"\| [^|]+\? \| `", line)]
+    assert len(rows) == 12
+    for row in rows:
+        answers = re.findall(r"`([^`]+)`", row.split("|")[2])
+        assert 1 <= len(answers) <= 2, row
+        for answer in answers:
+            assert (ROOT / "fl_elastic" / answer).is_file(), answer
