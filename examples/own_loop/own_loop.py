@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_elastic import Budget
+from fl_elastic.profiling import profile_model
 from fl_elastic.training import apply_plan, changed, plan_for
 from fl_elastic.update import Manifest, decode, encode, load_weights, weights_of
 
@@ -48,15 +49,15 @@ def digits(batch_size: int) -> tuple[list[Batch], Batch]:
 def one_epoch(
     model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """Train on each batch once and return the seconds that each step took."""
+    """Train on each batch once and return the processor's seconds of each step."""
     model.train()
     seconds = []
     for inputs, targets in batches:
-        started = time.perf_counter()
+        started = time.process_time()
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     return seconds
 
 
@@ -64,17 +65,19 @@ def accuracy(model: nn.Module, test: Batch) -> float:
     """Return the share of test pictures that the model gets right."""
     model.eval()
     with torch.no_grad():
-        return (model(test[0]).argmax(1) == test[1]).float().mean().item()
+        return float((model(test[0]).argmax(1) == test[1]).float().mean())
 
 
 def main() -> None:
     """Train everything, make a plan, train by it, and send what changed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--speedup", type=float, default=2.0, help="of a step by the plan")
+    parser.add_argument("--speedup", type=float, default=1.5, help="of a step by the plan")
     parser.add_argument("--epochs", type=int, default=5, help="of each of the two trainings")
     parser.add_argument("--output", type=Path, default=Path("update.bin"), help="what is sent")
     given = parser.parse_args()
 
+    # One thread and the processor's own clock: other programs disturb these times least.
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model, (batches, test) = network(), digits(batch_size=32)
     optimizer_fn = partial(torch.optim.SGD, lr=0.03, momentum=0.9)
@@ -89,21 +92,24 @@ def main() -> None:
     plan = plan_for(
         model, F.cross_entropy, batches[:2],
         budget=Budget(speedup=given.speedup), optimizer_fn=optimizer_fn,
+        profile=profile_model(model, F.cross_entropy, batches[0], optimizer_fn=optimizer_fn),
     )  # fmt: skip
+    # A budget that no step fits is kept by fewer steps.
+    part = batches[: max(1, int(plan.step_fraction * len(batches)))]
     optimizer = optimizer_fn(model.parameters())
     with apply_plan(model, plan, optimizer):
-        planned = [s for _ in range(given.epochs) for s in one_epoch(model, batches, optimizer)]
+        planned = [s for _ in range(given.epochs) for s in one_epoch(model, part, optimizer)]
     print(f"trained by the plan: accuracy {accuracy(model, test):.3f}")
     print(f"  trained: {', '.join(plan.trained_parameters)}")
     before, now = statistics.median(whole), statistics.median(planned)
     print(
         f"  a step: {1000 * before:.1f} ms without plan, {1000 * now:.1f} ms by the plan, "
-        f"{before / now:.2f} times as fast (asked for: {given.speedup:g})"
+        f"{before / now:.2f} times as fast (asked for: {given.speedup:g}), {len(planned)} of {len(whole)} steps"
     )
 
     # What travels to a server.
     update = changed(
-        model, base, plan, steps=len(planned), num_examples=sum(len(y) for _, y in batches)
+        model, base, plan, steps=len(planned), num_examples=sum(len(y) for _, y in part)
     )
     manifest = Manifest.of(model)
     given.output.write_bytes(encode(update, manifest, codec="fp16"))

@@ -30,7 +30,7 @@ Loader = DataLoader[tuple[Tensor, ...]]
 
 
 def load_data(partition_id: int, num_partitions: int) -> tuple[Loader, Loader]:
-    """Return loaders of one node's training and test digits; they come with scikit-learn."""
+    """Return loaders of one node's training and test digits, which come with scikit-learn."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)

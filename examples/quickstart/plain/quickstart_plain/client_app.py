@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from flwr.client import ClientApp, NumPyClient
+from flwr.client import Client, ClientApp, NumPyClient
 from flwr.common import Context
 from numpy.typing import NDArray
 from torch import nn
@@ -30,13 +30,17 @@ class FlowerClient(NumPyClient):
         self.set_weights(parameters)
         loss = train(self.net, self.train_loader, self.epochs, self.rate)
         weights = [value.numpy() for value in self.net.state_dict().values()]
-        return weights, len(self.train_loader.dataset), {"train-loss": loss}
+        examples = len(self.train_loader.dataset)  # type: ignore[arg-type]
+        return weights, examples, {"train-loss": loss}
 
-    def evaluate(self, parameters: Arrays, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(
+        self, parameters: Arrays, config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
         """Test the server's model on this node's data."""
         self.set_weights(parameters)
         loss, accuracy = test(self.net, self.test_loader)
-        return loss, len(self.test_loader.dataset), {"accuracy": accuracy}
+        examples = len(self.test_loader.dataset)  # type: ignore[arg-type]
+        return loss, examples, {"accuracy": accuracy}
 
     def set_weights(self, parameters: Arrays) -> None:
         """Take over the server's weights."""
@@ -45,11 +49,12 @@ class FlowerClient(NumPyClient):
         self.net.load_state_dict(tensors)
 
 
-def client_fn(context: Context):
+def client_fn(context: Context) -> Client:
     """Return the client of one node."""
     partition = int(context.node_config["partition-id"])
     train_loader, test_loader = load_data(partition, int(context.node_config["num-partitions"]))
-    epochs, rate = context.run_config["local-epochs"], context.run_config["learning-rate"]
+    epochs = int(context.run_config["local-epochs"])
+    rate = float(context.run_config["learning-rate"])
     return FlowerClient(Net(), train_loader, test_loader, epochs, rate).to_client()
 
 
