@@ -53,5 +53,5 @@ online() { [ "$(fl-elastic fleet status "$fleet" --json | grep -o '"online"' | w
 until_true online
 
 # 4. The app, and how its run really ended: this fails if the run does.
-fl-elastic fleet submit "$fleet" app --set "results=$fleet/server/results" --set "num-server-rounds=$rounds"
+fl-elastic fleet submit "$fleet" app --set "num-server-rounds=$rounds"
 fl-elastic fleet status "$fleet"
