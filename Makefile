@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXAMPLES := quickstart/plain quickstart/elastic own_loop fleet_of_three/app stream_service
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -29,6 +30,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for example in $(EXAMPLES); do $(BIN)/mypy examples/$$example || exit 1; done
 	deploy/lint.sh
 
 format: $(READY)

@@ -42,10 +42,11 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def ran(place: Path, *command: str, seconds: float = 300, **changes: str) -> str:
-    """What a command printed that ended well."""
+    """What a command printed, on both ways out, that ended well."""
     ended = subprocess.run(
         command, cwd=place, env=environment(**changes), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=seconds,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=seconds,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout
     return ended.stdout
