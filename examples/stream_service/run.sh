@@ -8,7 +8,9 @@ cd "$(dirname "$0")"
 rows=${1:-1200}
 sensor='' service=''
 stop() {
-    for id in $service $sensor; do kill "$id" 2>/dev/null || true; done
+    for id in "$service" "$sensor"; do
+        if [ -n "$id" ]; then kill "$id" 2>/dev/null || true; fi
+    done
     wait
 }
 trap stop EXIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from example_copies import copied, ran
 
 
@@ -21,6 +22,7 @@ def test_it_trains_by_a_plan_and_reads_its_update_back(tmp_path: Path) -> None:
     assert abs(float(by_plan) - float(read_back)) <= 0.02
 
 
+@pytest.mark.slow
 def test_what_no_step_can_keep_is_kept_by_fewer(tmp_path: Path) -> None:
     said = ran(
         copied("own_loop", tmp_path), "python", "own_loop.py", "--epochs", "1", "--speedup", "50"

@@ -28,6 +28,7 @@ def test_a_killed_service_goes_on(rows: int, tmp_path: Path) -> None:
         assert sorted([*store.sample(10**6).ids.tolist(), *held]) == list(range(1, rows + 1))
 
 
+@pytest.mark.slow
 def test_the_check_finds_a_row_that_was_not_learned(tmp_path: Path) -> None:
     place = copied("stream_service", tmp_path)
     ran(place, "python", "producer.py", "readings.csv", "--rows", "60", "--pause", "0")
