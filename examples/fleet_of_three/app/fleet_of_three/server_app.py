@@ -23,6 +23,9 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds; each leaves a checkpoint, and a line that `fl-elastic fleet status` reads."""
     results, nodes = Path(str(context.run_config["results"])), int(context.run_config["num-nodes"])
     journal, records = Journal(results / "rounds.jsonl"), list[RoundRecord]()
+    resume = bool(context.run_config["resume"])
+    if not resume:
+        journal.remove()
     torch.manual_seed(0)
     model, (_, test_loader) = network(), load_data(0, 1)
 
@@ -53,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Checkpointed(
         PartialUpdates(inner, on_round=records.append),
         results / "checkpoints",
-        resume=bool(context.run_config["resume"]),
+        resume=resume,
     )
     strategy.start(
         grid,
