@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXAMPLES := quickstart/plain quickstart/elastic own_loop fleet_of_three/app stream_service
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 export NO_MKDOCS_2_WARNING := 1
@@ -30,6 +31,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for example in $(EXAMPLES); do $(BIN)/mypy examples/$$example || exit 1; done
 	deploy/lint.sh
 
 # The site of docs/, in out/site. A warning, such as a broken link, is an error.

@@ -46,13 +46,14 @@ def submit(
 ) -> None:
     """Run a Flower app on the fleet, and wait for how it really ends; Ctrl-C stops the run.
 
-    The fleet's own app trains a scenario and writes into server/results.
+    The fleet's own app trains a scenario and writes into server/results. Another app is told of that folder, too,
+    if it has a setting ``results`` that is empty; ``fleet status`` reads rounds.jsonl there.
     """
     from fl_elastic.fleet import FleetFolder, load_inventory
     from fl_elastic.fleet.flower_cli import flower_at
     from fl_elastic.fleet.names import parse_settings
+    from fl_elastic.fleet.submit import app_settings, wait_for_run
     from fl_elastic.fleet.submit import submit as submit_app
-    from fl_elastic.fleet.submit import wait_for_run
 
     place = FleetFolder(folder)
     flower = flower_at(place, load_inventory(place.inventory).server)
@@ -72,6 +73,8 @@ def submit(
             raise FleetError("say what is trained: --scenario FILE")
     elif scenario is not None:
         raise FleetError("--scenario is for the fleet's own app; give this one --set key=value")
+    elif app_settings(app).get("results") == "":
+        settings = {"results": str(place.results.resolve()), **settings}
     run_id = submit_app(flower, place.app if app is None else app, settings)
     if not wait:
         typer.echo(json.dumps({"run_id": run_id}) if as_json else run_id)

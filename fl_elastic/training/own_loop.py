@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from fl_elastic.training.selection import SelectionState
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["changed", "plan_for"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -46,6 +49,9 @@ def plan_for(
 
     Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given, and
     importance is measured on all of them (a probe of two batches is two steps or so).
+
+    Where not even the cheapest step fits, or dearer steps are worth more under a deadline, the budget is kept by
+    fewer steps: take no more than ``plan.step_fraction`` of those that were meant to be taken. A warning says so.
 
     Parameters
     ----------
@@ -94,7 +100,13 @@ def plan_for(
     chooser.begin(costs, steps, batches)
     if chooser.policy.uses_importance or chooser.policy.modes:
         chooser.measure_importance(batches[: chooser.batches_needed])
-    return chooser.plan(1.0)
+    plan = chooser.plan(1.0)
+    if plan.step_fraction < 1:
+        _LOG.warning(
+            "a step of this plan takes %.3g s, the budget allows %.3g s: take %s of the steps (Plan.step_fraction)",
+            plan.predicted_step_seconds, plan.allowed_step_seconds, f"{plan.step_fraction:.1%}",
+        )  # fmt: skip
+    return plan
 
 
 def changed(

@@ -245,6 +245,35 @@ def test_submit_ends_as_the_run_does(
     assert f'results = "{(folder / "server" / "results").resolve()}"' in text
 
 
+@pytest.mark.parametrize(
+    ("declared", "words", "sent"),
+    [
+        ('results = ""', (), "{fleet}/server/results"),
+        ('results = ""', ("--set", "results=/elsewhere"), "/elsewhere"),
+        ('results = "/own"', (), None),
+        ("seed = 0", (), None),
+    ],
+)
+def test_an_app_of_ones_own_is_told_where_results_go(
+    fleet: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    declared: str, words: tuple[str, ...], sent: str | None,
+) -> None:  # fmt: skip
+    """`fleet status` reads the rounds there; what a server's process calls "here" is nobody's folder."""
+    submitted: list[dict[str, Any]] = []
+
+    def run(self: FlowerCommands, app: Path, config: Path) -> str:
+        submitted.append(tomllib.loads(config.read_text()))
+        return "5"
+
+    monkeypatch.setattr(FlowerCommands, "run", run)
+    app = tmp_path / "own-app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(f"[tool.flwr.app]\n[tool.flwr.app.config]\n{declared}\n")
+    assert fleet("submit", folder, app, *words, "--no-wait").out == "5\n"
+    expected = None if sent is None else sent.format(fleet=folder.resolve())
+    assert submitted[0].get("results") == expected
+
+
 def test_without_waiting_only_the_runs_id_is_told(
     fleet: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -110,6 +111,18 @@ def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
         torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
     assert all(p.requires_grad for p in mine.parameters())
     assert all(module.training for module in mine.modules())
+
+
+def test_a_plan_that_needs_fewer_steps_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A trainer takes fewer steps by itself; a loop of one's own overruns its budget unless it is told."""
+    model, data = network().train(), batches()
+    with caplog.at_level(logging.WARNING, logger="fl_elastic"):
+        assert plan_for(model, LOSS, data[:2], budget=Budget()).step_fraction == 1
+        assert not caplog.records
+        plan = plan_for(model, LOSS, data[:2], budget=Budget(speedup=1000))
+    assert plan.step_fraction < 0.5
+    (said,) = caplog.messages
+    assert "Plan.step_fraction" in said and f"{plan.step_fraction:.1%}" in said
 
 
 @pytest.mark.parametrize("policy", ["elastic", "tinytrain"])

@@ -1,0 +1,1 @@
+"""Handwritten digits, learned together by four nodes of unequal speed."""

@@ -1,0 +1,94 @@
+"""The quickstart, run by Flower's own command: before it was converted, and after."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from example_copies import EXAMPLES, blocks, copied
+from real_processes import (
+    binary,
+    end,
+    environment,
+    free_port,
+    status_of,
+    superlink_of,
+    with_all_below,
+)
+
+Run = Callable[..., str]
+FILES = [
+    "pyproject.toml",
+    "{package}/task.py",
+    "{package}/client_app.py",
+    "{package}/server_app.py",
+]
+SETTINGS = re.compile(r"--federation-config '([^']+)'")
+
+
+def difference() -> str:
+    """What turns the plain app into the elastic one."""
+    found: list[str] = []
+    for file in FILES:
+        names = [
+            f"{kind}/{file.format(package=f'quickstart_{kind}')}" for kind in ("plain", "elastic")
+        ]
+        before, after = (
+            (EXAMPLES / "quickstart" / name).read_text().splitlines() for name in names
+        )
+        found += difflib.unified_diff(before, after, *names, lineterm="", n=2)
+    return "\n".join(found) + "\n"
+
+
+def test_the_difference_in_the_readme_is_the_real_one() -> None:
+    assert blocks("quickstart", "diff") == [difference()]
+
+
+@pytest.fixture
+def flwr_run(tmp_path: Path) -> Iterator[Run]:
+    """Runs an app as the README says, and returns what its server printed."""
+    place, port = copied("quickstart", tmp_path), free_port()
+    env = environment(tmp_path / "home", FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(port))
+    federation = SETTINGS.findall("".join(blocks("quickstart", "sh")))[0]
+
+    def run(app: str, *more: str) -> str:
+        submitted = subprocess.run(
+            [binary("flwr"), "run", app, "--stream", "--federation-config", federation, *more],
+            env=env, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        said = submitted.stdout + submitted.stderr
+        assert submitted.returncode == 0, said
+        run_id = re.findall(r"run (\d{5,})", said)[0]
+        assert status_of(run_id, (), env, place) == "finished:completed", said
+        return said
+
+    try:
+        yield run
+    finally:
+        end(with_all_below(*superlink_of(port)))
+
+
+def accuracies(said: str) -> list[float]:
+    return [float(number) for number in re.findall(r"'accuracy': '([\d.e+-]+)'", said)]
+
+
+@pytest.mark.deploy
+def test_the_elastic_app_runs(flwr_run: Run, tmp_path: Path) -> None:
+    said = flwr_run("elastic", "--run-config", "num-server-rounds=2")
+    assert len(accuracies(said)) == 2
+    assert said.count("Received 4 results and 0 failures") == 4  # of training and of testing
+    assert "Traceback" not in said
+    assert len(list((tmp_path / "quickstart" / "state").glob("client-*/profile-*.json"))) == 4
+
+
+@pytest.mark.deploy
+@pytest.mark.slow
+def test_both_learn(flwr_run: Run) -> None:
+    plain, elastic = flwr_run("plain"), flwr_run("elastic")
+    last = re.findall(r"\(10, ([\d.]+)\)", plain)
+    assert float(last[0]) > 0.9
+    assert accuracies(elastic)[-1] > 0.8
