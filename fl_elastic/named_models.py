@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -12,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_elastic.errors import ModelError
-from fl_elastic.registry import Registry, closest
+from fl_elastic.errors import ModelError, RegistryError
+from fl_elastic.registry import Registry, closest, first_line, from_module
 
 __all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
 
@@ -138,7 +135,7 @@ def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Modu
     """
     prefix, colon, name = spec.partition(":")
     if colon and prefix != "torchvision":
-        return _from_module(spec, prefix, name)
+        return _from_module(spec, name)
     return _from_torchvision(spec, name if colon else spec, classes)
 
 
@@ -187,10 +184,11 @@ def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[],
     return partial(models.get_model, name, weights=None, **options)
 
 
-def _from_module(spec: str, module_name: str, attribute: str) -> Callable[[], nn.Module]:
-    if not module_name or not attribute:
-        raise ModelError(f"model {spec!r} is not of the form module:callable")
-    found = _attribute(spec, module_name, attribute)
+def _from_module(spec: str, attribute: str) -> Callable[[], nn.Module]:
+    try:
+        found = from_module("model", spec)
+    except RegistryError as error:
+        raise ModelError(str(error)) from error
     if isinstance(found, nn.Module) or not callable(found):
         raise ModelError(
             f"model {spec!r}: {attribute} is {_kind(found)}, not a function that builds a model"
@@ -201,7 +199,7 @@ def _from_module(spec: str, module_name: str, attribute: str) -> Callable[[], nn
             model = found()
         except (Exception, SystemExit) as error:
             raise ModelError(
-                f"model {spec!r}: calling {attribute}() failed: {_line(error)}"
+                f"model {spec!r}: calling {attribute}() failed: {first_line(error)}"
             ) from error
         if not isinstance(model, nn.Module):
             raise ModelError(
@@ -212,30 +210,5 @@ def _from_module(spec: str, module_name: str, attribute: str) -> Callable[[], nn
     return build
 
 
-def _attribute(spec: str, module_name: str, attribute: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)  # stays, because the model may import more of its modules later
-    importlib.invalidate_caches()
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"model {spec!r}: cannot import {module_name}: {_line(error)}") from error
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            known = [name for name in dir(found) if not name.startswith("_")]
-            raise ModelError(
-                f"model {spec!r}: {module_name} has no {attribute!r}{closest(part, known)}"
-            ) from None
-    return found
-
-
 def _kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
@@ -11,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
 
-__all__ = ["Factories", "Registry", "closest"]
+__all__ = ["Factories", "Registry", "closest", "first_line", "from_module"]
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -27,6 +30,65 @@ def closest(name: str, known: list[str]) -> str:
     """
     match = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of what it says.
+
+    >>> first_line(ValueError("one" + chr(10) + "two"))
+    'ValueError: one'
+    """
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def from_module(kind: str, spec: str) -> Any:
+    """Return what ``module:attribute`` names; modules of the current working directory can be imported.
+
+    Parameters
+    ----------
+    kind : str
+        What is looked for, in the words of an error message ("model").
+    spec : str
+        The module, a colon, and the name in it, which may have dots.
+
+    Raises
+    ------
+    RegistryError
+        If it is of another form, or the module cannot be imported or has no such name.
+
+    Examples
+    --------
+    >>> from_module("number", "math:pi")
+    3.141592653589793
+    >>> from_module("number", "math:pie")
+    Traceback (most recent call last):
+    fl_elastic.errors.RegistryError: number 'math:pie': math has no 'pie' (did you mean 'pi'?)
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise RegistryError(f"{kind} {spec!r} is not of the form module:callable")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(
+            0, here
+        )  # stays, because what is found may import more of its modules later
+    importlib.invalidate_caches()
+    try:
+        found: Any = import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise RegistryError(
+            f"{kind} {spec!r}: cannot import {module_name}: {first_line(error)}"
+        ) from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = [name for name in dir(found) if not name.startswith("_")]
+            raise RegistryError(
+                f"{kind} {spec!r}: {module_name} has no {attribute!r}{closest(part, known)}"
+            ) from None
+    return found
 
 
 class Registry(Generic[T]):

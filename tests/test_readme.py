@@ -15,11 +15,12 @@ from documents import DOCUMENTS, ROOT, code_blocks
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
+from typer.testing import CliRunner
 
+from fl_elastic.cli.main import app
 from fl_elastic.flower import Deadline, PartialUpdates
 from fl_elastic.planning import POLICIES
 from fl_elastic.training import plan_for
-from fl_elastic_simulations.data.datasets import DATASETS
 
 README = ROOT / "README.md"
 BLOCKS = {
@@ -117,10 +118,18 @@ def _the_stream_is_learned(names: _Names) -> None:
     assert Path("state", "learner.npz").exists()
 
 
-@check('DATASETS.register("readings")')
+@check("def read():")
 def _data_of_ones_own_are_simulated(names: _Names) -> None:
-    assert set(names["summary"]["methods"]) == {"full", "elastic"}
-    assert (names["output"] / "report.html").exists()
+    sys.modules["my_project"].read = names["read"]  # type: ignore[attr-defined]
+    output = Path("out", "readings")
+    said = CliRunner().invoke(
+        app, ["simulate", "readings.toml", "--engine", "local", "--output", str(output)],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert said.exit_code == 0, said.output
+    summary = json.loads((output / "summary.json").read_text())
+    assert set(summary["methods"]) == {"full", "elastic"}
+    assert (output / "report.html").exists()
 
 
 def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -147,7 +156,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     (scenario,) = SCENARIOS
     (tmp_path / "readings.toml").write_text(scenario)
     images = _images()
-    known = [(registry, registry.names()) for registry in (DATASETS, POLICIES)]
+    known = POLICIES.names()
     yield {
         "Budget": Budget,
         "model": nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
@@ -160,9 +169,8 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
         "client_fn": lambda context: None,
     }
     # What a block registered is forgotten after it.
-    for registry, names in known:
-        for name in set(registry.names()) - set(names):
-            del registry._entries[name]
+    for name in set(POLICIES.names()) - set(known):
+        del POLICIES._entries[name]
 
 
 @pytest.mark.parametrize("block", BLOCKS)

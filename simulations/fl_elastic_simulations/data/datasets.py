@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError, RegistryError
-from fl_elastic.registry import Registry
+from fl_elastic.registry import Registry, first_line, from_module
 from fl_elastic_simulations.data.activity_windows import activity_windows
 from fl_elastic_simulations.data.files import (
     cache_folder,
@@ -35,6 +37,7 @@ __all__ = [
     "DATA_ROOT_VARIABLE",
     "Dataset",
     "DatasetKind",
+    "check_dataset_name",
     "data_root_folder",
     "load_dataset",
 ]
@@ -112,15 +115,16 @@ def load_dataset(name: str, data_root: str | Path | None = None) -> Dataset:
     Parameters
     ----------
     name : str
-        A registered name: ``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``,
-        ``cub50``, ``gtsrb`` or ``har``.
+        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cub50``, ``gtsrb`` or
+        ``har``), or ``module:callable``: a function that returns a `Dataset`, of the data root or of nothing.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
 
     Raises
     ------
     DatasetError
-        If the name is unknown, or the files are missing or damaged.
+        If the name is unknown, the files are missing or damaged, or a function of one's own fails or returns
+        something else.
 
     Examples
     --------
@@ -130,13 +134,59 @@ def load_dataset(name: str, data_root: str | Path | None = None) -> Dataset:
     return _load(name, data_root_folder(data_root))
 
 
+def check_dataset_name(name: str) -> None:
+    """Raise RegistryError unless ``name`` is registered, or ``module:callable``, which is not imported."""
+    module, colon, attribute = name.partition(":")
+    if not (colon and module and attribute):
+        DATASETS.check(name)
+
+
 @cache
 def _load(name: str, root: Path) -> Dataset:
     try:
-        kind = DATASETS.get(name)
+        check_dataset_name(name)
+        own = None if name in DATASETS else from_module("dataset", name)
     except RegistryError as error:
-        raise DatasetError(str(error)) from None
-    return kind.read(root)
+        raise DatasetError(str(error)) from error
+    return DATASETS.get(name).read(root) if own is None else _own(name, own, root)
+
+
+def _own(name: str, make: Any, root: Path) -> Dataset:
+    """Return what somebody's own function returns, if that can be trained on."""
+    if not callable(make):
+        raise DatasetError(f"dataset {name!r} is a {type(make).__name__}, not a function")
+    try:
+        takes_root = bool(inspect.signature(make).parameters)
+        found = make(root) if takes_root else make()
+    except (Exception, SystemExit) as error:
+        raise DatasetError(f"dataset {name!r}: calling it failed: {first_line(error)}") from error
+    if not isinstance(found, Dataset):
+        raise DatasetError(f"dataset {name!r} returned a {type(found).__name__}, not a Dataset")
+    for part, x, y in (
+        ("train", found.train_x, found.train_y),
+        ("test", found.test_x, found.test_y),
+    ):
+        problem = _misfit(found, np.asarray(x), np.asarray(y))
+        if problem:
+            raise DatasetError(f"dataset {name!r}: {part}: {problem}")
+    if found.owners is not None and len(found.owners) != len(found.train_y):
+        raise DatasetError(
+            f"dataset {name!r} has {len(found.owners)} owners for {len(found.train_y)} training examples"
+        )
+    return found
+
+
+def _misfit(data: Dataset, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
+    """Return what is wrong with inputs and classes of one's own, if anything is."""
+    if len(x) == 0 or x.shape[1:] != tuple(data.input_shape) or y.shape != x.shape[:1]:
+        return f"inputs of shape {x.shape} and classes of shape {y.shape} do not fit input_shape {data.input_shape}"
+    if x.dtype != np.float32 or not np.issubdtype(y.dtype, np.integer):
+        return f"inputs are {x.dtype} and classes {y.dtype}: give float32 and whole numbers"
+    if not np.isfinite(x).all():
+        return "an input is not finite"
+    if y.min() < 0 or y.max() >= data.classes:
+        return f"classes go from {y.min()} to {y.max()}, not from 0 to {data.classes - 1}"
+    return ""
 
 
 def _images(images: npt.NDArray[np.uint8], mean: list[float], std: list[float]) -> FloatArray:

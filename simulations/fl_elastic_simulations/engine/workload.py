@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_elastic.errors import DatasetError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
@@ -53,6 +54,8 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
     data, dataset = scenario.data, scenario_dataset(scenario, data_root)
     chosen = _limited(dataset.train_y, data.train_limit, seed)
     slowdowns = [client.device.slowdown for client in scenario.clients]
+    if data.partition == "natural" and dataset.owners is None:
+        raise DatasetError(f"{dataset.name} has no owners for a natural partition: give it some")
     if data.layout == "correlated" and data.partition == "natural" and dataset.owners is not None:
         parts = correlated_owners(
             dataset.train_x[chosen],

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_elastic.errors import ModelError, ScenarioError
+from fl_elastic.errors import ModelError, RegistryError, ScenarioError
 from fl_elastic.named_models import check_model_name
 from fl_elastic.registry import closest
-from fl_elastic_simulations.data.datasets import DATASETS
+from fl_elastic_simulations.data.datasets import check_dataset_name
 from fl_elastic_simulations.data.layout import LAYOUTS
 from fl_elastic_simulations.data.partition import PARTITIONS
 from fl_elastic_simulations.scenario.devices import catalogue
@@ -65,6 +65,14 @@ class Rule:
     check: Callable[[Any], str | None] | None = None
 
 
+def _dataset_problem(name: str) -> str | None:
+    try:
+        check_dataset_name(name)
+    except RegistryError as error:
+        return str(error)
+    return None
+
+
 def _model_problem(name: str) -> str | None:
     try:
         check_model_name(name)
@@ -75,7 +83,7 @@ def _model_problem(name: str) -> str | None:
 
 SECTIONS: dict[str, dict[str, Rule]] = {
     "data": {
-        "dataset": Rule(str, known=DATASETS.names),
+        "dataset": Rule(str, check=_dataset_problem),
         "partition": Rule(str, "iid", known=lambda: list(PARTITIONS)),
         "alpha": Rule(float, 0.5, above=0),
         "layout": Rule(str, "independent", known=lambda: list(LAYOUTS)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from fl_elastic.errors import DatasetError
+from fl_elastic_simulations.data import datasets
 from fl_elastic_simulations.data.datasets import DATASETS, Dataset, data_root_folder, load_dataset
 
 RNG = np.random.default_rng(7)
@@ -71,6 +73,94 @@ def test_a_dataset_is_read_once_per_process() -> None:
 def test_an_unknown_dataset_is_answered_with_the_nearest() -> None:
     with pytest.raises(DatasetError, match=r"unknown dataset 'digit' \(did you mean 'digits'\?\)"):
         load_dataset("digit")
+
+
+# One's own: ``module:callable``.
+
+OWN = """
+import numpy as np
+from fl_elastic_simulations.data.datasets import Dataset
+
+X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+Y = (X[:, 0] > X[:, 1]).astype(np.int64)
+
+
+def read():
+    return Dataset("readings", X[:40], Y[:40], X[40:], Y[40:], classes=2, input_shape=(6,))
+
+
+def read_from(root):
+    assert root.is_dir()
+    return read()
+
+
+class Here:
+    read = staticmethod(read)
+
+
+def changed(**fields):
+    from dataclasses import replace
+    return lambda: replace(read(), **fields)
+
+
+def fails():
+    raise KeyError("readings.csv")
+
+
+nothing, number = (lambda: None), 3
+wide = changed(train_x=X[:40].astype(np.float64))
+ragged = changed(test_x=X[41:])
+other_shape = changed(input_shape=(2, 3))
+three = changed(test_y=Y[40:] + 2)
+below = changed(train_y=Y[:40] - 1)
+empty = changed(train_x=X[:0], train_y=Y[:0])
+unknown = changed(train_x=np.where(X[:40] > 2, np.nan, X[:40]))
+few_owners = changed(owners=np.arange(3))
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "own_readings.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "own_readings"
+    sys.modules.pop("own_readings", None)
+    datasets._load.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["read", "read_from", "Here.read"])
+def test_a_function_of_ones_own_gives_a_dataset(own: str, tmp_path: Path, name: str) -> None:
+    found = load_dataset(f"{own}:{name}", tmp_path)
+    assert (found.name, len(found.train_y), found.input_shape) == ("readings", 40, (6,))
+    assert load_dataset(f"{own}:{name}", tmp_path) is found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nobody", "has no 'nobody'"),
+        ("number", "is a int, not a function"),
+        ("nothing", "returned a NoneType, not a Dataset"),
+        ("fails", "calling it failed: KeyError: 'readings.csv'"),
+        ("wide", "inputs are float64 and classes int64: give float32"),
+        ("ragged", r"test: inputs of shape \(19, 6\) and classes of shape \(20,\)"),
+        ("other_shape", r"do not fit input_shape \(2, 3\)"),
+        ("three", "test: classes go from 2 to 3, not from 0 to 1"),
+        ("below", "train: classes go from -1 to 0"),
+        ("empty", r"train: inputs of shape \(0, 6\)"),
+        ("unknown", "an input is not finite"),
+        ("few_owners", "has 3 owners for 40 training examples"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_is_said(own: str, name: str, said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        load_dataset(f"{own}:{name}")
+
+
+def test_a_module_that_is_not_there_is_said() -> None:
+    with pytest.raises(DatasetError, match="cannot import no_such_module"):
+        load_dataset("no_such_module:read")
 
 
 def test_the_argument_wins_over_the_environment_which_wins_over_the_cache(
