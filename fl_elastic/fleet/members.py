@@ -1,4 +1,4 @@
-"""Nodes that join, are shut out, or get another key: the part of it that happens in files."""
+"""Nodes that join, are shut out, get another key or other settings: the part of it that happens in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device that learns from a stream tells the server: its trained tensors, seen from the global model."""
+"""What a learner from a stream tells the server, and which way of joining models is the best on its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store's file as the store uses it: damage, a full disk and other processes are dealt with here."""
+"""A store's file as the store uses it, and what may be drawn from it: damage, full disks, other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the budget while training: compare measured with allowed time and correct the plan."""
+"""Hold the budget while training: note what steps take, compare it with the allowed time, correct the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether keys and certificates are valid, fit together, and are nobody else's."""
+"""Whether keys and certificates are valid and nobody else's, and whether the server answers and believes them."""
 
 from __future__ import annotations
 
