@@ -25,9 +25,8 @@ from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
     from fl_elastic.fleet import FleetFolder
-    from fl_elastic.fleet.register import Registration
-if TYPE_CHECKING:
     from fl_elastic.fleet.doctor import Finding
+    from fl_elastic.fleet.register import Registration
 
 __all__ = ["doctor", "export", "exporter", "fleet"]
 

@@ -1,0 +1,97 @@
+"""What the plans of all policies cost, side by side: as tables, and as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fl_elastic.cli.planned import Refused
+from fl_elastic.planning.cost_report import CostReport
+
+__all__ = ["as_json_values", "print_costs", "short"]
+
+
+def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
+    """Return one policy's costs, or why it refused the budget."""
+    if isinstance(report, Refused):
+        return {"policy": report.policy, "refused": report.reason}
+    return asdict(report)
+
+
+def print_costs(reports: Sequence[CostReport | Refused], *, chosen: str) -> None:
+    """Print what a step of every plan takes, what it keeps, and who refused."""
+    steps = _table(
+        "what a step takes",
+        ("groups", "depth", "ms", "speed-up", "steps", "MACs", "sent"),
+    )
+    kept = _table(
+        "bytes that a step keeps; on the right the rules of two published systems",
+        ("saved", "least", "backward", "peak", "tiny-\ntrain", "MACs", "tiny-\ntraining"),
+    )
+    for report in reports:
+        if isinstance(report, CostReport):
+            style = "bold" if report.policy == chosen else None
+            steps.add_row(report.policy, *_taken(report), style=style)
+            kept.add_row(report.policy, *_kept(report), style=style)
+    console = Console()
+    console.print(steps)
+    console.print(kept)
+    for report in reports:
+        if isinstance(report, Refused):
+            console.print(f"{report.policy} refuses: {report.reason}", highlight=False)
+
+
+def _taken(report: CostReport) -> tuple[str, ...]:
+    return (
+        str(report.groups),
+        str(report.depth),
+        f"{1e3 * report.predicted_step_seconds:.1f}",
+        f"{report.predicted_speedup:.2f}",
+        f"{report.step_fraction:.0%}",
+        short(report.backward_macs),
+        short(report.uplink_bytes),
+    )
+
+
+def _kept(report: CostReport) -> tuple[str, ...]:
+    return tuple(
+        short(number)
+        for number in (
+            report.activation_bytes,
+            report.least_activation_bytes,
+            report.backward_bytes,
+            report.peak_bytes,
+            report.legacy.tinytrain_bytes,
+            report.legacy.tinytrain_macs,
+            report.legacy.tiny_training_bytes,
+        )
+    )
+
+
+def short(number: float) -> str:
+    """Return a count in thousands, millions or milliards, three digits of it.
+
+    Examples
+    --------
+    >>> [short(number) for number in (12, 49_800, 999_900, 2_500_000)]
+    ['12', '49.8k', '1M', '2.5M']
+    """
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+    table.add_column("policy", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
