@@ -29,7 +29,7 @@ until_at_work() {
     done
 }
 
-python producer.py readings.csv --rows "$rows" &
+python producer.py readings.csv --rows "$((rows / 2))" &
 sensor=$!
 until [ -s readings.csv ]; do sleep 0.1; done
 
@@ -42,7 +42,11 @@ kill -KILL "$service"
 wait "$service" 2>/dev/null || true
 echo "killed without warning, when the table had $(($(wc -l <readings.csv) - 1)) rows"
 
+# Half of the rows come only now, so that the service has something left to do, however fast it was.
+wait "$sensor"
 touch began
+python producer.py readings.csv --rows "$rows" &
+sensor=$!
 serve --follow &
 service=$!
 until_at_work began
