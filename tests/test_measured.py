@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from documents import DOCUMENTS
 from fl_elastic_simulations.benchmarks.federation import cell_name
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
 from fl_elastic_simulations.benchmarks.federation_page import federation_table, filled
+from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
 from fl_elastic_simulations.benchmarks.house import house_markdown
@@ -226,6 +228,32 @@ def test_tables_of_unequal_clients_are_exactly_the_committed_cells() -> None:
     cells = {name for name in rows if not name.startswith("summary ")}
     known = {cell_name(t, m, s) for t in TASKS for m in METHODS_OF_CLIENTS for s in SEEDS}
     assert cells <= known
+
+
+def test_what_choosing_gains_over_fewer_full_steps_is_the_committed_difference() -> None:
+    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
+
+    def gains(task: str, other: str) -> list[float]:
+        """How many points higher ours ends, seed by seed."""
+        ends = [
+            [rows.get(cell_name(task, method, seed), {}).get("final_accuracy") for seed in SEEDS]
+            for method in ("fl_elastic", other)
+        ]
+        return [
+            100 * (a - b) for a, b in zip(*ends, strict=True) if a is not None and b is not None
+        ]
+
+    small = [task for task in TASKS if not task.startswith("birds")]
+    (birds,) = set(TASKS) - set(small)
+    full = "fewer full steps, our server"
+    pairs = [gain for task in small for gain in gains(task, full)]
+    assert len(pairs) == 9
+    half = interval(pairs)
+    assert f"it ends {statistics.fmean(pairs):.1f} ± {half:.1f} points higher" in MEASURED
+    assert f"`fl_elastic` ends {statistics.fmean(pairs):.1f} ± {half:.1f} points higher" in MEASURED
+    (one,), (last,) = gains(birds, full), gains(birds, "last layers, our server")
+    assert f"it ends {one:.1f} points higher than fewer full steps" in MEASURED
+    assert f"and {-last:.1f} points below the last layers that fit" in MEASURED
 
 
 def test_the_page_of_unequal_clients_has_every_measured_task() -> None:
