@@ -163,6 +163,8 @@ class ElasticTrainer:
                 parameter.grad = None
             if self._step.forward is not None:
                 self._step.forward.close()
+                # With it go the features that it kept.
+                self._step.forward = None
 
     def _fit(
         self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]

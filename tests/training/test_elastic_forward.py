@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
+from fl_elastic.training import trainer as trainer_module
+from fl_elastic.training.elastic_forward import ElasticForward
 
 
 def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None) -> ElasticTrainer:
@@ -87,6 +91,22 @@ class Noisy:
 
     def __iter__(self) -> Any:
         return iter([(x + torch.randn_like(x), y) for x, y in images(3)])
+
+
+def test_kept_features_are_let_go_after_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[ElasticForward]] = []
+
+    class Noted(ElasticForward):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(trainer_module, "ElasticForward", Noted)
+    trainer = trainer_of(settled_net(), {"11"}, ForwardOptions(cache_bytes=10**7))
+    report = trainer.fit(images(4), epochs=2)
+    assert report.forward is not None and report.forward.found
+    gc.collect()
+    assert [each() for each in made] == [None]
 
 
 def test_random_augmentation_is_refused_with_a_way_out() -> None:
