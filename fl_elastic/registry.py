@@ -70,9 +70,8 @@ def from_module(kind: str, spec: str) -> Any:
         raise RegistryError(f"{kind} {spec!r} is not of the form module:callable")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        sys.path.insert(
-            0, here
-        )  # stays, because what is found may import more of its modules later
+        # It stays, because what is found may import more of its modules later.
+        sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
         found: Any = import_module(module_name)

@@ -144,6 +144,21 @@ def _is_text(value: Scalar) -> bool:
     return isinstance(value, str)
 
 
+_KNOWN = {
+    "partition-id": _Rule("a whole number from 0 on", _whole(0)),
+    "threads": _Rule("a whole number, 0 to measure", _whole(0)),
+    "runtime-port": _Rule("a whole number from 1 to 65535", _whole(1, 65535)),
+    "deadline": _Rule("seconds, more than 0", _number(1e-9)),
+    "speedup": _Rule("a number from 1 on", _number(1)),
+    "state-dir": _Rule("the path of a folder", _is_text),
+    "data-root": _Rule("the path of a folder", _is_text),
+    "least-battery": _Rule("a charge from 0 to 1", lambda v: _number(0)(v) and float(v) <= 1),
+    "mains-only": _Rule("true or false", lambda v: isinstance(v, bool)),
+    "stream-state-dir": _Rule("the path of a learner's state folder", _is_text),
+    "joining": _Rule("the name of a joining rule", _is_text),
+}
+
+
 def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) -> None:
     """Return if the settings of a node make sense; a setting that is not known here is the app's.
 
@@ -172,18 +187,3 @@ def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) 
                 f"partition-id={config.get('partition-id')} of node {name}: {other.name} has it; "
                 "give one of them another"
             )
-
-
-_KNOWN = {
-    "partition-id": _Rule("a whole number from 0 on", _whole(0)),
-    "threads": _Rule("a whole number, 0 to measure", _whole(0)),
-    "runtime-port": _Rule("a whole number from 1 to 65535", _whole(1, 65535)),
-    "deadline": _Rule("seconds, more than 0", _number(1e-9)),
-    "speedup": _Rule("a number from 1 on", _number(1)),
-    "state-dir": _Rule("the path of a folder", _is_text),
-    "data-root": _Rule("the path of a folder", _is_text),
-    "least-battery": _Rule("a charge from 0 to 1", lambda v: _number(0)(v) and float(v) <= 1),
-    "mains-only": _Rule("true or false", lambda v: isinstance(v, bool)),
-    "stream-state-dir": _Rule("the path of a learner's state folder", _is_text),
-    "joining": _Rule("the name of a joining rule", _is_text),
-}

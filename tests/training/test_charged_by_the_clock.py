@@ -57,6 +57,16 @@ def flat() -> CostProfile:
     return flat_profile(chain(), vectors(1)[0])
 
 
+def with_ten_steps() -> tuple[ElasticTrainer, float]:
+    """A trainer whose deadline pays for ten full steps, and the seconds of one."""
+    full = flat().full_step_seconds
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    return made, full
+
+
 @pytest.mark.parametrize(("estimate", "steps"), [(0.0, 10), (3.0, 7), (6.5, 3)])
 def test_the_estimate_of_a_first_fit_is_inside_its_deadline(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, estimate: float, steps: int
@@ -75,11 +85,7 @@ def test_the_estimate_of_a_first_fit_is_inside_its_deadline(
 def test_a_probe_is_inside_the_deadline(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, probe: float, steps: int
 ) -> None:
-    full = flat().full_step_seconds
-    made = trainer_of(
-        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True,
-    )  # fmt: skip
+    made, full = with_ten_steps()
     due = iter([True])
     monkeypatch.setattr(made.chooser, "probe_due", lambda *given: next(due, False))
     asked = taking(clock, probe * full, made.chooser.measure_importance)
@@ -91,11 +97,7 @@ def test_a_probe_is_inside_the_deadline(
 def test_making_a_plan_is_inside_the_deadline(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, steps: int
 ) -> None:
-    full = flat().full_step_seconds
-    made = trainer_of(
-        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True,
-    )  # fmt: skip
+    made, full = with_ten_steps()
     monkeypatch.setattr(made.chooser, "plan", taking(clock, planning * full, made.chooser.plan))
     assert made.fit(vectors(20)).steps == steps
 
@@ -104,11 +106,7 @@ def test_making_a_plan_is_inside_the_deadline(
 def test_copying_the_weights_that_a_fit_starts_from_is_inside_the_deadline(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, copying: float, steps: int
 ) -> None:
-    full = flat().full_step_seconds
-    made = trainer_of(
-        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True,
-    )  # fmt: skip
+    made, full = with_ten_steps()
     copied = taking(clock, copying * full, FitStart.about_to_train)
     monkeypatch.setattr(FitStart, "about_to_train", copied)
     assert made.fit(vectors(20)).steps == steps
@@ -117,11 +115,7 @@ def test_copying_the_weights_that_a_fit_starts_from_is_inside_the_deadline(
 def test_a_deadline_that_copying_the_weights_uses_up_is_refused(
     clock: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = flat().full_step_seconds
-    made = trainer_of(
-        chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True,
-    )  # fmt: skip
+    made, full = with_ten_steps()
     copied = taking(clock, 9.5 * full, FitStart.about_to_train)
     monkeypatch.setattr(FitStart, "about_to_train", copied)
     with pytest.raises(BudgetError, match="does not pay for one step"):
