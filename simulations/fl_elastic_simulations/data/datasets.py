@@ -156,7 +156,8 @@ def _own(name: str, make: Any, root: Path) -> Dataset:
     if not callable(make):
         raise DatasetError(f"dataset {name!r} is a {type(make).__name__}, not a function")
     try:
-        takes_root = bool(inspect.signature(make).parameters)
+        parameters = inspect.signature(make).parameters.values()
+        takes_root = any(each.default is each.empty for each in parameters)
         found = make(root) if takes_root else make()
     except (Exception, SystemExit) as error:
         raise DatasetError(f"dataset {name!r}: calling it failed: {first_line(error)}") from error

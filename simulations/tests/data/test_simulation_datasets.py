@@ -94,6 +94,11 @@ def read_from(root):
     return read()
 
 
+def read_some(rows=40):
+    assert isinstance(rows, int)
+    return read()
+
+
 class Here:
     read = staticmethod(read)
 
@@ -129,7 +134,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     datasets._load.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["read", "read_from", "Here.read"])
+@pytest.mark.parametrize("name", ["read", "read_from", "read_some", "Here.read"])
 def test_a_function_of_ones_own_gives_a_dataset(own: str, tmp_path: Path, name: str) -> None:
     found = load_dataset(f"{own}:{name}", tmp_path)
     assert (found.name, len(found.train_y), found.input_shape) == ("readings", 40, (6,))
