@@ -20,7 +20,7 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
-from fl_elastic.profiling.profile import Mask
+from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic.registry import Factories
 
 __all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
@@ -99,9 +99,13 @@ class PlanRequest:
 
     def expected_decrease(self, mask: Mask) -> float:
         """Return the importance of ``mask`` times what the whole steps gain that it can take within the budget."""
-        sending = self._sending_seconds(mask)
-        share = (self.allowed_step_seconds - sending) / (self.profile.step_seconds(mask) - sending)
-        return float(self.importance[mask].sum() * self.gain(share))
+        return float(self.expected_decreases(mask[None])[0])
+
+    def expected_decreases(self, masks: Mask) -> Scores:
+        """Return `expected_decrease` of many masks at once, none of them empty; (K, N) to (K,)."""
+        sending = self.sending_seconds_per_byte * (masks @ self.profile.parameter_bytes)
+        share = (self.allowed_step_seconds - sending) / (self.profile.seconds_of(masks) - sending)
+        return masks @ self.importance * self._gains(share)
 
     def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
         """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
@@ -111,12 +115,14 @@ class PlanRequest:
 
     def gain(self, share: float) -> float:
         """Return what is gained with this share of the steps, of which only whole ones are taken."""
-        if not np.isfinite(share):
-            return 1.0
+        return float(self._gains(np.array([share]))[0])
+
+    def _gains(self, shares: Seconds) -> Seconds:
         # A speed-up holds on average, so half a step of it may be overdrawn; a deadline may not.
         grace = 0.0 if self.budget.deadline is not None else 0.5
-        taken = np.floor(max(share, 0.0) * self.steps + grace + 1e-9)
-        return float(min(taken / self.steps, 1.0) ** self.returns)
+        shares = np.where(np.isfinite(shares), shares.clip(min=0.0), 1.0)
+        taken = np.floor(shares * self.steps + grace + 1e-9)
+        return np.minimum(taken / self.steps, 1.0) ** self.returns
 
     def _sending_seconds(self, mask: Mask) -> float:
         """Return what the profile charges per step for sending the groups in ``mask``."""

@@ -26,6 +26,7 @@ _ALLOWANCES = 6
 _NEAR = 0.9
 _FILLED = 2
 _FINE, _COARSE = 4096, 512
+_FEW = 8
 
 
 @POLICIES.register("elastic")
@@ -39,6 +40,8 @@ class ElasticPolicy(Policy):
     Where steps may be traded (a deadline for the round, or a speed-up below the floor), the plan is the one whose
     importance times the share of steps that it leaves is largest: near the floor most of a step is spent on the
     forward pass whatever is trained, and fewer, deeper steps decrease the loss more per second.
+
+    Of a model of a few groups every choice is looked at.
     """
 
     uses_importance = True
@@ -50,6 +53,8 @@ class ElasticPolicy(Policy):
             return request.plan_of_mask("elastic", everything)
         if not request.fits_bytes(request.head_mask()):
             self._refuse(request)
+        if len(request.profile) <= _FEW:
+            return request.plan_of_mask("elastic", _best_of_all(request))
         search = _Search(request)
         best, suffix = search.within(request), _best_suffix(request)
         assert best is not None
@@ -188,6 +193,26 @@ class _Search:
                 self.hidden = max(found.cost - actual, 0.0)
                 break
         return best
+
+
+def _best_of_all(request: PlanRequest) -> Mask:
+    """Return the best of all masks that train the head; the cheapest of those worth the same."""
+    head, count = request.head_mask(), len(request.profile)
+    masks: Mask = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(bool)
+    masks = masks[(masks | ~head).all(axis=1)]
+    if request.reachable is not None:
+        masks = masks[~(masks & ~head)[:, request.reachable :].any(axis=1)]
+    seconds = request.profile.seconds_of(masks)
+    in_time = seconds <= request.allowed_step_seconds * (1 + 1e-9)
+    if request.may_trade_steps:
+        worth = request.expected_decreases(masks)
+    else:
+        worth = np.where(in_time, masks @ request.importance, -np.inf)
+    for index in np.lexsort((seconds, -worth)).tolist():
+        if request.fits_bytes(masks[index]):
+            head = masks[index]
+            break
+    return head
 
 
 @lru_cache(maxsize=64)

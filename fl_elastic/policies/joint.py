@@ -63,8 +63,8 @@ class JointPolicy(Policy):
                     found += _solutions(each, options, blocks)
                 except BudgetError as error:
                     refusal = error
-        if request.budget.memory is not None and request.fits_bytes(request.head_mask()):
-            # The solver's sums overstate the peak of a step: whole groups that fit it may be worth more.
+        if request.fits_bytes(request.head_mask()):
+            # The solver's sums overstate branches, and the peak of a step: whole groups may be worth more.
             whole = ElasticPolicy().plan(request)
             seconds = request.profile.plan_seconds(whole.modes)
             value = float(request.importance[whole.mask].sum())

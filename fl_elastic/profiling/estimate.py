@@ -19,7 +19,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.profiling.calibrate import OptimizerFn
-from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.measure import model_device, profile_key
 from fl_elastic.profiling.memory import lean_kinds
 from fl_elastic.profiling.mode_costs import ModeCosts
@@ -33,11 +33,12 @@ __all__ = ["estimate_profile", "estimated_modes", "refined"]
 # Of a layer's backward pass, the share of its own gradient where its error gradient goes on as well: the products
 # for weights and inputs have equally many operations; a norm's own sums are the smaller part.
 _OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other": 0.5}
-_NUMBERS = 1 << 18
-_PASSES_PER_STATE = 2.0
+# Numbers of a weight that the optimiser is tried out on: a large one does not fit into the processor's cache.
+_FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 22, 1 << 17
 _TENSOR_SECONDS = 5e-6
 _FEWEST_EXAMPLES = 2
 _MOST_SCALE = 2.0
+_TRIES = 2
 
 
 def estimate_profile(
@@ -101,7 +102,7 @@ def estimate_profile(
         del trace, loss
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale)
-    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer)
+    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer, limited=memory is not None)
     profile = CostProfile(
         key=profile_key(model, batch, optimizer_fn),
         graph=graph,
@@ -169,18 +170,19 @@ def refined(
     if not step_seconds > 0 or not predicted_step_seconds > 0:
         return profile
     step_ratio = step_seconds / predicted_step_seconds
-    full = profile.full_step_seconds
-    backward = full - float(profile.forward_seconds[-1])
+    full, forward = profile.full_step_seconds, float(profile.forward_seconds[-1])
     # Two equations: f F + b B = measured full step, f F + b B' = measured step of the plan.
-    planned = predicted_step_seconds - float(profile.forward_seconds[-1])
-    if full_ratio is None or abs(backward - planned) < 0.2 * full:
-        both = step_ratio if full_ratio is None else math.sqrt(step_ratio * full_ratio)
-        forward_scale = backward_scale = _bounded(both)
+    backward, planned = full - forward, predicted_step_seconds - forward
+    if full_ratio is None:
+        forward_scale = backward_scale = _bounded(step_ratio)
+    elif backward - planned < 0.2 * full:
+        forward_scale = backward_scale = _bounded(full_ratio)
     else:
         backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
-        forward_scale = _bounded(
-            (step_seconds - backward_scale * planned) / float(profile.forward_seconds[-1])
-        )
+        forward_scale = _bounded((step_seconds - backward_scale * planned) / forward)
+        # Budgets are relative to the full step: where a bound has moved it, it is put back.
+        moved = full_ratio * full / (forward_scale * forward + backward_scale * backward)
+        forward_scale, backward_scale = forward_scale * moved, backward_scale * moved
     return replace(
         profile,
         node_update_seconds=profile.node_update_seconds * backward_scale,
@@ -266,31 +268,40 @@ def _split(graph: BackwardGraph, seconds: Seconds) -> tuple[Seconds, Seconds]:
 
 
 def _optimizer_costs(
-    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Any
+    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Clock, *, limited: bool
 ) -> tuple[Seconds, float]:
-    """Return the seconds of each group's optimiser step, and the bytes of state per weight."""
-    state = _state_bytes_per_weight(optimizer_fn)
-    numbers, other = torch.zeros(_NUMBERS), torch.ones(_NUMBERS)
-    fastest = math.inf
-    for _ in range(3):
-        started = timer()
-        numbers.add_(other, alpha=0.5)
-        fastest = min(fastest, timer() - started)
-    per_number = fastest / _NUMBERS * _PASSES_PER_STATE * (1 + state / 4)
+    """Return the seconds of each group's optimiser step, and the bytes of state per weight.
+
+    Tried out on a weight as large as the largest group's, up to a limit, less what the call costs for a small one.
+    """
+    largest = max(group.numel for group in graph.groups)
+    count = min(max(largest, _FEWEST_NUMBERS), _MOST_UNDER_LIMIT if limited else _MOST_NUMBERS)
+    seconds, state = _step_of_optimizer(optimizer_fn, count, timer)
+    call, _ = _step_of_optimizer(optimizer_fn, 1, timer)
+    per_number = max(seconds - call, 0.0) / count
     return np.array(
         [per_number * g.numel + _TENSOR_SECONDS * len(g.parameters) for g in graph.groups]
     ), state
 
 
-def _state_bytes_per_weight(optimizer_fn: OptimizerFn) -> float:
-    """Return what the optimiser keeps per weight, tried out on a parameter of its own; two floats if it refuses."""
-    parameter = nn.Parameter(torch.zeros(64))
-    parameter.grad = torch.zeros(64)
+def _step_of_optimizer(optimizer_fn: OptimizerFn, count: int, timer: Clock) -> tuple[float, float]:
+    """Return the least seconds of a step on a weight of so many numbers, and the bytes of state per number.
+
+    An optimiser that expects the model's own parameters is taken for Adam.
+    """
+    weight = nn.Parameter(torch.zeros(count))
+    weight.grad = torch.zeros(count)
     try:
-        optimizer = optimizer_fn([parameter])
+        optimizer = optimizer_fn([weight])
         optimizer.step()
     except Exception:
-        # It may expect the model's own parameters.
-        return 8.0
-    values = [v for state in optimizer.state.values() for v in state.values()]
-    return sum(v.nbytes for v in values if isinstance(v, Tensor) and v.numel() > 1) / 64
+        optimizer = torch.optim.Adam([weight])
+        optimizer.step()
+    fastest = math.inf
+    for _ in range(_TRIES):
+        started = timer()
+        optimizer.step()
+        fastest = min(fastest, timer() - started)
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    kept = sum(value.nbytes for value in values if isinstance(value, Tensor) and value.numel() > 1)
+    return fastest, kept / count

@@ -225,6 +225,14 @@ class CostProfile:
             + self.fixed_seconds
         )
 
+    def seconds_of(self, masks: Mask) -> Seconds:
+        """Return `step_seconds` of many masks at once, none of them empty; (K, N) to (K,)."""
+        passing = self._groups_below[1] @ masks.T.astype(np.float32) > 0
+        depth = masks.shape[1] - 1 - np.argmax(masks[:, ::-1], axis=1)
+        backward: Seconds = self.node_path_seconds @ passing + masks @ self.update_seconds
+        backward += self.forward_seconds[depth] + self.fixed_seconds
+        return backward
+
     def plan_seconds(self, modes: Sequence[Mode]) -> float:
         """Return the seconds of one step that trains each group in its mode.
 

@@ -35,6 +35,7 @@ READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
 _LOG = logging.getLogger("fl_elastic")
+_NEARLY_FULL = 0.9
 
 
 @dataclass(eq=False)
@@ -120,6 +121,7 @@ class Fit:
         if rest is not None and batch is not None:
             self.plans.append((pace.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
+        log.ended = log.clock()
         self._refuse_overflow()
         self._learn()
 
@@ -136,6 +138,9 @@ class Fit:
         pace, log, step = self.pace, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
+        plain = forward is None and not plan.lean and not plan.recomputed
+        share = plan.predicted_step_seconds / self.profile.full_step_seconds
+        nearly_full = plain and share >= _NEARLY_FULL
         with ExitStack() as stack:
             started = log.clock()
             stack.enter_context(realised(plan, model))
@@ -148,7 +153,7 @@ class Fit:
                 plan, {n: w for n, w in self.start.weights.items() if n not in log.tensor_steps}
             )
             statistics = self._statistics()
-            self._charge(log.clock() - started)
+            self.charge(log.clock() - started)
             steps_before = pace.steps
             while next_batch is not None and pace.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
@@ -162,6 +167,7 @@ class Fit:
                     whole_batch=whole,
                     steady_seconds=steady,
                     predicted_seconds=plan.predicted_step_seconds,
+                    nearly_full=nearly_full,
                 )
                 self.chooser.state.steps_since_probe += 1
                 next_batch = next(stream, None)
@@ -201,7 +207,7 @@ class Fit:
             closed = chooser.options.closed_loop
             chooser.state.planning_seconds = log.clock() - began if closed else planning
         pace.replanned()
-        self._charge(log.clock() - started)
+        self.charge(log.clock() - started)
         return plan
 
     def _probe_due(self, plan: Plan | None) -> bool:
@@ -213,7 +219,7 @@ class Fit:
         """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
         started = self.log.clock()
         rest = self.chooser.rest_plan(self.plan, self.pace.rest_seconds(self.plan))
-        self._charge(self.log.clock() - started)
+        self.charge(self.log.clock() - started)
         self.pace.replanned()
         return rest if rest is not None and self.pace.steps_left(rest) > 0 else None
 
@@ -222,10 +228,10 @@ class Fit:
         started = clock()
         ratio = full_pass_ratio(step.model, step.loss_fn, batch, self.profile, clock)
         spent = clock() - started
-        self._charge(spent)
+        self.charge(spent)
         return ratio, spent
 
-    def _charge(self, seconds: float) -> None:
+    def charge(self, seconds: float) -> None:
         """Count time that went into choosing, copying or timing instead of into steps."""
         self.log.selection_seconds += seconds
         if self.chooser.options.charge_probes:

@@ -67,7 +67,8 @@ class FitStart:
         for parameter in parameters:
             new |= {name for name in self._names[id(parameter)] if name not in self.weights}
             if made is not None and parameter in self._had_state and parameter not in self._states:
-                self._states[parameter] = deepcopy(made.state[parameter])
+                state = made.state[parameter]
+                self._states[parameter] = {name: _copied(value) for name, value in state.items()}
         self.weights |= weights_of(self.model, self.manifest, new)
 
     def restore(self) -> None:
@@ -100,6 +101,11 @@ class FitStart:
             made.state[tensor] = state
         for group, settings in zip(made.param_groups, self._settings, strict=False):
             group.update(settings)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy; of a plain tensor by its own means, which a deep copy takes three times as long for."""
+    return value.detach().clone() if type(value) is Tensor else deepcopy(value)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

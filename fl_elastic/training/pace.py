@@ -94,6 +94,7 @@ class Pace:
         whole_batch: bool,
         steady_seconds: float | None = None,
         predicted_seconds: float = 0.0,
+        nearly_full: bool = False,
     ) -> None:
         """Count a step; steps with a smaller batch do not enter the estimate.
 
@@ -107,12 +108,18 @@ class Pace:
             What it would have taken on average, if this one did more (or less) than its share.
         predicted_seconds : float
             What its plan says.
+        nearly_full : bool
+            Whether it trained so much that its time tells that of a full step.
         """
         self.spent += seconds
         self.predicted += predicted_seconds
         self.steps += 1
         if whole_batch:
             self._recent.append(seconds if steady_seconds is None else steady_seconds)
+        if whole_batch and nearly_full and self._compares_with_full_steps:
+            self._note_reference(seconds / predicted_seconds)
+            # While steps tell it, none is timed beside them.
+            self._next_reference = max(self._next_reference, self.steps + _WINDOW)
 
     def reference_due(self) -> bool:
         """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.
@@ -121,7 +128,7 @@ class Pace:
         fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
         of that limit, and the others may take an eighth.
         """
-        if not (self._fits_memory and self.correct and self._relative and self._limited):
+        if not (self._fits_memory and self._compares_with_full_steps):
             return False
         if self._early and not self._references:
             return self.steps >= _FIRST_LOOK - 1
@@ -131,11 +138,19 @@ class Pace:
 
     def reference(self, ratio: float, seconds: float = 0.0) -> None:
         """Take in a full step: the ratio of its time to the cost profile's, and its seconds."""
-        self._references.append(ratio)
+        self._note_reference(ratio)
         self._reference_seconds += seconds
-        self.drift = statistics.median(self._references)
         if self.steps >= self._next_reference:
             self._next_reference = 2 * self.steps
+
+    def _note_reference(self, ratio: float) -> None:
+        self._references.append(ratio)
+        # Of two the faster one: what disturbs a step makes it longer.
+        self.drift = statistics.median_low(self._references)
+
+    @property
+    def _compares_with_full_steps(self) -> bool:
+        return self.correct and self._relative and self._limited
 
     def replanned(self) -> None:
         """Forget the step times of the plan before; after a correction, wait longer before the next one."""
@@ -242,10 +257,16 @@ class StepLog:
         Shape of a batch that enters step times; a smaller last batch would distort them.
     clock : callable
         Gives seconds.
+
+    Attributes
+    ----------
+    began, ended : float
+        When the fit began, and when its last step was taken.
     """
 
     def __init__(self, whole_batch: tuple[int, ...], clock: Clock) -> None:
         self.clock = clock
+        self.began = self.ended = clock()
         self.losses: list[float] = []
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0

@@ -115,6 +115,8 @@ class ElasticTrainer:
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
         self._num_examples = 0
+        # What the last fit took after its last step: the next one keeps it back.
+        self._closing_seconds = 0.0
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -145,6 +147,8 @@ class ElasticTrainer:
         per_epoch, self._num_examples = loader_size(loader, batches[0])
         if per_epoch == 0:
             raise TrainingError(READ_ONCE)
+        clock = clock_for(model_device(self.model), self.options.clock)
+        log = StepLog(batch_shape(batches[0]), clock)
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
         self._step = TrainingStep(
@@ -153,7 +157,7 @@ class ElasticTrainer:
         )  # fmt: skip
         self._tensor_steps.clear()
         try:
-            return self._fit(loader, epochs, per_epoch * epochs, batches)
+            return self._fit(loader, epochs, per_epoch * epochs, batches, log)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -167,10 +171,14 @@ class ElasticTrainer:
                 self._step.forward = None
 
     def _fit(
-        self, loader: Iterable[Batch], epochs: int, requested: int, batches: list[Batch]
+        self,
+        loader: Iterable[Batch],
+        epochs: int,
+        requested: int,
+        batches: list[Batch],
+        log: StepLog,
     ) -> FitReport:
-        closed_loop, step = self.options.closed_loop, self._step
-        clock = clock_for(model_device(self.model), self.options.clock)
+        closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
         began, known = clock(), self.profile
         self._optimizing()
         profile = self._profile_for(batches[0])
@@ -184,11 +192,14 @@ class ElasticTrainer:
             step.worth = StepImportance(self.model, self._start.weights, profile.graph.groups)
         fit = Fit(
             self.chooser, step, self._start, profile,
-            self._pace(profile, budget, requested), StepLog(batch_shape(batches[0]), clock),
+            self._pace(profile, budget, requested), log,
             FreeMemory(self.budget.memory), self.budget, batches,
         )  # fmt: skip
-        fit.log.selection_seconds += estimating
-        fit.log.predicted_seconds += 0.0 if closed_loop else estimating
+        log.selection_seconds += estimating
+        log.predicted_seconds += 0.0 if closed_loop else estimating
+        # The estimate is out of the budget already; all else that stands before and after the steps is as well.
+        fit.charge(clock() - log.began - estimating * closed_loop)
+        fit.pace.spent += self._closing_seconds * closed_loop
         fit.run(epochs_of(loader, epochs, model_device(self.model)))
         if profile.estimated and closed_loop and step.forward is None:
             self.profile = refined(
@@ -198,7 +209,9 @@ class ElasticTrainer:
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
-        return self._report(fit, epochs)
+        report = self._report(fit, epochs)
+        self._closing_seconds = clock() - log.ended
+        return report
 
     def _pace(self, profile: CostProfile, budget: Budget, requested: int) -> Pace:
         return Pace(

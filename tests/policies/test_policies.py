@@ -17,6 +17,7 @@ from fl_elastic.errors import BudgetError, RegistryError
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies, prefix_knapsack
+from fl_elastic.policies import elastic
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import ProfileKey
@@ -182,6 +183,12 @@ def all_masks(groups: int) -> NDArray[np.bool_]:
     return bits.astype(bool)
 
 
+@pytest.fixture(params=[0, 8], ids=["searched", "all looked at"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of small models as of large ones, and as they are."""
+    monkeypatch.setattr(elastic, "_FEW", request.param)
+
+
 def share_of_the_best(request: PlanRequest) -> float:
     """Importance of the elastic plan over that of the best mask that holds the head and fits."""
     masks = [mask for mask in all_masks(len(request.profile)) if mask[request.profile.graph.head]]
@@ -190,6 +197,7 @@ def share_of_the_best(request: PlanRequest) -> float:
 
 
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.usefixtures("few")
 def test_elastic_is_optimal_on_a_chain(seed: int) -> None:
     speedup = float(np.random.default_rng(seed).uniform(1.05, 2.0))
     request = request_of(made_up_profile(groups=8, seed=seed), Budget(speedup=speedup), seed)
@@ -197,6 +205,7 @@ def test_elastic_is_optimal_on_a_chain(seed: int) -> None:
     assert share_of_the_best(request) == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.usefixtures("few")
 def test_elastic_is_nearly_optimal_with_branches_and_byte_limits() -> None:
     shares = []
     for seed in range(40):
@@ -255,6 +264,7 @@ def two_branches() -> CostProfile:
     return hand_made(groups, nodes, update=[1, 0, 50, 50, 2], path=[1, 0, 30, 0, 0])
 
 
+@pytest.mark.usefixtures("few")
 def test_the_slack_that_a_chain_overcharges_is_used() -> None:
     profile = two_branches()
     wanted = np.array([True, False, False, True])
@@ -272,6 +282,7 @@ def test_the_slack_that_a_chain_overcharges_is_used() -> None:
 @pytest.mark.parametrize(
     ("seed", "speedup"), [(1, 1.2), (15, 1.4), (16, 1.4), (25, 1.4), (38, 1.4), (51, 1.2)]
 )
+@pytest.mark.usefixtures("few")
 def test_solving_again_with_the_slack_finds_what_filling_alone_does_not(
     seed: int, speedup: float
 ) -> None:
@@ -282,6 +293,7 @@ def test_solving_again_with_the_slack_finds_what_filling_alone_does_not(
     assert share_of_the_best(request) == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("few")
 def test_elastic_prefers_what_is_worth_more_per_second() -> None:
     profile = made_up_profile(groups=6, seed=3)
     importance = np.zeros(6)
@@ -318,6 +330,7 @@ def test_a_refusal_names_both_budgets_in_one_line() -> None:
     assert "\n" not in message
 
 
+@pytest.mark.usefixtures("few")
 def test_elastic_plans_are_never_empty_below_the_floor() -> None:
     profile = made_up_profile(groups=6)
     plan = POLICIES.make("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
@@ -325,6 +338,7 @@ def test_elastic_plans_are_never_empty_below_the_floor() -> None:
     assert 0 < plan.step_fraction < 0.05
 
 
+@pytest.mark.usefixtures("few")
 def test_a_deadline_is_met_by_the_best_trade_of_steps_against_groups() -> None:
     shares = []
     for seed in range(30):
@@ -338,6 +352,48 @@ def test_a_deadline_is_met_by_the_best_trade_of_steps_against_groups() -> None:
         )
         shares.append(request.expected_decrease(mask_of("elastic", request)) / best)
     assert np.mean(shares) > 0.97 and min(shares) > 0.85 and max(shares) <= 1 + 1e-9
+
+
+@given(
+    groups=st.integers(1, 8), branched=st.booleans(), seed=st.integers(0, 10**6),
+    share=st.floats(0.05, 1.0), relative=st.booleans(), memory=st.none() | st.floats(0.3, 1.0),
+    reach=st.none() | st.integers(1, 8), returns=st.sampled_from([0.5, 1.0]),
+)  # fmt: skip
+def test_of_a_few_groups_the_best_choice_is_found(
+    groups: int, branched: bool, seed: int, share: float, relative: bool, memory: float | None,
+    reach: int | None, returns: float,
+) -> None:  # fmt: skip
+    profile = made_up_profile(groups, branched=branched, seed=seed)
+    everything = np.ones(groups, dtype=bool)
+    budget = Budget(
+        speedup=1 / share if relative else None,
+        deadline=None if relative else 10 * share * profile.full_step_seconds,
+        memory=None if memory is None else memory * mask_bytes(profile, everything),
+    )
+    request = request_of(
+        profile, budget, seed, steps=10, returns=returns,
+        reachable=None if reach is None else max(reach, profile.graph.head + 1),
+    )  # fmt: skip
+    masks = [m for m in all_masks(groups) if (m | ~request.head_mask()).all()]
+    masks = [m for m in masks if request.reachable is None or not m[request.reachable :].any()]
+    masks = [m for m in masks if request.fits_bytes(m)]
+    if not masks:
+        return
+    if not request.may_trade_steps:
+        masks = [m for m in masks if request.fits(m)]
+
+    def worth(mask: NDArray[np.bool_]) -> float:
+        """What the mask is worth, worked out anew."""
+        gained = 1.0
+        if request.may_trade_steps:
+            steps = request.allowed_step_seconds * 10 / profile.step_seconds(mask)
+            gained = min(int(steps + 0.5 * relative + 1e-9) / 10, 1.0) ** returns
+        return float(request.importance[mask].sum()) * gained
+
+    found = mask_of("elastic", request)
+    assert any((found == mask).all() for mask in masks)
+    if not (found.all() and request.fits(found)):
+        assert worth(found) == pytest.approx(max(map(worth, masks)))
 
 
 @pytest.mark.parametrize("groups", [60, 150])

@@ -129,6 +129,16 @@ def test_step_bytes_are_saved_activations_gradients_and_state(
     assert mask_bytes(by_hand(), mask_of(*trained)) == memory.total == weights * (4 + 2) + most
 
 
+@given(
+    st.builds(made_up_profile, st.integers(1, 9), branched=st.booleans(), seed=st.integers(0, 999)),
+    st.integers(0, 999),
+)
+def test_many_steps_at_once_cost_what_each_does(profile: CostProfile, seed: int) -> None:
+    masks = np.random.default_rng(seed).random((20, len(profile))) < 0.4
+    masks[:, profile.graph.head] = True
+    assert profile.seconds_of(masks) == pytest.approx([profile.step_seconds(m) for m in masks])
+
+
 def test_parameter_bytes_are_four_per_weight() -> None:
     assert by_hand().parameter_bytes.tolist() == [40.0, 80.0, 120.0, 160.0]
     assert by_hand().group_names == ("head", "late", "short", "stem")

@@ -112,6 +112,25 @@ def test_copying_the_weights_that_a_fit_starts_from_is_inside_the_deadline(
     assert made.fit(vectors(20)).steps == steps
 
 
+def test_what_stands_before_the_first_step_is_inside_the_deadline(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, full = with_ten_steps()
+    monkeypatch.setattr(trainer, "FitStart", taking(clock, 3 * full, FitStart))
+    assert made.fit(vectors(20)).steps == 7
+
+
+def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, full = with_ten_steps()
+    monkeypatch.setattr(fit.Fit, "_refuse_overflow", taking(clock, 2 * full, lambda _: None))
+    assert [made.fit(vectors(20)).steps for _ in range(3)] == [10, 8, 8]
+    began = clock.seconds
+    made.fit(vectors(20))
+    assert clock.seconds - began == pytest.approx(10 * full)
+
+
 def test_a_deadline_that_copying_the_weights_uses_up_is_refused(
     clock: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,8 +145,9 @@ def test_a_deadline_that_copying_the_weights_uses_up_is_refused(
 def test_a_full_pass_that_is_timed_is_inside_the_speedup(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, timed: float, least: int, most: int
 ) -> None:
+    # Of a plan that trains everything no full pass is timed: its own steps tell.
     made = trainer_of(
-        chain(), vectors(1)[0], ALL, budget=Budget(speedup=2.0),
+        chain(), vectors(1)[0], ["6", "4"], budget=Budget(speedup=2.0),
         closed_loop=True, charge_probes=True,
     )  # fmt: skip
     assert made.profile is not None

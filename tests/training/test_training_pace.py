@@ -229,7 +229,7 @@ def test_a_device_that_slows_down_gets_more_seconds_for_the_same_speedup() -> No
 
 
 def clock_of(*times: float) -> StepLog:
-    ticks = iter(times)
+    ticks = iter([0.0, *times])
     return StepLog((4, 2), lambda: next(ticks))
 
 
@@ -257,6 +257,27 @@ def test_the_log_counts_steps_losses_and_times() -> None:
 
 def test_a_log_without_whole_batches_has_no_step_time() -> None:
     assert clock_of().median_step_seconds == 0.0
+
+
+def nearly_full(pace: Pace, *seconds: float) -> None:
+    for each in seconds:
+        pace.record(each, whole_batch=True, predicted_seconds=0.95, nearly_full=True)
+
+
+def test_steps_that_train_nearly_everything_tell_what_a_full_step_takes() -> None:
+    pace = Pace(10.0, 20, correct=True, relative=True, estimated=True, full_seconds=1.0)
+    nearly_full(pace, 1.9, 5.0)
+    assert pace.full_ratio == pytest.approx(2.0) and not pace.reference_due()
+    nearly_full(pace, 1.9)
+    # A speed-up of two of twenty steps, each twice as long as predicted: twenty of the profile's seconds.
+    left = int((20.0 - 8.8) / 1.9 + 0.5)
+    assert pace.steps_left(plan_of(0.95)) == left
+
+
+def test_a_deadline_knows_no_full_steps_to_be_compared_with() -> None:
+    pace = Pace(10.0, 20, correct=True, relative=False, full_seconds=1.0)
+    nearly_full(pace, 1.9, 1.9)
+    assert pace.full_ratio is None and pace.drift == 1.0
 
 
 @pytest.mark.parametrize(("estimated", "share"), [(False, 0.02), (True, 0.125)])

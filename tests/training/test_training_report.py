@@ -56,7 +56,7 @@ def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyP
     profile = replace(flat_profile(model, batches[0]), estimated=True)
     monkeypatch.setattr(fit_module, "full_pass_ratio", lambda *_: 1.75)
     trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(speedup=1.01), policy="last_k", profile=profile
+        model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="head", profile=profile
     )
     report = trainer.fit(batches, epochs=2)
     assert report.full_ratio == 1.75

@@ -1,0 +1,75 @@
+"""The first cost profile: what the optimiser costs, and how training corrects it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import chain, loss_fn, vectors
+
+from fl_elastic.profiling.estimate import estimate_profile, refined
+from fl_elastic.testing import made_up_profile
+
+STATE = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0, "refuses": 8.0}
+
+
+def made(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if name == "refuses" and len(parameters) == 1:
+        raise ValueError("the model's own parameters, please")
+    if name in ("adam", "refuses"):
+        return torch.optim.Adam(parameters)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9 * (name == "momentum"))
+
+
+@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("memory", [None, 1e9])
+def test_an_optimiser_is_tried_out_on_a_weight_of_its_own(name: str, memory: float | None) -> None:
+    model = chain()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    profile = estimate_profile(
+        model, loss_fn, vectors(1)[0], optimizer_fn=lambda p: made(name, [*p]), memory=memory
+    )
+    assert profile.optimizer_bytes_per_weight == STATE[name]
+    assert (profile.optimizer_seconds > 0).all() and profile.estimated
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@given(
+    seed=st.integers(0, 999), ratio=st.floats(0.2, 5.0), share=st.floats(0.05, 1.0),
+    measured=st.floats(0.1, 10.0),
+)  # fmt: skip
+def test_a_measured_full_step_is_the_refined_profiles(
+    seed: int, ratio: float, share: float, measured: float
+) -> None:
+    profile = replace(made_up_profile(6, seed=seed), estimated=True)
+    floor, full = profile.floor_step_seconds, profile.full_step_seconds
+    planned = floor + share * (full - floor)
+    found = refined(profile, ratio, planned, measured * planned)
+    # A wilder ratio than two is bounded only where nothing else is known.
+    if full - planned >= 0.2 * full or 0.5 <= ratio <= 2:
+        assert found.full_step_seconds == pytest.approx(ratio * full)
+    assert not found.estimated
+
+
+def test_where_one_step_tells_both_equations_hold() -> None:
+    profile = made_up_profile(6, seed=1)
+    # Of a forward pass that costs the same at every depth.
+    profile = replace(profile, forward_seconds=np.full(6, 1e-3), estimated=True)
+    floor, full = profile.floor_step_seconds, profile.full_step_seconds
+    forward = float(profile.forward_seconds[-1])
+    step = 0.9 * forward + 1.2 * (floor - forward)
+    ratio = (0.9 * forward + 1.2 * (full - forward)) / full
+    found = refined(profile, ratio, floor, step)
+    assert found.full_step_seconds == pytest.approx(ratio * full)
+    assert found.floor_step_seconds == pytest.approx(step)
+
+
+def test_without_a_full_step_all_is_scaled_by_the_plans() -> None:
+    profile = replace(made_up_profile(6, seed=1), estimated=True)
+    found = refined(profile, None, 1.0, 1.5)
+    assert found.full_step_seconds == pytest.approx(1.5 * profile.full_step_seconds)
+    assert found.estimated
