@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -24,14 +26,19 @@ from flwr.serverapp.strategy import (
     QFedAvg,
     Strategy,
 )
+from numpy.typing import NDArray
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
+from fl_elastic.flower.dense import parameters_of
+from fl_elastic.flower.replies import common_metrics, mean_metrics
+from fl_elastic.flower.round import Round
 
 __all__ = [
     "chain",
     "check_inner",
     "counted_replies",
     "goes_by_the_change",
+    "handed_on",
     "metrics_aggregator",
     "sees_each_client",
     "takes_the_mean_as_it_is",
@@ -137,3 +144,55 @@ def metrics_aggregator(inner: Strategy) -> Callable[[list[RecordDict], str], Met
     """Return the function that merges training metrics, if the innermost strategy has one."""
     innermost = chain(inner)[-1]
     return innermost.train_metrics_aggr_fn if isinstance(innermost, FedAvg) else None
+
+
+def handed_on(
+    inner: Strategy, this: Round, merged: Mapping[str, NDArray[Any]]
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    """Let the inner strategy aggregate: every client's reply if it must see them, else the merged model for all.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot, for what clients sent was checked: it is what it kept, or got from a checkpoint.
+    """
+    metrics, usable, each = common_metrics(this.metrics), this.usable, sees_each_client(inner)
+    if each:
+        for message, content in zip(usable, metrics, strict=True):
+            message.content["metrics"] = content["metrics"]
+    elif usable:
+        # In an order that does not depend on who was faster.
+        metrics.sort(key=str)
+        usable[0].content = _for_all(inner, this, merged, metrics)
+        usable = usable[:1]
+    # Not every strategy of Flower stands a round without any reply.
+    if not usable and not this.failed:
+        return None, None
+    with counted_replies(len(this.usable)):
+        try:
+            aggregated, merged_metrics = inner.aggregate_train(
+                server_round=this.number, replies=[*usable, *this.failed]
+            )
+        except (ValueError, KeyError, AggregationError) as error:
+            if isinstance(error, ElasticError) or each:
+                raise
+            raise CheckpointError(
+                f"{type(inner).__name__} cannot go on from what it keeps ({error}): is the checkpoint of another "
+                "model?"
+            ) from error
+    aggregate_metrics = metrics_aggregator(inner)
+    if aggregate_metrics is not None and metrics and merged_metrics is not None:
+        merged_metrics = aggregate_metrics(metrics, weight_key(inner))
+    return aggregated, merged_metrics
+
+
+def _for_all(
+    inner: Strategy, this: Round, merged: Mapping[str, NDArray[Any]], metrics: list[RecordDict]
+) -> RecordDict:
+    """Return one reply with the merged model, the summed weight and the mean metrics.
+
+    For a strategy that gives the model back as it is, one tensor stands for all of them.
+    """
+    most = 1 if takes_the_mean_as_it_is(inner) else None
+    arrays = parameters_of(merged, this.manifest, most)
+    return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.serverapp.strategy import Strategy
 
-from fl_elastic.aggregation import PartialMean, SizeBounds
+from fl_elastic.aggregation import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.dense import completed
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
-from fl_elastic.flower.replies import one_line
-from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
+from fl_elastic.flower.inner import sees_each_client, weight_key
+from fl_elastic.flower.replies import in_fixed_order, one_line
+from fl_elastic.flower.round import Round
+from fl_elastic.flower.round_record import AcceptedReply, Rejection
 from fl_elastic.flower.streaming_grid import FORGET_AFTER
 from fl_elastic.flower.terms import read_importance
 from fl_elastic.flower.wire import TrainReply, read_train_reply
-from fl_elastic.update import Manifest, PartialUpdate, decode
+from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 
 __all__ = ["Intake"]
@@ -31,82 +34,60 @@ _LOSS = "train-loss"
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
 
+@dataclass(frozen=True)
 class Intake:
     """Merges replies to training messages; a reply that does not fit is logged and left out.
 
-    Parameters
-    ----------
-    mean : PartialMean
-        Merges updates.
-    weights : dict of str to ndarray
-        The model that was sent.
-    fleet : Fleet
-        Keeps the ledger.
-    record : RoundRecord
-        Filled in.
-    downlink : Downlink
-        Keeps what clients hold.
-    sent_bytes : dict of int to int
-        What each node was sent.
-    limits : Limits
-        What counts are believed.
-    weight_key : str
-        Metric by which the inner strategy weighs replies.
-    complete : bool
-        Whether each reply is to hold a whole model for the inner strategy.
-    sizes : SizeBounds, optional
-        Shortens changes that are too large.
-
     Attributes
     ----------
-    usable, failed : list of Message
-        Replies that were merged, with no more content than the inner strategy needs, and errors.
-    metrics : list of RecordDict
-        Metrics of each usable reply.
-    importance : list of dict
-        What clients said about importance, where anybody asked.
-    losses : list of float
-        Of training from the newest model.
-    diverged : int
-        Clients that could not train from it, as their loss was not finite.
-    stale : dict of int to str
-        Nodes that need the whole model, and why.
+    round : Round
+        What is merged, and what else is known of it, is kept here.
+    inner : Strategy
+        Says what it has to see of a reply.
+    fleet : Fleet
+        Keeps the ledger.
+    downlink : Downlink
+        Keeps what clients hold.
+    limits : Limits
+        What counts are believed.
+    sizes : SizeBounds
+        Shortens changes that are too large, unless noise has to cover them all.
     """
 
-    def __init__(
-        self,
-        mean: PartialMean,
-        weights: Mapping[str, NDArray[Any]],
-        fleet: Fleet,
-        record: RoundRecord,
-        *,
-        downlink: Downlink,
-        sent_bytes: Mapping[int, int],
-        limits: Limits,
-        weight_key: str,
-        complete: bool,
-        sizes: SizeBounds | None = None,
-    ) -> None:
-        self.usable: list[Message] = []
-        self.failed: list[Message] = []
-        self.metrics: list[RecordDict] = []
-        self.importance: list[dict[str, float]] = []
-        self.losses: list[float] = []
-        self.diverged = 0
-        self.stale: dict[int, str] = {}
-        self._sizes = sizes
-        self._mean, self._weights, self._fleet, self._record = mean, weights, fleet, record
-        self._downlink, self._sent_bytes, self._limits = downlink, sent_bytes, limits
-        self._weight_key, self._complete = weight_key, complete
+    round: Round
+    inner: Strategy
+    fleet: Fleet
+    downlink: Downlink
+    limits: Limits
+    sizes: SizeBounds
+
+    def take_all(self, replies: Iterable[Message]) -> None:
+        """Merge replies as they come, in a fixed order where they come together; send again what did not do."""
+        together = self._complete or isinstance(replies, Sequence)
+        for message in in_fixed_order(replies) if together else replies:
+            self.take(message)
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """Send the whole model to those that could not use its changes, and take in their replies."""
+        stale, self.round.stale = self.round.stale, {}
+        if not stale:
+            return
+        for message in self.round.outbox.whole_again(stale):
+            stale.pop(message.metadata.src_node_id, None)
+            self.take(message)
+        for node, reason in {**stale, **self.round.stale}.items():
+            self.reject(node, reason)
 
     @property
-    def _manifest(self) -> Manifest:
-        return self._mean.manifest
+    def _complete(self) -> bool:
+        """Whether each reply is to hold a whole model for the inner strategy."""
+        return sees_each_client(self.inner)
 
     def take(self, message: Message) -> None:
         """Merge one reply, or note why not."""
         if message.has_error():
-            self.failed.append(message)
+            self.round.failed.append(message)
             node, reason = message.metadata.src_node_id, message.error.reason
             self.reject(node, f"client failed: {reason}")
             return
@@ -122,64 +103,68 @@ class Intake:
             reply = read_train_reply(message.content)
             update, staleness = self._decoded(reply)
             if not staleness:
-                check_variances(update, self._weights)
-            if self._sizes is not None:
-                update, shortened = self._sizes.bounded(update, self._manifest, self._weights)
+                check_variances(update, self.round.weights)
+            if not self._complete:
+                update, shortened = self.sizes.bounded(
+                    update, self.round.manifest, self.round.weights
+                )
                 if shortened:
-                    self._record.shortened[node] = len(shortened)
+                    self.round.record.shortened[node] = len(shortened)
             whole = self._whole_model(update)
-            probabilities = self._fleet.trained(node, update)
-            self._mean.add(update, probabilities=probabilities, staleness=staleness, checked=True)
+            probabilities = self.fleet.trained(node, update)
+            self.round.mean.add(
+                update, probabilities=probabilities, staleness=staleness, checked=True
+            )
         except StaleModelError as error:
-            self.stale[node] = str(error)
-            self._downlink.forget(node)
+            self.round.stale[node] = str(error)
+            self.downlink.forget(node)
             return
         except UpdateError as error:
-            self.diverged += _NOT_FINITE.search(str(error)) is not None
+            self.round.diverged += _NOT_FINITE.search(str(error)) is not None
             self.reject(node, str(error))
             return
-        self._record.accepted.append(
+        self.round.record.accepted.append(
             AcceptedReply(
                 node_id=node,
                 steps=update.steps,
                 num_examples=update.num_examples,
                 uplink_bytes=len(reply.packed),
                 metrics=reply.metrics,
-                downlink_bytes=0 if staleness else self._sent_bytes.get(node, 0),
+                downlink_bytes=0 if staleness else self.round.outbox.sent_bytes.get(node, 0),
                 staleness=staleness,
             )
         )
-        self._downlink.holds(node, reply.have)
-        if self._fleet.terms.wants_importance:
-            self.importance.append(read_importance(reply.importance, self._fleet.groups))
+        self.downlink.holds(node, reply.have)
+        if self.fleet.terms.wants_importance:
+            self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
         loss = reply.metrics.get(_LOSS)
         if loss is not None and not staleness:
-            self.losses.append(float(loss))
-        metrics = MetricRecord({**reply.metrics, self._weight_key: update.num_examples})
-        self.metrics.append(RecordDict({"metrics": metrics}))
+            self.round.losses.append(float(loss))
+        metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})
+        self.round.metrics.append(RecordDict({"metrics": metrics}))
         # The reply's own arrays are not needed any more: memory stays that of one update.
         message.content = RecordDict({**whole, "metrics": metrics})
-        self.usable.append(message)
+        self.round.usable.append(message)
 
     def reject(self, node: int, reason: str) -> None:
         """Log a reply that is left out, and enter it into the record."""
-        reason, number = one_line(reason), self._record.server_round
+        reason, number = one_line(reason), self.round.record.server_round
         _LOG.warning("round %s: reply of node %s left out: %s", number, node, reason)
-        self._record.rejected.append(Rejection(number, node, reason))
-        self._downlink.forget(node)
+        self.round.record.rejected.append(Rejection(number, node, reason))
+        self.downlink.forget(node)
 
     def _whole_model(self, update: PartialUpdate) -> dict[str, Any]:
         if not self._complete:
             return {}
-        return {"arrays": completed(update, self._weights, self._manifest)}
+        return {"arrays": completed(update, self.round.weights, self.round.manifest)}
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:
         """Return the update and how many rounds it is late."""
         # The reply is read by nobody else: its numbers are merged where they are.
-        update = decode(reply.packed, self._manifest, self._limits, in_place=True)
-        server_round = self._record.server_round
+        update = decode(reply.packed, self.round.manifest, self.limits, in_place=True)
+        server_round = self.round.record.server_round
         staleness = server_round - update.base_version
-        latest = FORGET_AFTER if self._fleet.terms.late == "merge" else 0
+        latest = FORGET_AFTER if self.fleet.terms.late == "merge" else 0
         if not 0 <= staleness <= latest:
             raise UpdateError(
                 f"update starts from version {update.base_version}, this round's is {server_round}"

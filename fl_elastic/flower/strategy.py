@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
@@ -22,7 +21,7 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
     SizeBounds,
 )
-from fl_elastic.errors import CheckpointError, ElasticError, UpdateError
+from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.deadline import Deadline
@@ -32,9 +31,8 @@ from fl_elastic.flower.fleet import Fleet
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
-    counted_replies,
     goes_by_the_change,
-    metrics_aggregator,
+    handed_on,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
@@ -42,14 +40,14 @@ from fl_elastic.flower.inner import (
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.outbox import Outbox
-from fl_elastic.flower.replies import common_metrics, in_fixed_order, mean_metrics, one_line
+from fl_elastic.flower.replies import common_metrics, in_fixed_order, one_line
+from fl_elastic.flower.round import Round, longest_step
 from fl_elastic.flower.round_record import RoundRecord, log_record
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.flower.wire import read_evaluate_reply
 from fl_elastic.update import Manifest
-from fl_elastic.update.manifest import Role
 from fl_elastic.update.partial import Limits
 
 __all__ = ["PartialUpdates"]
@@ -144,10 +142,8 @@ class PartialUpdates(Strategy):
         self.on_round = on_round
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
-        self._manifest: Manifest | None = None
         self._weights: _Weights = {}
-        self._record = RoundRecord(0)
-        self._outbox: Outbox | None = None
+        self._round: Round | None = None
         self._warned = False
 
     @classmethod
@@ -206,7 +202,7 @@ class PartialUpdates(Strategy):
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
-        deadline = self._record.deadline
+        deadline = None if self._round is None else self._round.record.deadline
         return None if deadline is None else deadline * self.terms.grace
 
     def start(
@@ -245,7 +241,12 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
         manifest = self._remember(arrays, server_round)
-        self._record = RoundRecord(server_round)
+        self._round = this = Round(
+            self._weights,
+            PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
+            Outbox("train", self.downlink, grid),
+            RoundRecord(server_round),
+        )
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
         self.fleet.serve(manifest)
@@ -267,12 +268,9 @@ class PartialUpdates(Strategy):
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
-        self._record.deadline = self.fleet.deadline_seconds()
-        self._record.downlink_bytes = len(self.downlink.whole)
-        self._outbox = Outbox("train", self.downlink, grid)
-        return self._outbox.packed(
-            messages, lambda node: self.fleet.instructions(node, server_round)
-        )
+        this.record.deadline = self.fleet.deadline_seconds()
+        this.record.downlink_bytes = len(self.downlink.whole)
+        return this.outbox.packed(messages, lambda node: self.fleet.instructions(node, this.number))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -294,47 +292,42 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the partial updates that fit; log and leave out the others."""
-        mean = PartialMean(
-            self._known_manifest(), self.rule, limits=self.limits, options=self.merge
-        )
-        intake = self._taken_in(mean, replies)
-        self.fleet.weigh(intake.importance)
-        asked = 0 if self._outbox is None else len(self._outbox.sent_bytes)
-        self.fleet.closed(asked, len(intake.usable))
-        reason = self.guard.jumped(intake.losses, intake.diverged) if self._guarded else ""
+        this = self._known_round()
+        intake = Intake(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
+        intake.take_all(replies)
+        self.fleet.weigh(this.importance)
+        self.fleet.closed(len(this.outbox.sent_bytes), len(this.usable))
+        reason = self.guard.jumped(this.losses, this.diverged) if self._guarded else ""
         if reason:
-            return self._step_back(server_round, reason), None
+            return self._step_back(this, reason), None
         undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
-        merged = self._finished(mean)
-        stepped = self._stepped(mean, merged)
-        aggregated, metrics = self._handed_on(server_round, intake, stepped)
-        self._report()
+        merged = this.merged()
+        stepped = this.stepped(merged, self.server_optimizer)
+        aggregated, metrics = handed_on(self.inner, this, stepped)
+        self._report(this)
         if aggregated is None:
             self.sizes.forget()
             return None, metrics
-        before = self._weights
-        self._go_on(aggregated, merged, stepped, server_round)
+        self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
         if undo is not None:
-            self.guard.keep(before, undo)
+            self.guard.keep(this.weights, undo)
         return as_record(self._weights), metrics
 
-    def _report(self) -> None:
+    def _report(self, this: Round) -> None:
         """Hand over the record of the round."""
-        if self._outbox is not None:
-            self._record.downlink_total_bytes = self._outbox.total_bytes
-        log_record(self._record, self.rule)
+        this.record.downlink_total_bytes = this.outbox.total_bytes
+        log_record(this.record, self.rule)
         if self.on_round is not None:
-            self.on_round(self._record)
+            self.on_round(this.record)
 
-    def _step_back(self, server_round: int, reason: str) -> ArrayRecord:
+    def _step_back(self, this: Round, reason: str) -> ArrayRecord:
         """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
-        before = self._weights
-        self._record.stepped_back = reason
-        self._keep(self.guard.step_back(), server_round + 1)
+        this.record.stepped_back = reason
+        self._keep(self.guard.step_back(), this.number + 1)
         self.sizes.forget()
-        self.fleet.moved(before, self._weights)
-        self._report()
+        self.fleet.moved(this.weights, self._weights)
+        self._report(this)
         return as_record(self._weights)
 
     @property
@@ -379,138 +372,37 @@ class PartialUpdates(Strategy):
         return self._keep({name: array.numpy() for name, array in arrays.items()}, version)
 
     def _keep(self, weights: _Weights, version: int) -> Manifest:
-        self._weights, self._manifest = weights, Manifest.of_arrays(weights)
-        self.downlink.serve(weights, self._manifest, version)
-        return self._manifest
+        self._weights, manifest = weights, Manifest.of_arrays(weights)
+        self.downlink.serve(weights, manifest, version)
+        return manifest
 
-    def _known_manifest(self) -> Manifest:
-        if self._manifest is None:
+    def _known_round(self) -> Round:
+        if self._round is None:
             raise UpdateError("aggregate_train was called before configure_train")
-        return self._manifest
-
-    def _taken_in(self, mean: PartialMean, replies: Iterable[Message]) -> Intake:
-        """Add each reply that fits to the mean, as it comes; return what else is known of them."""
-        outbox, each = self._outbox, sees_each_client(self.inner)
-        intake = Intake(
-            mean, self._weights, self.fleet, self._record, downlink=self.downlink,
-            sent_bytes={} if outbox is None else outbox.sent_bytes, limits=self.limits,
-            weight_key=weight_key(self.inner), complete=each,
-            sizes=None if each else self.sizes,
-        )  # fmt: skip
-        together = each or isinstance(replies, Sequence)
-        for message in in_fixed_order(replies) if together else replies:
-            intake.take(message)
-        self._send_again(intake)
-        return intake
-
-    def _handed_on(
-        self, server_round: int, intake: Intake, merged: _Weights
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the inner strategy aggregate: every client's reply if it must see them, else one for all."""
-        metrics, usable = common_metrics(intake.metrics), intake.usable
-        if sees_each_client(self.inner):
-            for message, content in zip(usable, metrics, strict=True):
-                message.content["metrics"] = content["metrics"]
-        elif usable:
-            # In an order that does not depend on who was faster.
-            metrics.sort(key=str)
-            usable = [self._carried(usable[0], merged, metrics)]
-        # Not every strategy of Flower stands a round without any reply.
-        if not usable and not intake.failed:
-            return None, None
-        with counted_replies(len(intake.usable)):
-            try:
-                aggregated, merged_metrics = self.inner.aggregate_train(
-                    server_round=server_round, replies=[*usable, *intake.failed]
-                )
-            except (ValueError, KeyError, AggregationError) as error:
-                if isinstance(error, ElasticError) or sees_each_client(self.inner):
-                    raise
-                # What clients sent was checked: it is what the strategy kept, or got from a checkpoint.
-                raise CheckpointError(
-                    f"{type(self.inner).__name__} cannot go on from what it keeps ({error}): is the checkpoint "
-                    "of another model?"
-                ) from error
-        aggregate_metrics = metrics_aggregator(self.inner)
-        if aggregate_metrics is not None and metrics and merged_metrics is not None:
-            merged_metrics = aggregate_metrics(metrics, weight_key(self.inner))
-        return aggregated, merged_metrics
+        return self._round
 
     def _go_on(
-        self, aggregated: ArrayRecord, merged: _Weights, stepped: _Weights, server_round: int
+        self, this: Round, aggregated: ArrayRecord, merged: _Weights, stepped: _Weights
     ) -> None:
         """Take the inner strategy's parameters, and the rest of the merged model, for the next round."""
-        manifest, before = self._known_manifest(), self._weights
-        others = before if sees_each_client(self.inner) else stepped
+        each, before = sees_each_client(self.inner), this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
-        new = whole_model(parameters, others, manifest)
-        if (limit := self._longest_step(manifest)) is not None:
-            new = no_longer_than(limit, before, merged, new, manifest)
-        self._keep(new, server_round + 1)
+        new = whole_model(parameters, before if each else stepped, this.manifest)
+        optimizer = self.server_optimizer
+        limit = longest_step(
+            math.inf if each else self.guard.rate_limit, this.manifest,
+            relative=not each and (
+                goes_by_the_change(self.inner) or (optimizer is not None and optimizer.relative)
+            ),
+            extrapolate=self.merge.extrapolate,
+        )  # fmt: skip
+        if limit is not None:
+            new = no_longer_than(limit, before, merged, new, this.manifest)
+        self._keep(new, this.number + 1)
         self.fleet.moved(before, self._weights)
         if self.average is not None:
             self.average.add(self._weights)
 
-    def _longest_step(self, manifest: Manifest) -> float | None:
-        """Return how many times as long as its clients' a round's step may be; None for any length."""
-        if sees_each_client(self.inner):
-            return None
-        limit = self.guard.rate_limit
-        optimizer = self.server_optimizer
-        relative = goes_by_the_change(self.inner) or (optimizer is not None and optimizer.relative)
-        if relative and not self.merge.extrapolate and Role.STATISTIC in manifest.roles:
-            limit = min(limit, 1.0)
-        return None if math.isinf(limit) else limit
-
     def _own_state(self) -> list[object]:
         """Return what a round changes besides the model."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
-
-    def _send_again(self, intake: Intake) -> None:
-        """Send the whole model to those that could not use its changes, and take in their replies."""
-        stale, intake.stale = intake.stale, {}
-        if not stale or self._outbox is None:
-            return
-        for message in self._outbox.whole_again(stale):
-            node = message.metadata.src_node_id
-            stale.pop(node, None)
-            intake.take(message)
-        for node, reason in {**stale, **intake.stale}.items():
-            intake.reject(node, reason)
-
-    def _finished(self, mean: PartialMean) -> _Weights:
-        """Return the merged model; the model as it was if the updates cannot be merged."""
-        try:
-            merged = mean.finish(self._weights)
-            self._record.stayed = dict(mean.stayed)
-            return merged
-        except UpdateError as error:
-            _LOG.warning(
-                "round %s changes nothing: %s", self._record.server_round, one_line(str(error))
-            )
-            return dict(self._weights)
-
-    def _stepped(self, mean: PartialMean, merged: _Weights) -> _Weights:
-        """Return the merged model after the server optimiser's step, if there is one."""
-        if self.server_optimizer is None:
-            return merged
-        manifest = self._known_manifest()
-        touched = {name for name in mean.touched if manifest.role(name) is Role.PARAMETER}
-        try:
-            return self.server_optimizer.step(self._weights, merged, touched)
-        except UpdateError as error:
-            _LOG.warning(
-                "round %s changes nothing: %s", self._record.server_round, one_line(str(error))
-            )
-            return dict(self._weights)
-
-    def _carried(self, carrier: Message, merged: _Weights, contents: list[RecordDict]) -> Message:
-        """Put the merged model, the summed weight and the mean metrics into one reply.
-
-        For a strategy that gives the model back as it is, one tensor stands for all of them.
-        """
-        most = 1 if takes_the_mean_as_it_is(self.inner) else None
-        arrays = parameters_of(merged, self._known_manifest(), most)
-        metrics = mean_metrics(contents, weight_key(self.inner))
-        carrier.content = RecordDict({"arrays": arrays, "metrics": metrics})
-        return carrier

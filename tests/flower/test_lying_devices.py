@@ -63,7 +63,8 @@ def test_where_nobody_keeps_a_deadline_of_claims_the_next_round_has_none(alone: 
     class Noted(PartialUpdates):
         def configure_train(self, *arguments: Any, **options: Any) -> Any:
             found = super().configure_train(*arguments, **options)
-            late.append(self._record.deadline)
+            patience = self.patience()
+            late.append(None if patience is None else patience / self.terms.grace)
             return found
 
     odd = {node: said(node, full_step_seconds=1e-9) for node in range(1, alone + 1)}
