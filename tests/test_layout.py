@@ -145,6 +145,28 @@ def test_flowers_legacy_names_are_in_one_file(path: Path) -> None:
     assert legacy == [] or path == ROOT / "flower" / "_compat.py"
 
 
+# Private attributes of torch's objects that the library has used; `_dynamo` is what `lean_start` is about.
+TORCHS_OWN = {
+    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+    "_backward_pre_hooks", "_sequence_nr", "_version", "_C", "_input_metadata", "_unsafe_view",
+}  # fmt: skip
+
+
+@every(LIBRARY_MODULES)
+def test_torchs_private_names_are_in_one_file(path: Path) -> None:
+    if path == ROOT / "groups" / "torch_private.py":
+        return
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [*(node.module or "").split("."), *(each.name for each in node.names)]
+            found += [name for name in names if name.startswith("_")]
+        elif isinstance(node, ast.Attribute) and node.attr in TORCHS_OWN:
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            found += [] if own else [node.attr]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "part", ["groups", "profiling", "importance", "planning", "update", "training", "testing"]
 )

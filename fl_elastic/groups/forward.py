@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
+from fl_elastic.groups.torch_private import writes_to
 
 __all__ = [
     "Batch",
@@ -149,7 +150,7 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
 
     def watched(tensor: Tensor) -> Tensor:
         given = tensor if writes is False else tensor.clone()
-        versions.append((given, _writes_to(given)))
+        versions.append((given, writes_to(given)))
         return given
 
     given = map_tensors(watched, inputs)
@@ -159,14 +160,9 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
         yield given
         ended = True
     finally:
-        wrote = any(_writes_to(tensor) != before for tensor, before in versions)
+        wrote = any(writes_to(tensor) != before for tensor, before in versions)
         if wrote or (ended and writes is None):
             known[model.training] = wrote
-
-
-def _writes_to(tensor: Tensor) -> int:
-    """Return how often a tensor was written; torch does not count it for those of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:

@@ -14,6 +14,7 @@ from fl_elastic.groups.calls import Call, recorded_calls
 from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups.torch_private import number_of, output_shape
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["Trace", "loss_from_inputs", "tensor_groups", "trace_step"]
@@ -118,7 +119,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
             name=node.name(),
             group=group_of.get(node),
             inputs=tuple(position[n] for n, _ in node.next_functions if n in position),
-            shape=_shape_of(node),
+            shape=output_shape(node),
             module=modules.get(node, ""),
         )
         for node in live
@@ -172,16 +173,6 @@ def _modules_of(calls: list[Call]) -> dict[Any, str]:
     return {node: calls[index].module for node, index in makers.items()}
 
 
-def _shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of what an operation put out, empty where torch does not say."""
-    outputs = getattr(node, "_input_metadata", ())
-    return tuple(int(length) for length in outputs[0].shape) if outputs else ()
-
-
-def _age(node: Any) -> int:
-    return int(node._sequence_nr())
-
-
 def _nodes_by_age(loss: Tensor) -> list[Any]:
     """Return all nodes below the loss, oldest first, so that inputs precede their users.
 
@@ -198,7 +189,7 @@ def _nodes_by_age(loss: Tensor) -> list[Any]:
                 seen.add(node)
                 stack.append(node)
     # AccumulateGrad nodes carry the largest number although they are leaves.
-    return sorted(seen, key=lambda node: -1 if _is_leaf(node) else _age(node))
+    return sorted(seen, key=lambda node: -1 if _is_leaf(node) else number_of(node))
 
 
 def _is_leaf(node: Any) -> bool:

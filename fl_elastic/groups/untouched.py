@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.groups.torch_private import own_buffers
+
 __all__ = ["Chances", "same_chances", "untouched"]
 
 
@@ -77,7 +79,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     trainable = [parameter.requires_grad for parameter in parameters]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     # A model may also assign new tensors to its buffers.
-    assigned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
     chances = Chances.now()

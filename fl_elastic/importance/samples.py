@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, TensorGroup
 from fl_elastic.groups.forward import map_tensors, split_batch
+from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
@@ -26,7 +26,7 @@ def norms_at_rest(model: nn.Module, groups: Sequence[TensorGroup]) -> Iterator[N
     """
     with untouched(model):
         for module in model.modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, BatchNorm):
                 module.training = False
         for group in groups:
             for name in group.parameters:
@@ -49,7 +49,7 @@ def micro_batches(
     """
     if size < 1:
         raise TrainingError(f"micro-batches of {size} examples are impossible: take at least 1")
-    joint = any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules())
+    joint = any(isinstance(m, BatchNorm) and m.running_mean is None for m in model.modules())
     for batch in batches:
         lengths = _lengths(batch)
         if not lengths or min(lengths) < 1:

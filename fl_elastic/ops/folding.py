@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.torch_private import BatchNorm
 
 __all__ = ["fold", "foldable_pairs"]
 
@@ -31,7 +31,7 @@ def foldable_pairs(graph: BackwardGraph, model: nn.Module, below: int = 0) -> li
     met = Counter(node.module for node in graph.nodes)
     pairs = []
     for node in graph.nodes[below:]:
-        if len(node.inputs) != 1 or not isinstance(modules.get(node.module), _BatchNorm):
+        if len(node.inputs) != 1 or not isinstance(modules.get(node.module), BatchNorm):
             continue
         source = graph.nodes[node.inputs[0]]
         alone = users[node.inputs[0]] == met[node.module] == met[source.module] == 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fl_elastic.groups.mode import Mode
+from fl_elastic.groups.torch_private import called_hooks
 from fl_elastic.ops.geometry import ConvGeometry
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward
 from fl_elastic.ops.norm import is_frozen_norm
@@ -124,10 +125,4 @@ def _as_rectifier(layer: nn.Module) -> nn.ReLU | nn.ReLU6 | None:
 
 def _is_watched(module: nn.Module) -> bool:
     """Whether somebody waits for this very module to be called, or has put a forward of their own there."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(hooks) or has_foreign_forward(module)
+    return called_hooks(module) or has_foreign_forward(module)

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
+from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 from fl_elastic.ops.activations import hardswish, relu, relu6
 from fl_elastic.ops.channel_convolution import channel_conv2d
 from fl_elastic.ops.channels import ChannelSubset
@@ -124,9 +124,9 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
             found = replacement if dimensions is None or len(shape) in dimensions else found
     if found is LeanKind.NORM:
         # A frozen one runs in eval mode, where it needs running statistics.
-        plain = type(module).forward is _BatchNorm.forward and owns_weights(module)
+        plain = type(module).forward is BatchNorm.forward and owns_weights(module)
         # One without parameters is never frozen: it stays in the mode that it is in now.
-        stays = module.training and module._parameters.get("weight") is None
+        stays = module.training and own_parameters(module).get("weight") is None
         return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
     if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
         return LeanKind.NONE
@@ -138,10 +138,10 @@ def owns_weights(module: nn.Module) -> bool:
 
     They are not where a parametrisation (weight or spectral norm), pruning or a hook computes them anew.
     """
-    if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):
+    if not isinstance(module, nn.Conv2d | nn.Linear | BatchNorm):
         return True
     # Asking for the attribute would compute it, which moves the vectors of a spectral norm.
-    return all(name in module._parameters for name in ("weight", "bias"))
+    return all(name in own_parameters(module) for name in ("weight", "bias"))
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Linear(LeanForward):
 
 @dataclass(frozen=True)
 class _Norm(LeanForward):
-    module: _BatchNorm
+    module: BatchNorm
 
     def fits(self, x: Tensor) -> bool:
         dimensions = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
@@ -287,7 +287,7 @@ def _linear(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> Le
 
 def _norm(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
     del mode, channels
-    assert isinstance(module, _BatchNorm)
+    assert isinstance(module, BatchNorm)
     return _Norm(module) if is_frozen_norm(module) else None
 
 
@@ -323,7 +323,7 @@ _Maker: TypeAlias = Callable[[nn.Module, Mode, "Sequence[int] | None"], "LeanFor
 _MAKERS: tuple[tuple[type[nn.Module], _Maker], ...] = (
     (nn.Conv2d, _conv),
     (nn.Linear, _linear),
-    (_BatchNorm, _norm),
+    (BatchNorm, _norm),
     (nn.ReLU6, _activation),
     (nn.ReLU, _activation),
     (nn.Hardswish, _activation),

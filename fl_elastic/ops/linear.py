@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fl_elastic.groups.mode import Axis
+from fl_elastic.groups.torch_private import no_view
 from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.channels import checked_channels
 
@@ -68,7 +69,8 @@ class _Linear(Function):
             kept = x.index_select(-1, index) if subset.axis == "in" else x
         ctx.save_for_backward(weight, kept)
         ctx.subset = subset
-        return _no_view(functional.linear(x, weight, bias))
+        # Of more than two dimensions torch gives a view, which nobody may write.
+        return no_view(functional.linear(x, weight, bias))
 
     @staticmethod
     @once_differentiable
@@ -89,9 +91,3 @@ class _Linear(Function):
         if ctx.needs_input_grad[2]:
             of_bias = rows.sum(0)
         return of_input, of_weight, of_bias, None
-
-
-def _no_view(y: Tensor) -> Tensor:
-    """Return the same numbers as no view: of more than two dimensions torch gives one, which nobody may write."""
-    plain: Tensor = torch.ops.aten._unsafe_view(y, y.shape)
-    return plain

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.ops.autograd import apply_function
 
 __all__ = ["frozen_batch_norm", "is_frozen_norm", "norm_scale"]
 
 
-def is_frozen_norm(norm: _BatchNorm) -> bool:
+def is_frozen_norm(norm: BatchNorm) -> bool:
     """Return whether ``norm`` is only a scale and a shift now: in eval mode, with statistics, not trained."""
     frozen = not any(parameter.requires_grad for parameter in norm.parameters())
     return frozen and not norm.training and norm.running_mean is not None

@@ -10,10 +10,10 @@ from itertools import combinations
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
@@ -88,7 +88,7 @@ def _train_only(model: nn.Module, raw: CostProfile, mask: Mask) -> None:
             parameter.requires_grad_(bool(on))
             parameter.grad = None
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and (own := list(module.parameters())):
+        if isinstance(module, BatchNorm) and (own := list(module.parameters())):
             # As in training: a frozen BatchNorm runs in eval mode, which is cheaper.
             module.training = any(parameter.requires_grad for parameter in own)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.torch_private import next_number, number_of
 from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
@@ -71,8 +72,6 @@ def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTe
     """Return which tensors each node keeps for the backward pass, told apart by their storage."""
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
-    # Torch has no public way to ask for it.
-    next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
     alive: list[Tensor] = []
     outputs: dict[Any, tuple[int, int]] = {}
 
@@ -98,7 +97,7 @@ def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTe
     finally:
         for handle in handles:
             handle.remove()
-    numbers = [None if node is None else node._sequence_nr() for node in trace.nodes]
+    numbers = [None if node is None else number_of(node) for node in trace.nodes]
     by_number = _by_known_number(kept, [number for number in numbers if number is not None])
     ids: dict[int, int] = {}
     sizes: list[int] = []

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
+from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
@@ -161,10 +161,10 @@ _Buffers = list[tuple[dict[str, Any], str, Tensor]]
 def _other_buffers(module: nn.Module) -> _Buffers:
     """Return copies of the buffers of all but torch's norms, with where each is held."""
     return [
-        (inner._buffers, name, buffer.detach().clone())
+        (own_buffers(inner), name, buffer.detach().clone())
         for inner in module.modules()
-        if not isinstance(inner, _NormBase)
-        for name, buffer in inner._buffers.items()
+        if not isinstance(inner, NormWithStatistics)
+        for name, buffer in own_buffers(inner).items()
         if buffer is not None
     ]
 
@@ -189,7 +189,9 @@ def _as_before(module: nn.Module, chances: Chances, buffers: _Buffers) -> Iterat
 @contextmanager
 def _still_norms(module: nn.Module) -> Iterator[None]:
     """Keep running statistics from moving a second time while a block runs again."""
-    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    norms = [
+        m for m in module.modules() if isinstance(m, NormWithStatistics) and m.track_running_stats
+    ]
     moving = [(norm, norm.momentum) for norm in norms if norm.training]
     counts = [(n.num_batches_tracked, n.num_batches_tracked.clone()) for n, _ in moving
               if n.num_batches_tracked is not None]  # fmt: skip

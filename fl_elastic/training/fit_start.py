@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.groups.torch_private import own_buffers
 from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.update import Manifest, weights_of
 
@@ -49,7 +50,7 @@ class FitStart:
         self.weights = weights_of(self.model, self.manifest, kept - parameters)
         self._buffers = []
         for prefix, module in self.model.named_modules():
-            own = module._buffers
+            own = own_buffers(module)
             values = {
                 name: buffer.detach().clone()
                 for name, buffer in own.items()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from fl_elastic.groups.torch_private import NormWithStatistics
 from fl_elastic.planning import Plan
 
 __all__ = ["frozen_outside", "training_statistics"]
@@ -58,7 +58,7 @@ class _StaysInEval:
 def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
     norms: list[nn.Module] = []
     for prefix, module in model.named_modules():
-        if isinstance(module, _NormBase):
+        if isinstance(module, NormWithStatistics):
             own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
             if own and not any(name in trained for name in own):
                 norms.append(module)
@@ -69,7 +69,11 @@ def training_statistics(model: nn.Module) -> list[str]:
     """Return the names of the running statistics that a training step would update now."""
     names = []
     for prefix, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.training and module.track_running_stats:
+        if (
+            isinstance(module, NormWithStatistics)
+            and module.training
+            and module.track_running_stats
+        ):
             names += [
                 f"{prefix}.{name}" if prefix else name
                 for name, buffer in module.named_buffers(recurse=False)

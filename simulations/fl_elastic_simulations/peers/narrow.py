@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.operations import CONVOLUTIONS
 from fl_elastic_simulations.peers.widths import LayerChannels
@@ -61,7 +61,7 @@ def narrow_model(
         if scaled and layer.inputs is not None and not layer.outputs.fixed:
             module.register_forward_hook(_Scaler(rate))
     for module in narrow.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
     return narrow

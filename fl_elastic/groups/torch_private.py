@@ -1,0 +1,72 @@
+"""What torch offers under private names alone, in one place for whoever tries a new release of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
+
+__all__ = [
+    "BatchNorm",
+    "NormWithStatistics",
+    "called_hooks",
+    "next_number",
+    "no_view",
+    "number_of",
+    "output_shape",
+    "own_buffers",
+    "own_parameters",
+    "writes_to",
+]
+
+
+def number_of(node: Any) -> int:
+    """Return how many nodes of the backward graph were made before this one on its thread."""
+    return int(node._sequence_nr())
+
+
+def next_number() -> int:
+    """Return the number that the next node will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def output_shape(node: Any) -> tuple[int, ...]:
+    """Return the shape of what a node's operation put out, empty where torch does not say."""
+    outputs = getattr(node, "_input_metadata", ())
+    return tuple(int(length) for length in outputs[0].shape) if outputs else ()
+
+
+def writes_to(tensor: Tensor) -> int:
+    """Return how often a tensor was written; torch does not count it for those of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """Return the same numbers as no view, which in-place operations may write."""
+    plain: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    return plain
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary in which a module holds its buffers, those of modules inside of it left out."""
+    return module._buffers
+
+
+def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
+    """Return the parameters that a module holds itself; one that is computed anew is none of them."""
+    return module._parameters
+
+
+def called_hooks(module: nn.Module) -> bool:
+    """Whether a call of this very module calls hooks, forward or backward."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(hooks)
