@@ -200,6 +200,40 @@ class Factories(Registry[Callable[..., Made]], Generic[Made]):
     []
     """
 
-    def make(self, name: str, *given: Any) -> Made:
-        """Return a new one of those registered under ``name``; RegistryError lists the known names."""
-        return self.get(name)(*given)
+    def make(self, name: str | Made, *given: Any) -> Made:
+        """Return a new one of those registered under ``name``, or the plug-in itself if that is given instead.
+
+        Raises
+        ------
+        RegistryError
+            If nothing is registered under the name, or a class is given in place of an object of it.
+        """
+        if isinstance(name, str):
+            return self.get(name)(*given)
+        self.check(name)
+        return name
+
+    def check(self, name: str | Made) -> None:
+        """Raise RegistryError for an unknown name, for a class, and for what is no plug-in at all."""
+        if isinstance(name, str):
+            super().check(name)
+        elif isinstance(name, type):
+            raise RegistryError(
+                f"{self.kind} {name.__name__} is a class: give a name or an object, as in {name.__name__}()"
+            )
+        elif name is None or isinstance(name, (int, float, bytes, list, tuple, dict, set)):
+            raise RegistryError(
+                f"{self.kind} {name!r} is a {type(name).__name__}: give a name or an object"
+            )
+
+    def name_of(self, given: str | Made) -> str:
+        """Return the name that a plug-in is registered under; its class's where it is not.
+
+        >>> rules: Factories[list[int]] = Factories("rule")
+        >>> rules.name_of("empty"), rules.name_of([])
+        ('empty', 'list')
+        """
+        if isinstance(given, str):
+            return given
+        known = (name for name, each in self._entries.items() if each is type(given))
+        return next(known, type(given).__name__)

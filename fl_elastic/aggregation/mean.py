@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.rules import RULES, LinearRule, RobustRule
+from fl_elastic.aggregation.rules import RULES, AggregationRule, LinearRule, RobustRule
 from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Manifest, PartialUpdate
@@ -102,8 +102,8 @@ class PartialMean:
     ----------
     manifest : Manifest
         Of the global model.
-    rule : str
-        Registered rule; a robust one keeps every update until `finish`.
+    rule : str or AggregationRule
+        A registered name, or an object; a robust one keeps every update until `finish`.
     limits : Limits, optional
         What counts the server believes.
     options : MergeOptions, optional
@@ -127,7 +127,7 @@ class PartialMean:
     def __init__(
         self,
         manifest: Manifest,
-        rule: str = "contributors",
+        rule: str | AggregationRule = "contributors",
         *,
         limits: Limits | None = None,
         options: MergeOptions | None = None,

@@ -26,7 +26,7 @@ from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.wire import HAVE, PACKED, TENSORS
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
-from fl_elastic.planning import POLICIES
+from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
@@ -98,8 +98,8 @@ class ElasticClient(NumPyClient):
         Re-iterable; batches are ``(inputs, targets)``.
     budget : Budget
         What one round may spend.
-    policy : str
-        Registered policy.
+    policy : str or Policy
+        A registered name, or an object with options of its own.
     loss_fn : callable
         ``loss_fn(outputs, targets)``.
     optimizer_fn : callable
@@ -134,7 +134,7 @@ class ElasticClient(NumPyClient):
         test_loader: Iterable[Batch],
         *,
         budget: Budget,
-        policy: str = "elastic",
+        policy: str | Policy = "elastic",
         loss_fn: LossFn = nn.functional.cross_entropy,
         optimizer_fn: OptimizerFn = _sgd,
         epochs: int = 1,
@@ -201,7 +201,7 @@ class ElasticClient(NumPyClient):
         del config
         return {
             "manifest": self.manifest.hash,
-            "policy": self.policy,
+            "policy": POLICIES.name_of(self.policy),
             "codec": self.codec,
             "speedup": float(self.budget.speedup or 1.0),
         }

@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
+from fl_elastic.aggregation import RULES, AggregationRule
 from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
 from fl_elastic.flower.dense import parameters_of
 from fl_elastic.flower.replies import common_metrics, mean_metrics
@@ -61,7 +62,7 @@ _NOT_LINEAR = (
 )  # fmt: skip
 
 
-def check_inner(inner: Strategy, rule: str | None) -> str:
+def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | AggregationRule:
     """Return the aggregation rule to use with ``inner``.
 
     Raises
@@ -82,10 +83,10 @@ def check_inner(inner: Strategy, rule: str | None) -> str:
                 "use the server-side wrapper with packed updates"
             )
     if sees_each_client(inner):
-        if rule not in (None, "all"):
+        if rule is not None and RULES.name_of(rule) != "all":
             raise RegistryError(
-                f"rule {rule!r} lets one client's data into others' completed updates, which voids the privacy "
-                "guarantee; under differential privacy use rule 'all'"
+                f"rule {RULES.name_of(rule)!r} lets one client's data into others' completed updates, which voids "
+                "the privacy guarantee; under differential privacy use rule 'all'"
             )
         return "all"
     return rule or "contributors"

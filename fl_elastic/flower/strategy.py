@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import (
     RULES,
     SERVER_OPTIMIZERS,
+    AggregationRule,
     MergeOptions,
     ModelAverage,
     PartialMean,
@@ -84,8 +85,8 @@ class PartialUpdates(Strategy):
     ----------
     inner : Strategy
         From ``flwr.serverapp.strategy``.
-    rule : str, optional
-        Registered aggregation rule; ``contributors`` by default, always ``all`` under differential privacy.
+    rule : str or AggregationRule, optional
+        A registered name, or an object; ``contributors`` by default, always ``all`` under differential privacy.
     merge : MergeOptions, optional
         Weights, step normalisation and staleness.
     terms : RoundTerms, optional
@@ -120,7 +121,7 @@ class PartialUpdates(Strategy):
         self,
         inner: Strategy,
         *,
-        rule: str | None = None,
+        rule: str | AggregationRule | None = None,
         merge: MergeOptions | None = None,
         terms: RoundTerms | None = None,
         server_optimizer: ServerOptimizer | None = None,
@@ -131,7 +132,7 @@ class PartialUpdates(Strategy):
     ) -> None:
         self.inner = inner
         self.rule = check_inner(inner, rule)
-        RULES.make(self.rule)
+        RULES.check(self.rule)
         self.merge = merge or MergeOptions()
         self.terms = terms or RoundTerms()
         self.fleet = Fleet(self.terms)
@@ -233,7 +234,11 @@ class PartialUpdates(Strategy):
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""
-        _LOG.info("PartialUpdates: rule %s, codec %s, around:", self.rule, self.downlink.codec)
+        _LOG.info(
+            "PartialUpdates: rule %s, codec %s, around:",
+            RULES.name_of(self.rule),
+            self.downlink.codec,
+        )
         self.inner.summary()
 
     def configure_train(
@@ -317,7 +322,7 @@ class PartialUpdates(Strategy):
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""
         this.record.downlink_total_bytes = this.outbox.total_bytes
-        log_record(this.record, self.rule)
+        log_record(this.record, RULES.name_of(self.rule))
         if self.on_round is not None:
             self.on_round(this.record)
 

@@ -110,9 +110,9 @@ class StreamClient(ElasticClient):
             settings["optimizer_fn"] = optimizer_fn
         self._folder = Path(stream_dir)
         settings.setdefault("state_dir", self._folder / "rounds")
-        self._replay = REPLAYS.make(replay) if isinstance(replay, str) else replay
+        self._replay = REPLAYS.make(replay)
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
-        self.joining = JOINING_RULES.make(joining) if isinstance(joining, str) else joining
+        self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head
         # The one that is trained may have more classes.

@@ -12,9 +12,6 @@ from fl_elastic.profiling import CostProfile
 
 __all__ = ["GradientFilterPolicy"]
 
-_LAYERS = 4
-_FILTERED = Mode.filtered(2, inputs=True)
-
 
 @POLICIES.register("gradient_filter")
 class GradientFilterPolicy(Policy):
@@ -25,9 +22,32 @@ class GradientFilterPolicy(Policy):
     keeps them in eval mode and does not say how many of them train. Nor is a convolution filtered that has no
     filtered operation: one- or three-dimensional, transposed, used twice, with a computed weight, or padded with
     anything but zeros. Layers are left out, deepest first, as long as the plan does not fit.
+
+    Parameters
+    ----------
+    layers : int
+        How many convolutions are filtered; the paper's 4 by default.
+    patch : int
+        Side of a patch, at least 2.
+    inputs : bool
+        Whether the gradient for a layer's input is filtered as well as that of its weight.
+
+    Raises
+    ------
+    PlanError
+        If there would be nothing to filter.
     """
 
-    modes = (_FILTERED,)
+    def __init__(self, layers: int = 4, patch: int = 2, *, inputs: bool = True) -> None:
+        if layers < 1:
+            raise PlanError(
+                f"policy 'gradient_filter' with {layers} layers filters nothing: give 1 or more"
+            )
+        if patch < 2:
+            raise PlanError(f"a patch of side {patch} filters nothing: give 2 or more")
+        self.layers = layers
+        # An object's own, where others have it of their class.
+        self.modes = (Mode.filtered(patch, inputs=inputs),)  # type: ignore[misc]
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution that can be filtered."""
@@ -42,12 +62,12 @@ class GradientFilterPolicy(Policy):
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan with as many of the last four convolutions as fit."""
         graph = request.profile.graph
-        candidates = _filterable(request.profile)[:_LAYERS]
+        candidates = _filterable(request.profile)[: self.layers]
         while True:
             modes = [Mode.FROZEN] * len(graph.groups)
             modes[graph.head] = Mode.FULL
             for index in candidates:
-                modes[index] = _FILTERED
+                modes[index] = self.modes[0]
             if not candidates or request.fits_modes(modes):
                 return request.plan("gradient_filter", modes)
             candidates.pop()

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.mode import Axis
 from fl_elastic.importance.base import Scores
@@ -82,8 +82,16 @@ class TinyTrainPolicy(Policy):
     fill : {"greedy", "random", "knapsack"}
         By descending score; in random order; or by the joint solver for most potential, whatever the score, where
         the costs of channel shares were measured.
-    macs_share : float or None
-        Multiply-adds of the backward pass over those of a full one; None for no limit of its own.
+
+    Parameters
+    ----------
+    macs_share : float, optional
+        Multiply-adds of the backward pass over those of a full one, in (0, 1]; left out, no limit but the budget's.
+
+    Raises
+    ------
+    PlanError
+        If that is no share.
     """
 
     uses_importance = True
@@ -94,7 +102,11 @@ class TinyTrainPolicy(Policy):
     axis: ClassVar[Axis] = "out"
     exclude_depthwise: ClassVar[bool] = False
     fill: ClassVar[Literal["greedy", "random", "knapsack"]] = "greedy"
-    macs_share: ClassVar[float | None] = None
+
+    def __init__(self, macs_share: float | None = None) -> None:
+        if macs_share is not None and not 0 < macs_share <= 1:
+            raise PlanError(f"macs_share {macs_share} must be above 0 and at most 1")
+        self.macs_share = macs_share
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution or linear layer besides its head."""

@@ -17,6 +17,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.finite import all_finite
 from fl_elastic.groups.forward import call_model, compute_loss, to_device
+from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.streaming.body import Body, scores_of
@@ -104,7 +105,7 @@ class Engine:
     batch_loss: LossFn
     optimizer_fn: OptimizerFn
     budget: Budget
-    policy: str
+    policy: str | Policy
     options: TrainerOptions
     guard: Guard
 

@@ -15,6 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
+from fl_elastic.planning import Policy
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.streaming.adapting import Adaptation, Engine
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, noted_arrivals
@@ -64,8 +65,9 @@ class StreamLearner:
         Memory of the stream, for replay. It stays the caller's to close.
     budget : Budget
         What one adaptation may spend.
-    policy : str
-        Registered policy; a drift makes it look anew at what each tensor is worth.
+    policy : str or Policy
+        A registered name, or an object with options of its own; a drift makes it look anew at what each tensor is
+        worth.
     optimizer_fn : callable
         ``optimizer_fn(parameters)`` returning a torch optimiser; called for each adaptation.
     loss_fn : callable
@@ -122,7 +124,7 @@ class StreamLearner:
         store: SampleStore,
         *,
         budget: Budget,
-        policy: str = "elastic",
+        policy: str | Policy = "elastic",
         optimizer_fn: OptimizerFn,
         loss_fn: LossFn = classification_loss,
         trigger: Trigger | None = None,
@@ -141,7 +143,7 @@ class StreamLearner:
         self.record = StreamRecord(most=self.options.points)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
-        self._replay = REPLAYS.make(replay) if isinstance(replay, str) else replay
+        self._replay = REPLAYS.make(replay)
         self._classifier = Classifier(
             model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
             head=self.options.head, most=self.options.most_classes,

@@ -45,8 +45,8 @@ class PlanChooser:
     ----------
     model, loss_fn, optimizer_fn :
         As given to the trainer.
-    policy : str
-        Registered policy.
+    policy : str or Policy
+        A registered name, or an object with options of its own.
     budget : Budget
         What one fit may spend.
     options : TrainerOptions
@@ -63,7 +63,7 @@ class PlanChooser:
         loss_fn: LossFn,
         optimizer_fn: OptimizerFn,
         *,
-        policy: str,
+        policy: str | Policy,
         budget: Budget,
         options: TrainerOptions,
         state: SelectionState,

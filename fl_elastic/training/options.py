@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_elastic.errors import BudgetError, ProfileError
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.training.elastic_forward import ForwardOptions
 
@@ -19,8 +19,8 @@ class TrainerOptions:
 
     Parameters
     ----------
-    importance : str
-        Registered score used by policies that need one.
+    importance : str or Importance
+        Registered score, or an object, used by policies that need one.
     reselect_every : int
         Steps between two probes of importance. While importance stays alike the gap doubles, up to
         eight times; once it has drifted it falls back.
@@ -45,8 +45,8 @@ class TrainerOptions:
     closed_loop : bool
         Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
         alone, so that a simulation is reproducible.
-    channel_score : str
-        Registered score by which the channels of a group are chosen that is trained in part.
+    channel_score : str or ChannelScore
+        Registered score, or an object, by which the channels of a group are chosen that is trained in part.
     returns : float
         How what a fit gains grows with its steps, where steps and groups are one choice (a deadline): 1 in
         proportion; below that further steps are worth less, as in federated rounds, where they drift apart from
@@ -72,7 +72,7 @@ class TrainerOptions:
         Seed of what the policy draws, where all clients of a round shall draw the same; left out, ``seed``.
     """
 
-    importance: str = "elastic"
+    importance: str | Importance = "elastic"
     reselect_every: int = 100
     drift: float = 0.8
     smoothing: float = 0.5
@@ -80,7 +80,7 @@ class TrainerOptions:
     deep_every: int = 4
     charge_probes: bool = True
     closed_loop: bool = True
-    channel_score: str = "fisher"
+    channel_score: str | ChannelScore = "fisher"
     returns: float = 0.5
     proximal: float = 0.0
     fleet_importance: Mapping[str, float] = field(default_factory=dict)

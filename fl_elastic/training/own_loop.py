@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.planning import Plan
+from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.training.changes import changes, trained_parts
@@ -38,7 +38,7 @@ def plan_for(
     batches: Sequence[Batch],
     *,
     budget: Budget,
-    policy: str = "elastic",
+    policy: str | Policy = "elastic",
     optimizer_fn: OptimizerFn = _sgd,
     steps: int = 1,
     profile: CostProfile | None = None,
@@ -63,8 +63,8 @@ def plan_for(
         Like those to come; two for the default importance.
     budget : Budget
         Of all steps together where it is a deadline.
-    policy : str
-        Registered policy.
+    policy : str or Policy
+        A registered name, or an object with options of its own.
     optimizer_fn : callable
         ``optimizer_fn(parameters)`` returns the kind of optimiser that will train.
     steps : int

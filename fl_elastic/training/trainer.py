@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
-from fl_elastic.planning import Plan
+from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import refined
@@ -55,8 +55,8 @@ class ElasticTrainer:
         ``optimizer_fn(parameters)`` returning a torch optimiser; called once, and once per probe.
     budget : Budget
         What one fit may spend.
-    policy : str
-        Registered policy, see `fl_elastic.planning.policies`.
+    policy : str or Policy
+        A registered name, or an object with options of its own.
     profile : CostProfile, optional
         Measured costs; when missing or of another case they are estimated on the first batch, for about one and a
         half steps that are charged to the budget, and corrected while training.
@@ -85,7 +85,7 @@ class ElasticTrainer:
         optimizer_fn: OptimizerFn,
         *,
         budget: Budget,
-        policy: str = "elastic",
+        policy: str | Policy = "elastic",
         profile: CostProfile | None = None,
         options: TrainerOptions | None = None,
         state: SelectionState | None = None,

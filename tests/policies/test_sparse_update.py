@@ -200,13 +200,9 @@ def test_residual_networks_train_dense_layers_and_no_shortcut() -> None:
 
 
 def test_a_scheme_of_ones_own_is_followed() -> None:
-    class Mine(SparseUpdatePolicy):
-        name = "mine"
-        scheme = Scheme(3, ((40, 0.25),))
-
+    mine = SparseUpdatePolicy(Scheme(3, ((40, 0.25),)))
     profile = profile_of(graph_of(chain_of(PUBLISHED_MODELS[1].layers)))
-    plan = Mine().plan(request_of(profile, Budget()))
-    assert plan.policy == "mine"
+    plan = mine.plan(request_of(profile, Budget()))
     assert [str(mode) for mode in plan.modes[:5]] == ["full", "bias", "in/4", "bias", "frozen"]
 
 

@@ -182,12 +182,9 @@ def test_no_budget_means_the_published_share_of_multiply_adds(
 
 
 def test_a_share_of_multiply_adds_can_be_asked_for(profile: CostProfile) -> None:
-    class Half(TinyTrainPolicy):
-        macs_share = 0.5
-
     full = backward_macs(profile.graph, [Mode.FULL] * len(profile))
     for budget in (Budget(), Budget(speedup=1.01)):
-        plan = Half().plan(request_of(profile, budget))
+        plan = TinyTrainPolicy(macs_share=0.5).plan(request_of(profile, budget))
         assert 0.2 * full < backward_macs(profile.graph, plan.modes) <= 0.5 * full
 
 

@@ -48,24 +48,24 @@ class SparseUpdatePolicy(Policy):
     of each block in the later half, so the pointwise layers there that widen are the candidates (or all pointwise,
     or all dense layers there, where there are none; never a shortcut). Their shares of channels are chosen by the
     joint solver, and biases are trained as far as the error gradient comes, or half as far, or not at all. What a
-    layer is worth is assumed: the same for each, and the square root of the share of its channels. A subclass with
-    a ``scheme``, such as `search_scheme` finds, takes that alone.
+    layer is worth is assumed: the same for each, and the square root of the share of its channels.
 
     The published models have no norms, because these are folded into the convolutions: where there is one, it is
     trained in place of the bias. If nothing fits, the head is trained alone.
 
-    Attributes
+    Parameters
     ----------
-    name : str
-        Under which it is registered.
-    scheme : Scheme or None
-        What to train of the layers from the input, whatever the model; None chooses as above.
+    scheme : Scheme, optional
+        What to train of the layers from the input, whatever the model, such as `search_scheme` finds; left out, it
+        is chosen as above.
     """
 
     channel_score_name = "l2"
     modes = _MODES
     name: ClassVar[str] = "sparse_update"
-    scheme: ClassVar[Scheme | None] = None
+
+    def __init__(self, scheme: Scheme | None = None) -> None:
+        self.scheme = scheme
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution or linear layer besides its head."""

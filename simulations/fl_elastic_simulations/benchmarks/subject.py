@@ -65,14 +65,14 @@ class Subject:
     def chooser(self, policy: str | Policy, budget: Budget) -> PlanChooser:
         """Return what asks the policy, with importance, costs of modes and their fidelity measured."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        asked = POLICIES.make(policy) if isinstance(policy, str) else policy
-        options = TrainerOptions(clock="cpu", importance=asked.importance_name or "elastic")
-        state = self.states.setdefault(options.importance, SelectionState())
+        asked = POLICIES.make(policy)
+        importance = asked.importance_name or "elastic"
+        options = TrainerOptions(clock="cpu", importance=importance)
+        state = self.states.setdefault(importance, SelectionState())
         chooser = PlanChooser(
-            self.model, classification_loss, sgd, policy="full", budget=budget,
+            self.model, classification_loss, sgd, policy=asked, budget=budget,
             options=options, state=state, optimizer=lambda: sgd(trainable),
         )  # fmt: skip
-        chooser.policy = asked
         self._measure_modes(asked)
         chooser.begin(self.profile, 1, self.batches)
         if asked.uses_importance and state.probe_due():
