@@ -251,9 +251,18 @@ def test_what_choosing_gains_over_fewer_full_steps_is_the_committed_difference()
     half = interval(pairs)
     assert f"it ends {statistics.fmean(pairs):.1f} ± {half:.1f} points higher" in MEASURED
     assert f"`fl_elastic` ends {statistics.fmean(pairs):.1f} ± {half:.1f} points higher" in MEASURED
-    (one,), (last,) = gains(birds, full), gains(birds, "last layers, our server")
-    assert f"it ends {one:.1f} points higher than fewer full steps" in MEASURED
-    assert f"and {-last:.1f} points below the last layers that fit" in MEASURED
+    others = (full, "last layers, our server", "timelyfl, our server")
+    for other, words in zip(
+        others, ("fewer full steps", "last layers that fit", "TimelyFL"), strict=True
+    ):
+        found = gains(birds, other)
+        assert len(found) == 3
+        mean, half = statistics.fmean(found), interval(found)
+        assert re.search(
+            rf"{re.escape(f'{mean:+.1f} ± {half:.1f}')} points against (the )?{words}", MEASURED
+        )
+    mean, half = (of(gains(birds, full)) for of in (statistics.fmean, interval))
+    assert f"it ends {mean:.1f} ± {half:.1f} points higher; the last layers" in MEASURED
 
 
 def test_the_page_of_unequal_clients_has_every_measured_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Fit:
                 break
             if pace.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                pace.reference(*self._time_full_pass(batch))
+                pace.reference(*self._time_full_pass(batch, plan))
             due = plan is not deep and (pace.corrected or self._probe_due(plan))
             if due and pace.steps_left(plan) > 0:
                 plan = self._choose([batch, *self.batches[1:]], plan)
@@ -223,10 +224,19 @@ class Fit:
         self.pace.replanned()
         return rest if rest is not None and self.pace.steps_left(rest) > 0 else None
 
-    def _time_full_pass(self, batch: Batch) -> tuple[float, float]:
+    def _optimizer_ratio(self, plan: Plan) -> float:
+        """Return what the optimiser took in steps of a plan over what the profile says of it."""
+        predicted = float(self.profile.optimizer_seconds[plan.mask].sum())
+        taken = self.step.optimizer_seconds
+        whole = all(mode.kind in ("full", "frozen") for mode in plan.modes)
+        return statistics.median(taken) / predicted if whole and taken and predicted > 0 else 1.0
+
+    def _time_full_pass(self, batch: Batch, plan: Plan) -> tuple[float, float]:
         clock, step = self.log.clock, self.step
         started = clock()
-        ratio = full_pass_ratio(step.model, step.loss_fn, batch, self.profile, clock)
+        ratio = full_pass_ratio(
+            step.model, step.loss_fn, batch, self.profile, clock, self._optimizer_ratio(plan)
+        )
         spent = clock() - started
         self.charge(spent)
         return ratio, spent

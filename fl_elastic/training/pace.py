@@ -144,7 +144,8 @@ class Pace:
             self._next_reference = 2 * self.steps
 
     def _note_reference(self, ratio: float) -> None:
-        self._references.append(ratio)
+        # What a coarse clock does not see is taken for what it was.
+        self._references.append(ratio if ratio > 0 else 1.0)
         # Of two the faster one: what disturbs a step makes it longer.
         self.drift = statistics.median_low(self._references)
 

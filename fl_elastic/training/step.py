@@ -12,6 +12,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
+from fl_elastic.profiling.clock import Clock
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.kept_optimizer import KeptOptimizer
@@ -19,6 +20,8 @@ from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.step_importance import StepImportance
 
 __all__ = ["TrainingStep"]
+
+_TIMED = 5
 
 
 class TrainingStep:
@@ -34,6 +37,8 @@ class TrainingStep:
         The trainer's optimiser.
     pull : ProximalPull
         Towards the weights that the fit started from.
+    clock : callable
+        Gives seconds.
 
     Attributes
     ----------
@@ -41,11 +46,20 @@ class TrainingStep:
         Runs what lies below the cut, where the forward pass is elastic.
     worth : StepImportance or None
         Reads importance from gradients, where steps tell it.
+    optimizer_seconds : list of float
+        What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, optimizing: KeptOptimizer, pull: ProximalPull
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        optimizing: KeptOptimizer,
+        pull: ProximalPull,
+        clock: Clock,
     ) -> None:
+        self.clock = clock
+        self.optimizer_seconds: list[float] = []
         self.model = model
         self.loss_fn = loss_fn
         self.optimizing = optimizing
@@ -59,6 +73,7 @@ class TrainingStep:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
         self._guard = ChannelGuard(plan, self.model, unmoved)
+        self.optimizer_seconds = []
 
     def take(self, batch: Batch) -> float:
         """Take one step and return its loss.
@@ -84,7 +99,11 @@ class TrainingStep:
         if self.worth is not None:
             self.worth.observe(self._whole)
         self._pull.add_to_gradients()
+        timed = len(self.optimizer_seconds) < _TIMED
+        started = self.clock() if timed else 0.0
         optimizer.step()
+        if timed:
+            self.optimizer_seconds.append(self.clock() - started)
         if self._guard is not None:
             self._guard.put_back()
         return value

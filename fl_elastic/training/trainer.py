@@ -153,7 +153,7 @@ class ElasticTrainer:
         self._base = self._start.weights
         self._step = TrainingStep(
             self.model, self.loss_fn, self._optimizing,
-            ProximalPull.towards_present(self.model, self.options.proximal),
+            ProximalPull.towards_present(self.model, self.options.proximal), clock,
         )  # fmt: skip
         self._tensor_steps.clear()
         try:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from small_models import Batch, chain, flat_profile, loss_fn, sgd, trainer_of, vectors
 
 from fl_elastic.budget import Budget
@@ -189,3 +191,25 @@ def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
     assert [start for start, _ in report.plans] == [0]
     assert report.plan is report.plans[0][1]
     assert set(made.update().deltas) == {"6.weight", "6.bias"}
+
+
+@pytest.mark.parametrize("slower", [0.0, 1.0, 4.0])
+def test_a_full_step_is_known_with_what_the_optimiser_really_takes(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, slower: float
+) -> None:
+    made = trainer_of(
+        chain(), vectors(1)[0], ["6", "4"], budget=Budget(speedup=2.0),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    assert made.profile is not None
+    made.profile = replace(
+        made.profile, estimated=True, optimizer_seconds=np.linspace(1, 2, len(made.profile)),
+    )  # fmt: skip
+    optimizing, full = made.profile.optimizer_seconds, made.profile.full_step_seconds
+    trained = [group.name in ("6", "4") for group in made.profile.graph.groups]
+    step = torch.optim.SGD.step
+    share = float(optimizing[trained].sum())
+    monkeypatch.setattr(torch.optim.SGD, "step", taking(clock, slower * share, step))
+    # By this clock the passes take nothing.
+    ratio = made.fit(vectors(20)).full_ratio
+    assert ratio == pytest.approx(slower * float(optimizing.sum()) / full if slower else 1.0)
