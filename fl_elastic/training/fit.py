@@ -37,6 +37,7 @@ READ_ONCE = (
 )
 _LOG = logging.getLogger("fl_elastic")
 _NEARLY_FULL = 0.9
+_TELLING_SHARE = 0.25
 
 
 @dataclass(eq=False)
@@ -225,11 +226,16 @@ class Fit:
         return rest if rest is not None and self.pace.steps_left(rest) > 0 else None
 
     def _optimizer_ratio(self, plan: Plan) -> float:
-        """Return what the optimiser took in steps of a plan over what the profile says of it."""
-        predicted = float(self.profile.optimizer_seconds[plan.mask].sum())
-        taken = self.step.optimizer_seconds
+        """Return what the optimiser took in steps of a plan over what the profile says of it.
+
+        Of a few weights a step takes what its call does, and tells nothing of many.
+        """
+        seconds, taken = self.profile.optimizer_seconds, self.step.optimizer_seconds
+        predicted = float(seconds[plan.mask].sum())
         whole = all(mode.kind in ("full", "frozen") for mode in plan.modes)
-        return statistics.median(taken) / predicted if whole and taken and predicted > 0 else 1.0
+        if not (whole and taken) or predicted < _TELLING_SHARE * float(seconds.sum()):
+            return 1.0
+        return statistics.median(taken) / predicted if predicted > 0 else 1.0
 
     def _time_full_pass(self, batch: Batch, plan: Plan) -> tuple[float, float]:
         clock, step = self.log.clock, self.step
