@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from fl_elastic.archive import Archive
 from fl_elastic.budget import Budget
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
@@ -25,7 +26,7 @@ from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import SavedState, StateFolder
+from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
@@ -417,7 +418,7 @@ class StreamLearner:
         arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
         arrays |= {f"model.{name}": each for name, each in self._classifier.to_arrays().items()}
         arrays["errors"] = self._drift.errors
-        taken = self._folder.save(SavedState(facts, arrays))
+        taken = self._folder.save(Archive(facts, arrays))
         self.progress.saves_failed += not taken
         if taken:
             self._ahead.saved()
@@ -478,7 +479,7 @@ class StreamLearner:
         self.progress.refused(why)
         return Observation(refused=why)
 
-    def _restore(self, state: SavedState | None) -> None:
+    def _restore(self, state: Archive | None) -> None:
         events = 0
         if state is not None:
             facts = state.facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.storage import write_atomically
+from fl_elastic.old_state import json_file
 from fl_elastic.streaming.body import Body, Prepare
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Guard, Row
@@ -36,6 +36,7 @@ from fl_elastic.streaming.taking_up import labelled_weights
 __all__ = ["Mark", "Visit", "open_store", "visit"]
 
 _STORE, _MARK = "samples.db", "round.json"
+_KIND = Kind("fl_elastic.mark")
 _NEWEST = 512
 _ROOM = 16 * 2**20
 
@@ -64,13 +65,14 @@ class Mark:
     def load(cls, folder: Path) -> Mark:
         """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
         try:
-            return cls(**{k: int(v) for k, v in json.loads((folder / _MARK).read_text()).items()})
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            facts = read_archive(folder / _MARK, _KIND, old=json_file).facts
+            return cls(**{name: int(count) for name, count in facts.items()})
+        except (OSError, ValueError, TypeError, OverflowError):
             return cls()
 
     def save(self, folder: Path) -> None:
         """Write it; OSError if the disk does not take it."""
-        write_atomically(folder / _MARK, json.dumps(asdict(self)).encode())
+        write_archive(folder / _MARK, _KIND, asdict(self))
 
 
 @dataclass(frozen=True, eq=False)

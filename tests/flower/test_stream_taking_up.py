@@ -175,7 +175,7 @@ def test_one_that_dies_before_saving_takes_it_again(
     before = weights(learner)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     with monkeypatch.context() as full_disk:
-        full_disk.setattr("fl_elastic.streaming.learner_state.write_atomically", _no_space)
+        full_disk.setattr("fl_elastic.archive.write_atomically", _no_space)
         learner.take_up()
         assert not learner.take_up(), "it has it already"
         assert learner.rounds.taken == 1

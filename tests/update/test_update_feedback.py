@@ -260,9 +260,9 @@ def test_a_damaged_file_gives_its_residuals_or_none(tmp_path: Path) -> None:
 def test_a_full_disk_is_logged_not_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> Path:
+    def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.update.feedback.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     assert ErrorFeedback().save(tmp_path / "residuals.npz") is False
     assert "No space left" in caplog.text

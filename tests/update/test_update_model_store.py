@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,10 +90,10 @@ def test_a_full_disk_is_logged_not_raised(
     store = ModelStore(tmp_path / "model")
     assert store.save(weights, 1)
 
-    def full(path: Path, data: bytes) -> Path:
+    def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.update.model_store.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     with caplog.at_level(logging.WARNING):
         assert store.save(weights, 2) is False
     assert "No space left" in caplog.text
