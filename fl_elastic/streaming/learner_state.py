@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
-from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError, StreamError
+from fl_elastic.errors import (
+    ArchiveError,
+    ArchiveVersionError,
+    ElasticError,
+    ProfileError,
+    StreamError,
+)
 from fl_elastic.old_state import npz_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.storage import remove_leftovers
 from fl_elastic.streaming.aside import forget_oldest, name_aside
 
-__all__ = ["StateFolder", "load_state", "save_state"]
+__all__ = ["StateFolder", "load_state", "save_state", "taking_over"]
 
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream")
@@ -46,6 +54,23 @@ def load_state(path: Path) -> Archive | None:
         return None
     except OSError as error:
         raise StreamError(f"cannot read the state {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def taking_over(folder: Path) -> Iterator[None]:
+    """Raise StreamError where a whole file turns out to hold something else than a learner's state."""
+    try:
+        yield
+    except ElasticError:
+        raise
+    except (
+        KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError,
+    ) as error:  # fmt: skip
+        why = (str(error).splitlines() or [""])[0][:200]
+        raise StreamError(
+            f"{folder / _STATE} is no learner's state ({type(error).__name__}: {why}): move it away to start "
+            "afresh, or use another folder"
+        ) from None
 
 
 def _put_aside(path: Path, why: str) -> None:

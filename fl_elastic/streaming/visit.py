@@ -24,7 +24,7 @@ from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
-from fl_elastic.streaming.learner_state import StateFolder
+from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay import Replay
@@ -213,19 +213,23 @@ def visit(
     state = StateFolder(folder).load()
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
-    if state.facts["features"] is not None:
-        raise StreamError(
-            "the learner keeps features of a frozen part, which the federation's model would change: start it "
-            "without latent replay to take part"
-        )
-    classifier = Classifier(
-        _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
-        latent=None, prepare=prepare, seed=seed, head=head,
-    )  # fmt: skip
-    classifier.restore(state.facts, state.under("model."))
-    saved = labelled_weights(classifier)
-    recent = Recent(Guard(), _NEWEST, 1)
-    recent.restore(state.under("memory."))
+    with taking_over(folder):
+        if state.facts["features"] is not None:
+            raise StreamError(
+                "the learner keeps features of a frozen part, which the federation's model would change: start it "
+                "without latent replay to take part"
+            )
+        classifier = Classifier(
+            _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
+            latent=None, prepare=prepare, seed=seed, head=head,
+        )  # fmt: skip
+        classifier.restore(state.facts, state.under("model."))
+        saved = labelled_weights(classifier)
+        recent = Recent(Guard(), _NEWEST, 1)
+        recent.restore(state.under("memory."))
+        progress = Progress.from_facts(dict(state.facts["progress"]))
+        rounds = RoundsTaken(**state.facts.get("rounds", {}))
+        number = int(state.facts.get("number", -1))
     store = open_store(folder / _STORE)
     for label in store.classes:
         if label >= 0:
@@ -233,11 +237,11 @@ def visit(
     return Visit(
         classifier=classifier,
         saved=saved,
-        progress=Progress.from_facts(dict(state.facts["progress"])),
-        rounds=RoundsTaken(**state.facts.get("rounds", {})),
+        progress=progress,
+        rounds=rounds,
         held_out=recent.held_out.rows,
         new=list(recent.new),
-        number=state.facts.get("number", store.seen),
+        number=store.seen if number < 0 else number,
         store=store,
     )
 

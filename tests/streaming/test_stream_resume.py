@@ -228,3 +228,35 @@ def test_torchs_own_numbers_do_not_matter(tmp_path: Path) -> None:
         found.append(weights(learner))
         closed(learner)
     assert same(*found)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [[1]], {"x": []}, -1e400, "missing"])
+def test_a_state_that_somebody_wrote_is_read_or_refused_in_one_line(
+    value: Any, tmp_path: Path
+) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    closed(learner)
+    path = tmp_path / STATE
+    state = load_state(path)
+    assert state is not None
+    crafted = []
+    for name in state.facts:
+        facts = {**state.facts, name: value}
+        if value == "missing":
+            del facts[name]
+        crafted.append(archive.Archive(facts, state.arrays))
+    for name in state.arrays:
+        arrays = {**state.arrays, name: np.array("x" if value is None else str(value))}
+        if value == "missing":
+            del arrays[name]
+        crafted.append(archive.Archive(state.facts, arrays))
+    refused = 0
+    for each in crafted:
+        save_state(path, each)
+        try:
+            closed(learner_in(tmp_path))
+        except StreamError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 1000
+    assert refused
