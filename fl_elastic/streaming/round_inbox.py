@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.archive import Kind, read_archive, write_archive
-from fl_elastic.errors import ArchiveError
 from fl_elastic.old_state import npz_file
 from fl_elastic.streaming.labelled import LabelledWeights
 
@@ -169,9 +168,12 @@ class RoundInbox:
         try:
             found = read_archive(self._claimed, _KIND, old=npz_file("facts"))
             facts, weights = found.facts, found.under("tensor.")
-            change = LabelledWeights(weights, tuple(facts["labels"]), tuple(facts["head"]))
-            return RoundChange(str(facts["name"]), str(facts["after"]), change, tuple(facts["new"]))
-        except (OSError, ArchiveError, KeyError, TypeError) as error:
+            head = tuple(str(name) for name in facts["head"])
+            change = LabelledWeights(weights, _labels(facts["labels"]), head)
+            return RoundChange(
+                str(facts["name"]), str(facts["after"]), change, _labels(facts["new"])
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
             self.done()
             return None
@@ -182,3 +184,9 @@ class RoundInbox:
             self._claimed.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("cannot remove %s: %s", self._claimed, error.strerror)
+
+
+def _labels(found: list[Any]) -> tuple[int, ...]:
+    if not all(type(label) is int and abs(label) < 2**63 for label in found):
+        raise ValueError(f"labels {str(found)[:80]} are no whole numbers")
+    return tuple(found)

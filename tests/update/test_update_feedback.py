@@ -245,9 +245,7 @@ def test_a_damaged_file_gives_its_residuals_or_none(tmp_path: Path) -> None:
         data = bytearray(good)
         data[position] ^= 1 << position % 8
         path.write_bytes(bytes(data))
-        found = ErrorFeedback.load(path, MANIFEST).residuals
-        # Some bytes of an archive, such as its dates, say nothing.
-        assert found == {} or np.array_equal(found["bias"], np.ones(40))
+        assert ErrorFeedback.load(path, MANIFEST).residuals == {}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("names.npy", b"nonsense")
     assert ErrorFeedback.load(path, MANIFEST).residuals == {}
