@@ -7,6 +7,8 @@ inherits the builtin that a caller would expect, so ``except ValueError`` keeps 
 from __future__ import annotations
 
 __all__ = [
+    "ArchiveError",
+    "ArchiveVersionError",
     "BudgetError",
     "CheckpointError",
     "DatasetError",
@@ -37,6 +39,14 @@ class LaboratoryMissing(ElasticError, RuntimeError):
         super().__init__(
             f"{wanted} is part of the laboratory: install it with pip install fl-elastic-simulations"
         )
+
+
+class ArchiveError(ElasticError, ValueError):
+    """A file of kept state is damaged, too long, or of another kind."""
+
+
+class ArchiveVersionError(ArchiveError):
+    """A file of kept state is whole, and of another version."""
 
 
 class BudgetError(ElasticError, ValueError):

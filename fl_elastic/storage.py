@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,14 @@ __all__ = ["only_one", "remove_leftovers", "write_atomically"]
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int | None = None) -> Path:
+def write_atomically(
+    path: str | os.PathLike[str],
+    data: bytes | Sequence[bytes | memoryview],
+    mode: int | None = None,
+) -> Path:
     """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
 
+    Data may come in parts, which are written one after the other.
     With a ``mode`` the file has exactly these permissions from its first byte on, whatever the umask;
     without one it has those of any new file.
     """
@@ -30,7 +35,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int | None
             if mode is not None:
                 # One that an interrupted process left behind, or the umask, may have made it another.
                 os.fchmod(stream.fileno(), mode)
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)

@@ -18,6 +18,8 @@ LABORATORY = Path(fl_elastic_simulations.__file__).parent
 FLOW = [
     ["errors"],
     ["registry", "budget", "storage", "losses", "environment", "laboratory"],
+    ["archive"],
+    ["old_state"],
     ["named_models"],
     ["groups"],
     ["ops"],

@@ -5,32 +5,30 @@ Flower marks a run as failed when its server process dies and never resumes it, 
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import re
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fl_elastic.errors import CheckpointError
+from fl_elastic.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.strategy_state import as_record, collect, names_of, restore
 from fl_elastic.flower.streaming_grid import streaming
-from fl_elastic.storage import remove_leftovers, write_atomically
+from fl_elastic.old_state import npz_file
+from fl_elastic.storage import remove_leftovers
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
 _LOG = logging.getLogger("fl_elastic")
-_VERSION = 1
+_KIND = Kind("fl_elastic.checkpoint")
 _MOST_ROUNDS = 999_999
 # Models in double precision, with room; bytes of what grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
@@ -168,24 +166,21 @@ class Checkpointed(Strategy):
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         entries |= {f"state/{name}": value for name, value in collect(self.strategy).items()}
         about = {
-            "version": _VERSION,
             "round": server_round,
             "names": list(arrays),
             "strategies": names_of(self.strategy),
         }
-        buffer = io.BytesIO()
-        entries["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        np.savez(buffer, allow_pickle=False, **entries)
         path = self.directory / f"round-{server_round:06d}.npz"
         try:
-            write_atomically(path, buffer.getvalue())
+            write_archive(path, _KIND, about, entries)
             # Files of later rounds are left from a run before this one, which is not the one to resume.
             later = [old for old in _files(self.directory) if old.name > path.name]
             earlier = [old for old in _files(self.directory) if old.name <= path.name]
             for old in [*later, *earlier[self.keep :]]:
                 old.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot write checkpoint {path}: {error.strerror}") from None
+        except (OSError, ArchiveError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"cannot write checkpoint {path}: {why}") from None
 
 
 def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint | None:
@@ -221,35 +216,22 @@ def _files(directory: Path) -> list[Path]:
 
 def _read(path: Path, most: int) -> Checkpoint:
     """Read a checkpoint; raises OSError or ValueError for whatever else is in the file."""
+    found = read_archive(path, _KIND, most=most, old=npz_file("about"))
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > most:
-            raise ValueError(f"holds {size} bytes, at most {most} for a model of this size")
-        with np.load(path, allow_pickle=False) as stored:
-            entries = dict(stored)
-    # A truncated zip archive raises its own family of errors.
-    except Exception as error:
-        raise ValueError(f"not a readable archive ({error})") from None
-    try:
-        return _checkpoint(entries)
-    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        return _checkpoint(found)
+    except (KeyError, TypeError) as error:
         raise ValueError(f"not a checkpoint ({type(error).__name__} {error})") from None
 
 
-def _checkpoint(entries: dict[str, Any]) -> Checkpoint:
-    if any(array.dtype.hasobject for array in entries.values()):
-        raise ValueError("holds objects")
-    about = json.loads(entries["about"].tobytes())
-    if about["version"] != _VERSION:
-        raise ValueError(f"format version {about['version']}, expected {_VERSION}")
+def _checkpoint(found: Archive) -> Checkpoint:
+    about = found.facts
     server_round = about["round"]
     if type(server_round) is not int or not 0 <= server_round <= _MOST_ROUNDS:
         raise ValueError(f"round {str(server_round)[:40]!r}, expected a number from 0")
     return Checkpoint(
         server_round=server_round,
-        arrays={str(name): entries[f"array/{name}"] for name in about["names"]},
-        state={k.removeprefix("state/"): v for k, v in entries.items() if k.startswith("state/")},
+        arrays={str(name): found.arrays[f"array/{name}"] for name in about["names"]},
+        state=found.under("state/"),
         strategies=tuple(str(name) for name in about["strategies"]),
     )
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fl_elastic.errors import ProfileError, StaleModelError
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError
+from fl_elastic.old_state import json_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.storage import remove_leftovers, write_atomically
+from fl_elastic.storage import remove_leftovers
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, decode_weights
 from fl_elastic.update.feedback import ErrorFeedback
@@ -20,6 +22,7 @@ from fl_elastic.update.model_store import ModelStore
 __all__ = ["ClientState"]
 
 _LOG = logging.getLogger("fl_elastic")
+_KIND = Kind("fl_elastic.selection")
 
 
 class ClientState:
@@ -80,8 +83,8 @@ class ClientState:
         if path is None:
             return SelectionState(known=False)
         try:
-            return SelectionState.from_json(path.read_text())
-        except (OSError, UnicodeDecodeError):
+            return SelectionState.from_facts(read_archive(path, _KIND, old=json_file).facts)
+        except (OSError, ArchiveError):
             return SelectionState(known=False)
 
     def keep_selection(self) -> None:
@@ -89,7 +92,7 @@ class ClientState:
         path = self._path("selection", "json")
         try:
             if path is not None:
-                write_atomically(path, self.selection.to_json().encode())
+                write_archive(path, _KIND, self.selection.to_facts())
         except OSError as error:
             _LOG.warning("cannot keep importance in %s: %s", path, error.strerror)
 

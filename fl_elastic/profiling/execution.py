@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -13,13 +12,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.storage import write_atomically
+from fl_elastic.old_state import json_file
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
 
+_KIND = Kind("fl_elastic.execution")
 _WARM_UP = 1
 _STEPS = 5
 _GAIN = 0.95
@@ -117,7 +119,7 @@ def load_or_measure_execution(
     Parameters
     ----------
     path : path-like
-        A JSON file; a damaged one is written anew, and one that cannot be written costs only the next measurement.
+        The file; a damaged one is written anew, and one that cannot be written costs only the next measurement.
     case : str
         What they are valid for: the model, the batch, the number of processors.
     measure : callable
@@ -125,15 +127,15 @@ def load_or_measure_execution(
     """
     file = Path(path)
     try:
-        kept = json.loads(file.read_text())
+        kept = read_archive(file, _KIND, old=json_file).facts
         threads, last = kept["threads"], kept["channels_last"]
         if kept["case"] == case and threads >= 1 and isinstance(last, bool):
             return Execution(int(threads), last)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ArchiveError, KeyError, TypeError, OverflowError):
         pass
     found = measure()
     try:
-        write_atomically(file, json.dumps(asdict(found) | {"case": case}).encode())
+        write_archive(file, _KIND, asdict(found) | {"case": case})
     except OSError:
         pass
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -12,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import ProfileError
+from fl_elastic.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block, Cut, GroupKind
+from fl_elastic.old_state import json_file
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, SavedTensors
-from fl_elastic.storage import write_atomically
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 
-FORMAT = "fl_elastic.cost_profile"
-VERSION = 3
+KIND = Kind("fl_elastic.cost_profile", 4)
 
 _ARRAYS = (
     "node_update_seconds",
@@ -40,37 +39,32 @@ _NUMBERS = (
     "lookup_seconds",
     "lookup_seconds_per_value",
 )
+_RATIOS = ("update_ratio", "path_ratio")
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
-    """Write ``profile`` to ``path`` as JSON, atomically; raises ProfileError if that is not possible."""
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
+    """Write ``profile`` to ``path``, atomically; raises ProfileError if that is not possible."""
+    facts: dict[str, Any] = {
         "key": asdict(profile.key),
         "groups": [asdict(group) for group in profile.graph.groups],
         "nodes": [asdict(node) for node in profile.graph.nodes],
         "blocks": [asdict(block) for block in profile.graph.blocks],
         "cuts": [asdict(cut) for cut in profile.graph.cuts],
+        "estimated": profile.estimated,
     }
+    facts |= {name: getattr(profile, name) for name in _NUMBERS}
+    arrays = {name: getattr(profile, name) for name in _ARRAYS}
     if profile.modes is not None:
-        document["modes"] = {
-            "modes": [str(mode) for mode in profile.modes.modes],
-            "update_ratio": _numbers_or_none(profile.modes.update_ratio),
-            "path_ratio": _numbers_or_none(profile.modes.path_ratio),
-        }
-    document["estimated"] = profile.estimated
+        facts["modes"] = [str(mode) for mode in profile.modes.modes]
+        arrays |= {f"modes.{name}": getattr(profile.modes, name) for name in _RATIOS}
     if profile.saved is not None:
-        document["saved"] = {
-            field.name: getattr(profile.saved, field.name).tolist()
-            for field in fields(SavedTensors)
-        }
-    document |= {name: getattr(profile, name).tolist() for name in _ARRAYS}
-    document |= {name: getattr(profile, name) for name in _NUMBERS}
+        names = [field.name for field in fields(SavedTensors)]
+        arrays |= {f"saved.{name}": getattr(profile.saved, name) for name in names}
     try:
-        return write_atomically(path, json.dumps(document).encode())
-    except OSError as error:
-        raise ProfileError(f"cannot write cost profile {path}: {error.strerror}") from None
+        return write_archive(path, KIND, facts, arrays)
+    except (OSError, ArchiveError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ProfileError(f"cannot write cost profile {path}: {why}") from None
 
 
 def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) -> CostProfile:
@@ -90,20 +84,13 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     """
     remedy = "delete it to measure anew"
     try:
-        document = json.loads(Path(path).read_bytes())
+        profile = _profile(read_archive(path, KIND, old=json_file))
     except OSError as error:
         raise ProfileError(f"cannot read cost profile {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ProfileError(f"cost profile {path} is not valid JSON; {remedy}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ProfileError(f"{path} is not a cost profile; {remedy}")
-    if document.get("version") != VERSION:
-        seen = document.get("version")
+    except ArchiveVersionError as error:
         raise ProfileError(
-            f"cost profile {path} has version {seen!r}, expected {VERSION}; {remedy}"
-        )
-    try:
-        profile = _from_document(document)
+            f"cost profile {path} is of another release ({error}); {remedy}"
+        ) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProfileError(f"cost profile {path} is damaged ({error}); {remedy}") from None
     if key is not None and (differences := key.differences(profile.key)):
@@ -112,32 +99,38 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     return profile
 
 
-def _numbers_or_none(ratios: NDArray[np.float64]) -> list[list[float | None]]:
-    """Return nested lists with None for NaN, which JSON does not have."""
-    return [[None if np.isnan(r) else float(r) for r in row] for row in ratios]
-
-
-def _mode_costs(stored: Any, groups: int) -> ModeCosts | None:
-    if stored is None:
+def _mode_costs(stored: Archive, groups: int) -> ModeCosts | None:
+    names = stored.facts.get("modes")
+    if names is None:
         return None
-    modes = tuple(Mode.parse(text) for text in stored["modes"])
-    tables = [
-        np.array([[np.nan if r is None else float(r) for r in row] for row in stored[name]])
-        for name in ("update_ratio", "path_ratio")
-    ]
+    modes = tuple(Mode.parse(text) for text in names)
+    tables = [_numbers(stored.arrays[f"modes.{name}"]) for name in _RATIOS]
     if any(table.shape != (groups, len(modes)) for table in tables):
         raise ProfileError("its modes do not have one row per group")
     return ModeCosts(modes, tables[0], tables[1])
 
 
-def _saved_tensors(stored: Any, nodes: int) -> SavedTensors | None:
-    if stored is None:
+def _saved_tensors(stored: Archive, nodes: int) -> SavedTensors | None:
+    arrays = stored.under("saved.")
+    if not arrays:
         return None
-    whole = {name: np.array(stored[name], np.int64) for name in ("nodes", "tensors", "outputs")}
-    saved = SavedTensors(tensor_bytes=np.array(stored["tensor_bytes"], np.float64), **whole)
+    whole = {name: _whole(arrays[name]) for name in ("nodes", "tensors", "outputs")}
+    saved = SavedTensors(tensor_bytes=_numbers(arrays["tensor_bytes"]), **whole)
     if len(saved.outputs) != nodes:
         raise ProfileError("what nodes keep does not have one output per node")
     return saved
+
+
+def _numbers(array: NDArray[Any]) -> NDArray[np.float64]:
+    if array.dtype.kind not in "iuf":
+        raise ProfileError(f"costs of type {array.dtype} are no numbers")
+    return array.astype(np.float64)
+
+
+def _whole(array: NDArray[Any]) -> NDArray[np.int64]:
+    if array.dtype.kind not in "iu":
+        raise ProfileError(f"indices of type {array.dtype} are no whole numbers")
+    return array.astype(np.int64)
 
 
 def _text(value: object) -> str:
@@ -153,7 +146,8 @@ def _index(value: object) -> int | None:
     return value
 
 
-def _from_document(document: dict[str, Any]) -> CostProfile:
+def _profile(stored: Archive) -> CostProfile:
+    document = stored.facts
     groups = tuple(
         TensorGroup(
             name=str(group["name"]),
@@ -189,15 +183,14 @@ def _from_document(document: dict[str, Any]) -> CostProfile:
     )
     _check_graph(groups, nodes, cuts, blocks)
     key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}
-    modes = _mode_costs(document.get("modes"), len(groups))
-    values: dict[str, Any] = {n: np.array(document[n], dtype=np.float64) for n in _ARRAYS}
+    values: dict[str, Any] = {n: _numbers(stored.arrays[n]) for n in _ARRAYS}
     values |= {name: float(document[name]) for name in _NUMBERS}
     return CostProfile(
         key=ProfileKey(**key),
         graph=BackwardGraph(groups, nodes, cuts, blocks),
-        modes=modes,
-        saved=_saved_tensors(document.get("saved"), len(nodes)),
-        estimated=bool(document.get("estimated", False)),
+        modes=_mode_costs(stored, len(groups)),
+        saved=_saved_tensors(stored, len(nodes)),
+        estimated=bool(document["estimated"]),
         **values,
     )
 

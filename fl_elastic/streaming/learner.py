@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from fl_elastic.archive import Archive
 from fl_elastic.budget import Budget
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
@@ -26,7 +27,7 @@ from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import SavedState, StateFolder
+from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
@@ -419,7 +420,7 @@ class StreamLearner:
         arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
         arrays |= {f"model.{name}": each for name, each in self._classifier.to_arrays().items()}
         arrays["errors"] = self._drift.errors
-        taken = self._folder.save(SavedState(facts, arrays))
+        taken = self._folder.save(Archive(facts, arrays))
         self.progress.saves_failed += not taken
         if taken:
             self._ahead.saved()
@@ -480,32 +481,38 @@ class StreamLearner:
         self.progress.refused(why)
         return Observation(refused=why)
 
-    def _restore(self, state: SavedState | None) -> None:
+    def _restore(self, state: Archive | None) -> None:
         events = 0
-        if state is not None:
-            facts = state.facts
-            self.progress = Progress.from_facts(facts["progress"])
-            # A state of an earlier release lacks some.
-            self.record = StreamRecord.from_facts(facts.get("record", {"points": []}))
-            self.selection = SelectionState.from_json(facts["selection"])
-            self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
-            self.rounds = RoundsTaken(**facts.get("rounds", {}))
-            self._names = SenderIds(self.options.names, facts.get("names"))
-            handled = self.progress.observed + sum(self.progress.rejected.values())
-            self.places = facts.get("places", {"": {"rows": handled}})
-            self._memory.restore(state.under("memory."), facts.get("number", 0))
-            self._drift.restore(state.arrays["errors"])
-            self._classifier.restore(facts, state.under("model."))
-            self._memory.keep_to(self._classifier.version, facts["features"])
-            events = self._memory.events = facts.get("events", 0)
-        else:
+        if state is None:
             self._memory.number, self.places = 0, {}
+        else:
+            with taking_over(self._folder.path):
+                events = self._take_over(state)
         self._learn_stored_labels()
         self._replaying = True
         with self._memory.again():
             for event in self._ahead.since(events):
                 self._relive(event)
         self._replaying = False
+
+    def _take_over(self, state: Archive) -> int:
+        """Be as the state says, and return how many events it knows of."""
+        facts = state.facts
+        self.progress = Progress.from_facts(facts["progress"])
+        # A state of an earlier release lacks some.
+        self.record = StreamRecord.from_facts(facts.get("record", {"points": []}))
+        self.selection = SelectionState.from_json(facts["selection"])
+        self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
+        self.rounds = RoundsTaken(**facts.get("rounds", {}))
+        self._names = SenderIds(self.options.names, facts.get("names"))
+        handled = self.progress.observed + sum(self.progress.rejected.values())
+        self.places = facts.get("places", {"": {"rows": handled}})
+        self._memory.restore(state.under("memory."), int(facts.get("number", 0)))
+        self._drift.restore(state.arrays["errors"])
+        self._classifier.restore(facts, state.under("model."))
+        self._memory.keep_to(self._classifier.version, facts["features"])
+        self._memory.events = int(facts.get("events", 0))
+        return self._memory.events
 
     def _relive(self, event: Event) -> None:
         """Take in what came after the last save, as it was then; nothing is trained meanwhile."""

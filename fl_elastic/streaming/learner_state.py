@@ -2,67 +2,38 @@
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fl_elastic.errors import ProfileError, StreamError
+from fl_elastic.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.errors import (
+    ArchiveError,
+    ArchiveVersionError,
+    ElasticError,
+    ProfileError,
+    StreamError,
+)
+from fl_elastic.old_state import npz_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.storage import remove_leftovers, write_atomically
+from fl_elastic.storage import remove_leftovers
 from fl_elastic.streaming.aside import forget_oldest, name_aside
 
-__all__ = ["SavedState", "StateFolder", "load_state", "save_state"]
+__all__ = ["StateFolder", "load_state", "save_state", "taking_over"]
 
 _LOG = logging.getLogger("fl_elastic")
-_FORMAT = "fl_elastic.stream"
-_VERSION = 1
+_KIND = Kind("fl_elastic.stream")
 _STATE, _PROFILE = "learner.npz", "profile.json"
-_FACTS = "facts"
 
 
-@dataclass(frozen=True, eq=False)
-class SavedState:
-    """Facts that JSON can hold, and named arrays.
-
-    Parameters
-    ----------
-    facts : mapping
-        Counters, settings, short lists.
-    arrays : mapping of str to array
-        Weights, samples.
-    """
-
-    facts: Mapping[str, Any]
-    arrays: Mapping[str, NDArray[Any]]
-
-    def under(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays whose names begin so, without that beginning."""
-        return {
-            name.removeprefix(prefix): array
-            for name, array in self.arrays.items()
-            if name.startswith(prefix)
-        }
-
-
-def save_state(path: Path, state: SavedState) -> None:
+def save_state(path: Path, state: Archive) -> None:
     """Write the state; OSError if the disk does not take it, the old state is then still there."""
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, **state.facts})
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {**state.arrays, _FACTS: np.frombuffer(text.encode(), np.uint8)}
-    np.savez(buffer, **arrays)
-    write_atomically(path, buffer.getvalue())
+    write_archive(path, _KIND, state.facts, state.arrays)
 
 
-def load_state(path: Path) -> SavedState | None:
+def load_state(path: Path) -> Archive | None:
     """Read what `save_state` wrote; None if there is no file, or a damaged one, which is put aside.
 
     Raises
@@ -71,28 +42,35 @@ def load_state(path: Path) -> SavedState | None:
         If the file cannot be read, or is of another version.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        facts = json.loads(arrays.pop(_FACTS).tobytes())
-        if facts["format"] != _FORMAT:
-            raise ValueError(f"its format is {facts['format']!r}")
-        version = facts["version"]
+        return read_archive(path, _KIND, old=npz_file("facts"))
     except FileNotFoundError:
         return None
-    except (
-        ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError,
-        zipfile.BadZipFile,
-    ) as error:  # fmt: skip
+    except ArchiveVersionError as error:
+        raise StreamError(
+            f"the state {path} is of another release ({error}): use the release that wrote it, or another folder"
+        ) from None
+    except ArchiveError as error:
         _put_aside(path, str(error))
         return None
     except OSError as error:
         raise StreamError(f"cannot read the state {path}: {error.strerror or error}") from None
-    if version != _VERSION:
+
+
+@contextmanager
+def taking_over(folder: Path) -> Iterator[None]:
+    """Raise StreamError where a whole file turns out to hold something else than a learner's state."""
+    try:
+        yield
+    except ElasticError:
+        raise
+    except (
+        KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError,
+    ) as error:  # fmt: skip
+        why = (str(error).splitlines() or [""])[0][:200]
         raise StreamError(
-            f"the state {path} has version {version!r}, expected {_VERSION}: use the release that wrote it, or "
-            "another folder"
-        )
-    return SavedState(facts, arrays)
+            f"{folder / _STATE} is no learner's state ({type(error).__name__}: {why}): move it away to start "
+            "afresh, or use another folder"
+        ) from None
 
 
 def _put_aside(path: Path, why: str) -> None:
@@ -122,17 +100,17 @@ class StateFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def load(self) -> SavedState | None:
+    def load(self) -> Archive | None:
         """Return the state; see `load_state`. What killed processes left half written is deleted."""
         for place in (self.path, self.path / "inbox", self.path / "rounds"):
             remove_leftovers(place)
         return load_state(self.path / _STATE)
 
-    def save(self, state: SavedState) -> bool:
+    def save(self, state: Archive) -> bool:
         """Write the state; return whether the disk took it, the old one is there if not."""
         try:
             save_state(self.path / _STATE, state)
-        except OSError as error:
+        except (OSError, ArchiveError) as error:
             _LOG.warning("the learner's state could not be saved to %s: %s", self.path, error)
             return False
         return True

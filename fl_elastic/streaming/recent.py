@@ -90,7 +90,8 @@ def _stacked(name: str, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
 def _rows(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[Row]:
     if f"{name}.x" not in arrays:
         return []
-    x, y, t = (arrays[f"{name}.{each}"] for each in "xyt")
+    x, t = arrays[f"{name}.x"], arrays[f"{name}.t"].astype(np.float64)
+    y = arrays[f"{name}.y"].astype(np.int64)
     # A state of an earlier release has no numbers.
-    n = arrays.get(f"{name}.n", np.zeros(len(x), np.int64))
+    n = arrays.get(f"{name}.n", np.zeros(len(x))).astype(np.int64)
     return [Row(*each) for each in zip(x, y.tolist(), t.tolist(), n.tolist(), strict=True)]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
-import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.storage import write_atomically
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.old_state import npz_file
 from fl_elastic.streaming.labelled import LabelledWeights
 
 __all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
 
 _LOG = logging.getLogger("fl_elastic")
-_FORMAT = 1
-_FACTS = "facts"
+_KIND = Kind("fl_elastic.round")
 
 
 @dataclass(frozen=True)
@@ -153,15 +149,11 @@ class RoundInbox:
     def leave(self, change: RoundChange) -> None:
         """Leave a result; OSError if the disk does not take it."""
         facts = {
-            "format": _FORMAT, "name": change.name, "after": change.after, "new": list(change.new),
+            "name": change.name, "after": change.after, "new": list(change.new),
             "labels": list(change.change.labels), "head": list(change.change.head),
         }  # fmt: skip
         arrays = {f"tensor.{name}": value for name, value in change.change.weights.items()}
-        text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        buffer = io.BytesIO()
-        everything: Mapping[str, Any] = {**arrays, _FACTS: text}
-        np.savez(buffer, **everything)
-        write_atomically(self._left, buffer.getvalue())
+        write_archive(self._left, _KIND, facts, arrays)
 
     def claim(self) -> RoundChange | None:
         """Return a result that waits, taken out of reach of later rounds until `done`; None if there is none.
@@ -174,17 +166,14 @@ class RoundInbox:
             except OSError:
                 return None
         try:
-            with np.load(self._claimed, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            facts = json.loads(arrays.pop(_FACTS).tobytes())
-            if facts["format"] != _FORMAT:
-                raise ValueError(f"its format is {facts['format']!r}")
-            weights = {name.removeprefix("tensor."): value for name, value in arrays.items()}
-            change = LabelledWeights(weights, tuple(facts["labels"]), tuple(facts["head"]))
-            return RoundChange(str(facts["name"]), str(facts["after"]), change, tuple(facts["new"]))
-        except (
-            OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile,
-        ) as error:  # fmt: skip
+            found = read_archive(self._claimed, _KIND, old=npz_file("facts"))
+            facts, weights = found.facts, found.under("tensor.")
+            head = tuple(str(name) for name in facts["head"])
+            change = LabelledWeights(weights, _labels(facts["labels"]), head)
+            return RoundChange(
+                str(facts["name"]), str(facts["after"]), change, _labels(facts["new"])
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
             self.done()
             return None
@@ -195,3 +184,9 @@ class RoundInbox:
             self._claimed.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("cannot remove %s: %s", self._claimed, error.strerror)
+
+
+def _labels(found: list[Any]) -> tuple[int, ...]:
+    if not all(type(label) is int and abs(label) < 2**63 for label in found):
+        raise ValueError(f"labels {str(found)[:80]} are no whole numbers")
+    return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,15 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.storage import write_atomically
+from fl_elastic.old_state import json_file
 from fl_elastic.streaming.body import Body, Prepare
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
-from fl_elastic.streaming.learner_state import StateFolder
+from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay import Replay
@@ -36,6 +36,7 @@ from fl_elastic.streaming.taking_up import labelled_weights
 __all__ = ["Mark", "Visit", "open_store", "visit"]
 
 _STORE, _MARK = "samples.db", "round.json"
+_KIND = Kind("fl_elastic.mark")
 _NEWEST = 512
 _ROOM = 16 * 2**20
 
@@ -64,13 +65,14 @@ class Mark:
     def load(cls, folder: Path) -> Mark:
         """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
         try:
-            return cls(**{k: int(v) for k, v in json.loads((folder / _MARK).read_text()).items()})
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            facts = read_archive(folder / _MARK, _KIND, old=json_file).facts
+            return cls(**{name: int(count) for name, count in facts.items()})
+        except (OSError, ValueError, TypeError, OverflowError):
             return cls()
 
     def save(self, folder: Path) -> None:
         """Write it; OSError if the disk does not take it."""
-        write_atomically(folder / _MARK, json.dumps(asdict(self)).encode())
+        write_archive(folder / _MARK, _KIND, asdict(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,19 +213,23 @@ def visit(
     state = StateFolder(folder).load()
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
-    if state.facts["features"] is not None:
-        raise StreamError(
-            "the learner keeps features of a frozen part, which the federation's model would change: start it "
-            "without latent replay to take part"
-        )
-    classifier = Classifier(
-        _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
-        latent=None, prepare=prepare, seed=seed, head=head,
-    )  # fmt: skip
-    classifier.restore(state.facts, state.under("model."))
-    saved = labelled_weights(classifier)
-    recent = Recent(Guard(), _NEWEST, 1)
-    recent.restore(state.under("memory."))
+    with taking_over(folder):
+        if state.facts["features"] is not None:
+            raise StreamError(
+                "the learner keeps features of a frozen part, which the federation's model would change: start it "
+                "without latent replay to take part"
+            )
+        classifier = Classifier(
+            _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
+            latent=None, prepare=prepare, seed=seed, head=head,
+        )  # fmt: skip
+        classifier.restore(state.facts, state.under("model."))
+        saved = labelled_weights(classifier)
+        recent = Recent(Guard(), _NEWEST, 1)
+        recent.restore(state.under("memory."))
+        progress = Progress.from_facts(dict(state.facts["progress"]))
+        rounds = RoundsTaken(**state.facts.get("rounds", {}))
+        number = int(state.facts.get("number", -1))
     store = open_store(folder / _STORE)
     for label in store.classes:
         if label >= 0:
@@ -231,11 +237,11 @@ def visit(
     return Visit(
         classifier=classifier,
         saved=saved,
-        progress=Progress.from_facts(dict(state.facts["progress"])),
-        rounds=RoundsTaken(**state.facts.get("rounds", {})),
+        progress=progress,
+        rounds=rounds,
         held_out=recent.held_out.rows,
         new=list(recent.new),
-        number=state.facts.get("number", store.seen),
+        number=store.seen if number < 0 else number,
         store=store,
     )
 

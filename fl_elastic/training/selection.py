@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -148,26 +149,37 @@ class SelectionState:
             0 if on else left + 1 for on, left in zip(mask, self.left_out, strict=True)
         ]
 
+    def to_facts(self) -> dict[str, Any]:
+        """Return the state as what JSON can hold."""
+        return {name: value for name, value in asdict(self).items() if name != "known"}
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> SelectionState:
+        """Read what `to_facts` gave; anything else gives a fresh state, since it is only a memory."""
+        try:
+            state = cls(
+                names=tuple(str(name) for name in facts["names"]),
+                scores=[None if score is None else float(score) for score in facts["scores"]],
+                left_out=[int(count) for count in facts["left_out"]],
+                steps_since_probe=int(facts["steps_since_probe"]),
+                probe_gap=int(facts["probe_gap"]),
+                planning_seconds=float(facts.get("planning_seconds", 0.0)),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return cls()
+        return state if state._is_possible() else cls()
+
     def to_json(self) -> str:
         """Return the state as JSON text."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "known"})
+        return json.dumps(self.to_facts())
 
     @classmethod
     def from_json(cls, text: str) -> SelectionState:
-        """Read what `to_json` wrote; anything else gives a fresh state, since it is only a memory."""
+        """Read what `to_json` wrote; anything else gives a fresh state."""
         try:
-            fields = json.loads(text)
-            state = cls(
-                names=tuple(str(name) for name in fields["names"]),
-                scores=[None if score is None else float(score) for score in fields["scores"]],
-                left_out=[int(count) for count in fields["left_out"]],
-                steps_since_probe=int(fields["steps_since_probe"]),
-                probe_gap=int(fields["probe_gap"]),
-                planning_seconds=float(fields.get("planning_seconds", 0.0)),
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return cls.from_facts(json.loads(text))
+        except (ValueError, RecursionError):
             return cls()
-        return state if state._is_possible() else cls()
 
     def _is_possible(self) -> bool:
         """Whether lengths and counts are such as `absorb` and `trained` leave behind."""

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
-from fl_elastic.storage import write_atomically
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, UpdateError
+from fl_elastic.old_state import residuals_file
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import PartialUpdate, trained_part
 
 __all__ = ["ErrorFeedback"]
 
 _LOG = logging.getLogger(__name__)
-_UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-# Room per tensor for its name and the headers of the archive.
+_KIND = Kind("fl_elastic.residuals")
+# Room per tensor for its name and the place in the archive's table.
 _OVERHEAD = 4096
 
 
@@ -130,11 +124,8 @@ class ErrorFeedback:
 
     def save(self, path: str | os.PathLike[str]) -> bool:
         """Write the residuals to a file, atomically; a full disk is logged and gives False."""
-        archive = io.BytesIO()
-        names = np.array(list(self.residuals), dtype=np.str_)
-        np.savez(archive, *self.residuals.values(), names=names)
         try:
-            write_atomically(path, archive.getvalue())
+            write_archive(path, _KIND, {}, self.residuals)
         except OSError as error:
             # It costs what the wire lost, not the round's training.
             _LOG.warning("cannot keep the update's residuals in %s: %s", path, error.strerror)
@@ -145,10 +136,10 @@ class ErrorFeedback:
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
         """Read what `save` wrote; a missing or damaged file, or one of another model, gives none."""
         try:
-            return cls(_read(Path(path).read_bytes(), manifest), manifest)
+            return cls(_read(path, manifest), manifest)
         except FileNotFoundError:
             return cls(manifest=manifest)
-        except _UNREADABLE as error:
+        except (OSError, ArchiveError, UpdateError) as error:
             _LOG.warning("residuals in %s are not used: %s", path, error)
             return cls(manifest=manifest)
 
@@ -159,20 +150,10 @@ def _as_written(delta: NDArray[Any]) -> NDArray[np.float32]:
         return np.asarray(delta, dtype=np.float32)
 
 
-def _read(data: bytes, manifest: Manifest) -> dict[str, NDArray[np.float32]]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
-        size = sum(member.file_size for member in archive.infolist())
-        if size > most + _OVERHEAD * (len(manifest) + 1):
-            raise UpdateError(f"{size} bytes are more than this model's residuals take")
-        # Before any array is made of it: a damaged shape may be absurdly large.
-        damaged = archive.testzip()
-        if damaged is not None:
-            raise UpdateError(f"its part {damaged!r} is damaged")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        # What is no array in the archive is read as bytes.
-        names = [str(name) for name in np.asarray(arrays["names"]).reshape(-1)]
-        residuals = {name: np.asarray(arrays[f"arr_{i}"]) for i, name in enumerate(names)}
+def _read(path: str | os.PathLike[str], manifest: Manifest) -> dict[str, NDArray[np.float32]]:
+    most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
+    most += _OVERHEAD * (len(manifest) + 1)
+    residuals = dict(read_archive(path, _KIND, most=most, old=residuals_file).arrays)
     for name, residual in residuals.items():
         fits = name in manifest.index and manifest.role(name) is Role.PARAMETER
         if not fits or residual.shape != manifest.shape(name) or residual.dtype != np.float32:

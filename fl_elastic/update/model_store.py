@@ -8,22 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
-from fl_elastic.storage import write_atomically
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, UpdateError
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.model_wire import decode_weights, encode_weights
+from fl_elastic.update.partial import MAX_VERSION, check_count
 
 __all__ = ["ModelStore"]
 
 _LOG = logging.getLogger(__name__)
+_KIND = Kind("fl_elastic.model")
+# Room per tensor for its name and place in the archive's table.
+_OVERHEAD = 4096
 
 
 class ModelStore:
     """One model and its version in a checksummed file.
 
-    Numbers are kept in single precision, as they arrive.
+    Numbers are kept as they arrive.
 
     Parameters
     ----------
@@ -37,10 +41,10 @@ class ModelStore:
     def load(self, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], int] | None:
         """Return weights and version; None if the file is missing, damaged or of another model."""
         try:
-            return decode_weights(self.path.read_bytes(), _held(manifest))
+            return _read(self.path, manifest)
         except FileNotFoundError:
             return None
-        except (OSError, UpdateError) as error:
+        except (OSError, ArchiveError, UpdateError) as error:
             _LOG.warning("the model in %s is not used: %s", self.path, error)
             return None
 
@@ -52,9 +56,9 @@ class ModelStore:
         UpdateError
             If the weights are not finite or the version is no count.
         """
-        data = encode_weights(weights, Manifest.of_arrays(weights), version=version)
+        _check(weights, version)
         try:
-            write_atomically(self.path, data)
+            write_archive(self.path, _KIND, {"version": int(version)}, weights)
         except OSError as error:
             # It costs a full download next time, not this round.
             _LOG.warning("cannot keep the model in %s: %s", self.path, error.strerror)
@@ -62,7 +66,22 @@ class ModelStore:
         return True
 
 
-def _held(manifest: Manifest) -> Manifest:
-    """Return the manifest of the arrays that hold the model outside torch, where bfloat16 is float32."""
-    dtypes = tuple(manifest.array_dtype(name).name for name in manifest.names)
-    return Manifest(manifest.names, manifest.shapes, dtypes, manifest.roles)
+def _check(weights: Mapping[str, NDArray[Any]], version: object) -> None:
+    check_count("version", version, 0, MAX_VERSION)
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise UpdateError(f"tensor {name[:80]!r} holds NaN or infinite values")
+
+
+def _read(path: Path, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], int]:
+    whole = {name: np.dtype(manifest.array_dtype(name)) for name in manifest.names}
+    most = sum(
+        int(np.prod(manifest.shape(n), dtype=np.int64)) * t.itemsize for n, t in whole.items()
+    )
+    found = read_archive(path, _KIND, most=most + _OVERHEAD * (len(manifest) + 1))
+    manifest.check_weights(found.arrays)
+    for name, dtype in whole.items():
+        if found.arrays[name].dtype != dtype:
+            raise UpdateError(f"tensor {name[:80]!r} is {found.arrays[name].dtype}, not {dtype}")
+    _check(found.arrays, found.facts.get("version"))
+    return {name: found.arrays[name] for name in manifest.names}, found.facts["version"]

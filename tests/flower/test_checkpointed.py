@@ -32,6 +32,7 @@ from small_federation import (
     silent_app,
 )
 
+from fl_elastic.archive import Kind, write_archive
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
 
@@ -153,11 +154,25 @@ def no_about(path: Path) -> None:
     np.savez(path, other=np.zeros(3))
 
 
+def later_version(path: Path) -> None:
+    write_archive(path, Kind("fl_elastic.checkpoint", 99), {})
+
+
+def other_kind(path: Path) -> None:
+    write_archive(path, Kind("fl_elastic.stream"), {})
+
+
+def no_facts(path: Path) -> None:
+    write_archive(path, Kind("fl_elastic.checkpoint"), {})
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-DAMAGES = [truncate, flip, other_version, no_about, empty]
+DAMAGES = [
+    truncate, flip, other_version, later_version, other_kind, no_about, no_facts, empty,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from crafted_archives import sealed
 from flwr.app import ConfigRecord
 from small_federation import elastic_client
 from small_models import conv_net
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, client, client_state
+from fl_elastic.archive import Kind, read_archive, write_archive
+from fl_elastic.flower import ElasticClient, client
 from fl_elastic.flower.wire import PACKED
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.training import SelectionState, TrainerOptions
@@ -54,7 +55,7 @@ def paths(state_dir: Path, model: nn.Module | None = None) -> tuple[Path, Path]:
 
 
 def selection(path: Path) -> SelectionState:
-    state = SelectionState.from_json(path.read_text())
+    state = SelectionState.from_facts(read_archive(path, Kind("fl_elastic.selection")).facts)
     assert state.names
     return state
 
@@ -119,6 +120,8 @@ def test_memory_of_a_profile_needs_no_second_look(tmp_path: Path) -> None:
 DAMAGES: dict[str, bytes] = {
     "empty": b"",
     "truncated": b'{"format": "fl_elastic.cost_profile", "vers',
+    "a truncated archive": b"FLEA\x01\x00\x00\x00\xff",
+    "no facts": sealed(b"{}"),
     "no text": b"\xff\xfe\x00\x80",
     "another object": b'{"names": 3}',
     "a list": b"[1, 2]",
@@ -152,9 +155,10 @@ def test_another_model_has_files_of_its_own(tmp_path: Path) -> None:
 def test_a_profile_of_another_case_is_replaced(tmp_path: Path) -> None:
     fit(elastic(tmp_path))
     path = paths(tmp_path)[0]
-    document = json.loads(path.read_text())
-    document["key"]["threads"] = 64
-    path.write_text(json.dumps(document))
+    kind = Kind("fl_elastic.cost_profile", 4)
+    kept = read_archive(path, kind)
+    facts = {**kept.facts, "key": {**kept.facts["key"], "threads": 64}}
+    write_archive(path, kind, facts, kept.arrays)
     fit(elastic(tmp_path))
     assert load_profile(path).key.threads == torch.get_num_threads()
 
@@ -191,11 +195,10 @@ def test_a_directory_that_cannot_be_made_does_not_lose_the_round(
 def test_a_full_disk_does_not_lose_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, data: bytes) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(*_: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.profiling.store.write_atomically", full)
-    monkeypatch.setattr(client_state, "write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     fit(elastic(tmp_path))
     assert caplog.text.count("No space left on device") == 2
     assert list(tmp_path.iterdir()) == []

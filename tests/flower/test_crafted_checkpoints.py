@@ -5,19 +5,24 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crafted_archives import crafted
 from flwr.serverapp.strategy import FedAdam
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import assert_identical, quiet, run, scripted_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
+from fl_elastic.archive import Kind, read_archive
 from fl_elastic.errors import CheckpointError, ElasticError
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundTerms, load_checkpoint
+
+KIND = "fl_elastic.checkpoint"
 
 
 def strategy() -> PartialUpdates:
@@ -34,13 +39,24 @@ def trained(folder: Path, rounds: int = 2) -> Any:
     return run(Checkpointed(strategy(), folder), apps, first_arrays(), rounds)[0]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+@pytest.fixture(params=["archive", "npz"])
+def written(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint as it is written today, or as earlier releases wrote it, and what is in it."""
     trained(tmp_path)
     path = tmp_path / "round-000002.npz"
     (tmp_path / "round-000001.npz").unlink()
-    with np.load(path) as stored:
-        return path, dict(stored)
+    entries = entries_of(path)
+    if request.param == "npz":
+        path.write_bytes(b"PK")
+        put(path, entries)
+    return path, entries
+
+
+def entries_of(path: Path) -> dict[str, Any]:
+    """The arrays of a checkpoint, and its facts as the bytes of JSON."""
+    found = read_archive(path, Kind(KIND))
+    about = json.dumps({"version": 1, **found.facts}).encode()
+    return {**found.arrays, "about": np.frombuffer(about, np.uint8)}
 
 
 def about(entries: dict[str, Any], **changes: Any) -> np.ndarray:
@@ -49,6 +65,16 @@ def about(entries: dict[str, Any], **changes: Any) -> np.ndarray:
 
 
 def put(path: Path, entries: dict[str, Any]) -> None:
+    """Write a checkpoint in the form that the file there has."""
+    if not path.exists() or not path.read_bytes().startswith(b"PK"):
+        arrays = {name: array for name, array in entries.items() if name != "about"}
+        text = entries["about"].tobytes() if "about" in entries else b"{}"
+        try:
+            version = json.loads(text)["version"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            version = 1
+        path.write_bytes(crafted(KIND, version, text, arrays))
+        return
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **entries)
     path.write_bytes(buffer.getvalue())
@@ -157,6 +183,14 @@ def test_a_file_that_unpacks_to_more_than_a_run_keeps_is_not_unpacked(tmp_path: 
         with archive.open("state/x.npy", "w", force_zip64=True) as stream:
             for _ in range(3000):
                 stream.write(bytes(1 << 20))
+    with pytest.raises(CheckpointError, match="at most"):
+        load_checkpoint(tmp_path, first_arrays())
+
+
+def test_a_file_that_is_longer_than_what_a_run_keeps_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.npz"
+    path.write_bytes(b"FLEA")
+    os.truncate(path, 3 << 30)
     with pytest.raises(CheckpointError, match="at most"):
         load_checkpoint(tmp_path, first_arrays())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,10 +125,10 @@ def test_a_tensor_that_is_not_trained_keeps_its_residual(tmp_path: Path) -> None
 def test_a_full_disk_costs_the_memory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, data: bytes) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(*_: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.update.feedback.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     first = sent(client("topk", tmp_path))
     assert "No space left on device" in caplog.text
     assert not feedback_file(tmp_path).exists()

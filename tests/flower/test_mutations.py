@@ -5,7 +5,6 @@ A small sample by default; ``-m slow`` takes ten times as many.
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import tracemalloc
@@ -23,7 +22,7 @@ from mutations import as_text, mutated_bytes, mutated_json, odd_value
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
 from small_federation import as_weights, elastic_client, quiet, run, scripted_app
 from small_models import conv_net
-from test_crafted_checkpoints import put, strategy, trained
+from test_crafted_checkpoints import entries_of, put, strategy, trained
 from test_deadlines import answering_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
@@ -250,8 +249,7 @@ def test_checkpoints(times: int, tmp_path: Path) -> None:
     path = tmp_path / "round-000002.npz"
     (tmp_path / "round-000001.npz").unlink()
     whole = path.read_bytes()
-    with np.load(io.BytesIO(whole)) as stored:
-        entries = dict(stored)
+    entries = entries_of(path)
     about = json.loads(entries["about"].tobytes())
     for seed in range(20 * times):
         rng = random.Random(seed)

@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.budget import Budget
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.wire import PACKED
@@ -175,7 +177,7 @@ def test_one_that_dies_before_saving_takes_it_again(
     before = weights(learner)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     with monkeypatch.context() as full_disk:
-        full_disk.setattr("fl_elastic.streaming.learner_state.write_atomically", _no_space)
+        full_disk.setattr("fl_elastic.archive.write_atomically", _no_space)
         learner.take_up()
         assert not learner.take_up(), "it has it already"
         assert learner.rounds.taken == 1
@@ -198,6 +200,22 @@ def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None
     (tmp_path / "inbox" / "round.npz").write_bytes(content)
     run(learner, blobs(2, seed=9))
     assert same(weights(learner), before) and inbox_files(tmp_path) == []
+    closed(learner)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [[1]], {"x": []}, ["x"], [10**30]])
+def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: Any) -> None:
+    learner = learned(tmp_path)
+    RoundInbox(tmp_path).leave(change_of(learner, slightly))
+    path = tmp_path / "inbox" / "round.npz"
+    honest = read_archive(path, Kind("fl_elastic.round"))
+    for number, name in enumerate(honest.facts):
+        fresh = {**honest.facts, "name": f"the {number}th", "after": learner.rounds.last}
+        facts = {**fresh, name: value}
+        write_archive(path, Kind("fl_elastic.round"), facts, honest.arrays)
+        learner.take_up()
+        assert all(np.isfinite(each).all() for each in weights(learner).values())
+    assert inbox_files(tmp_path) == []
     closed(learner)
 
 

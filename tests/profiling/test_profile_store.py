@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crafted_archives import crafted
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_elastic.archive import read_archive
 from fl_elastic.errors import ProfileError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.profiling.store import VERSION, load_or_measure
+from fl_elastic.profiling.store import _ARRAYS, KIND, load_or_measure
 from fl_elastic.testing import made_up_profile
 
 ARRAYS = [
@@ -52,6 +54,28 @@ def stored(tmp_path: Path) -> Path:
     return save_profile(made_up_profile(groups=3), tmp_path / "profile.json")
 
 
+def document_of(path: Path) -> dict[str, Any]:
+    """Facts and arrays of a profile, in one."""
+    kept = read_archive(path, KIND)
+    return {**kept.facts, **{name: array.tolist() for name, array in kept.arrays.items()}}
+
+
+def put(path: Path, document: dict[str, Any]) -> None:
+    """Write facts and arrays, whatever they are; an array that is none becomes a fact."""
+    facts, arrays = dict(document), {}
+    for name in [*(name for name in document if "." in name), *_ARRAYS]:
+        value = facts.get(name)
+        try:
+            array = np.array(value)
+            arrays[name] = array if array.dtype.kind in "biufU" else np.array(value, np.float64)
+        except OverflowError:
+            arrays[name] = np.full(len(value) if isinstance(value, list) else (), np.inf)
+        except (TypeError, ValueError):
+            continue
+        facts.pop(name, None)
+    path.write_bytes(crafted(KIND.name, KIND.version, json.dumps(facts).encode(), arrays))
+
+
 def one_line_error(path: Path, *arguments: Any) -> str:
     with pytest.raises(ProfileError) as caught:
         load_profile(path, *arguments)
@@ -69,7 +93,7 @@ def test_every_truncation_is_one_line(stored: Path) -> None:
     whole = stored.read_bytes()
     for length in range(0, len(whole), 7):
         stored.write_bytes(whole[:length])
-        assert "not valid JSON" in one_line_error(stored)
+        assert "is damaged" in one_line_error(stored)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +116,16 @@ def test_what_is_no_json_is_one_line(stored: Path, text: str | bytes) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"x"', "{}", '{"format": "other"}'])
 def test_json_of_something_else_is_no_profile(stored: Path, text: str) -> None:
     stored.write_text(text)
-    assert "is not a cost profile" in one_line_error(stored)
+    assert "delete it to measure anew" in one_line_error(stored)
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, str(VERSION), None])
+@pytest.mark.parametrize("version", [0, KIND.version + 1, str(KIND.version), None])
 def test_another_version_is_named(stored: Path, version: Any) -> None:
-    document = json.loads(stored.read_text())
-    stored.write_text(json.dumps(document | {"version": version}))
-    assert f"has version {version!r}, expected {VERSION}" in one_line_error(stored)
+    facts = json.dumps(document_of(stored)).encode()
+    stored.write_bytes(crafted(KIND.name, version, facts, {}))
+    assert f"has version {version}, expected {KIND.version}" in one_line_error(stored)
+    stored.write_text(json.dumps({"format": KIND.name, "version": version}))
+    assert f"has version {version}, expected {KIND.version}" in one_line_error(stored)
 
 
 def test_a_profile_of_another_case_says_what_differs(stored: Path) -> None:
@@ -180,9 +206,9 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_content_is_one_line(stored: Path, name: str) -> None:
-    document = json.loads(stored.read_text())
+    document = document_of(stored)
     DAMAGES[name](document)
-    stored.write_text(json.dumps(document))
+    put(stored, document)
     assert "delete it to measure anew" in one_line_error(stored)
 
 
@@ -198,9 +224,9 @@ json_values = st.recursive(
 @pytest.mark.parametrize("name", [[], 7, None, {"a": 1}])
 def test_a_parameters_name_is_a_text(tmp_path: Path, name: Any) -> None:
     path = tmp_path / "profile.json"
-    document = json.loads(save_profile(made_up_profile(groups=2), path).read_text())
+    document = document_of(save_profile(made_up_profile(groups=2), path))
     document["groups"][0]["parameters"][0] = name
-    path.write_text(json.dumps(document))
+    put(path, document)
     with pytest.raises(ProfileError, match="is not a text"):
         load_profile(path)
 
@@ -210,7 +236,7 @@ def test_any_value_anywhere_is_a_profile_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.json"
-    document = json.loads(save_profile(made_up_profile(groups=2), path).read_text())
+    document = document_of(save_profile(made_up_profile(groups=2), path))
     place: Any = document
     for _ in range(data.draw(st.integers(1, 4))):
         step = data.draw(
@@ -222,7 +248,7 @@ def test_any_value_anywhere_is_a_profile_or_an_error(
     else:
         place, step = last, step
     place[step] = value
-    path.write_text(json.dumps(document))
+    put(path, document)
     try:
         loaded = load_profile(path)
     except ProfileError as error:

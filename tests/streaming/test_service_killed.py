@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from forked_service import Life, arguments
 
+from fl_elastic.archive import Archive
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.learner_state import SavedState, load_state
+from fl_elastic.streaming.learner_state import load_state
 
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
 ROWS_PER_LIFE = 90
@@ -37,7 +38,7 @@ def rows_from(start: int, count: int) -> list[tuple[list[float], int]]:
     return [([float(start + i), *map(float, x[i].round(3))], int(labels[i])) for i in range(count)]
 
 
-def saved(folder: Path) -> SavedState:
+def saved(folder: Path) -> Archive:
     state = load_state(folder / "state" / "learner.npz")
     assert state is not None
     return state

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from toy_streams import Sample, blobs, closed, learner_in, learner_state, net, run, same, weights
 
+from fl_elastic import archive
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
-from fl_elastic.streaming import learner_state as learner_state_module
-from fl_elastic.streaming.learner_state import SavedState, load_state, save_state
+from fl_elastic.streaming.learner_state import load_state, save_state
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
@@ -149,7 +149,7 @@ def test_a_full_disk_costs_the_state_and_not_the_stream(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(learner_state_module, "write_atomically", full)
+        patched.setattr(archive, "write_atomically", full)
         seen = run(learner, blobs(60, seed=1))
     assert sum(each.adapted for each in seen) == 1 and learner.progress.saves_failed == 1
     assert "No space left" in caplog.text and (tmp_path / STATE).read_bytes() == before
@@ -192,13 +192,13 @@ def test_the_state_of_another_model_or_release_is_refused(tmp_path: Path) -> Non
     path = tmp_path / STATE
     state = load_state(path)
     assert state is not None
-    save_state(path, SavedState({**state.facts, "version": 99}, state.arrays))
+    archive.write_archive(path, archive.Kind("fl_elastic.stream", 99), state.facts, state.arrays)
     with pytest.raises(StreamError, match="version 99"):
         learner_in(tmp_path)
 
 
 def test_a_state_needs_no_pickle(tmp_path: Path) -> None:
-    save_state(tmp_path / "s.npz", SavedState({"a": [1, None]}, {"b.c": np.eye(2)}))
+    save_state(tmp_path / "s.npz", archive.Archive({"a": [1, None]}, {"b.c": np.eye(2)}))
     state = load_state(tmp_path / "s.npz")
     assert state is not None and state.facts["a"] == [1, None]
     assert state.under("b.")["c"].tolist() == [[1, 0], [0, 1]]
@@ -228,3 +228,35 @@ def test_torchs_own_numbers_do_not_matter(tmp_path: Path) -> None:
         found.append(weights(learner))
         closed(learner)
     assert same(*found)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [[1]], {"x": []}, -1e400, "missing"])
+def test_a_state_that_somebody_wrote_is_read_or_refused_in_one_line(
+    value: Any, tmp_path: Path
+) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    closed(learner)
+    path = tmp_path / STATE
+    state = load_state(path)
+    assert state is not None
+    crafted = []
+    for name in state.facts:
+        facts = {**state.facts, name: value}
+        if value == "missing":
+            del facts[name]
+        crafted.append(archive.Archive(facts, state.arrays))
+    for name in state.arrays:
+        arrays = {**state.arrays, name: np.array("x" if value is None else str(value))}
+        if value == "missing":
+            del arrays[name]
+        crafted.append(archive.Archive(state.facts, arrays))
+    refused = 0
+    for each in crafted:
+        save_state(path, each)
+        try:
+            closed(learner_in(tmp_path))
+        except StreamError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 1000
+    assert refused

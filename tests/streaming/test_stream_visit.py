@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crafted_archives import crafted
 from toy_streams import blobs, closed, learner_in, net, run, same, weights
 
+from fl_elastic.archive import Archive
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
 from fl_elastic.streaming import EverySamples, Guard, SampleStore
 from fl_elastic.streaming.body import as_floats
+from fl_elastic.streaming.learner_state import load_state, save_state
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.visit import Mark, Visit, open_store, visit
 
@@ -132,9 +135,35 @@ def test_nothing_to_visit_is_said(tmp_path: Path) -> None:
         seen_of(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"observed": "x"}', '{"other": 1}'])
-def test_a_damaged_mark_is_that_of_the_beginning(tmp_path: Path, content: str) -> None:
-    (tmp_path / "round.json").write_text(content)
+def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(60))
+    closed(learner)
+    state = load_state(tmp_path / "learner.npz")
+    assert state is not None
+    for name in state.facts:
+        for value in (None, "x", [[1]], {"x": []}):
+            save_state(
+                tmp_path / "learner.npz", Archive({**state.facts, name: value}, state.arrays)
+            )
+            try:
+                seen_of(tmp_path).store.close()
+            except StreamError as error:
+                assert "\n" not in str(error)
+    save_state(tmp_path / "learner.npz", Archive({}, {}))
+    with pytest.raises(StreamError, match="is no learner's state"):
+        seen_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[1]", b'{"observed": "x"}', b'{"other": 1}', b'{"observed": Infinity}', b"FLEA",
+        crafted("fl_elastic.mark", 1, b'{"observed": "x"}', {}), crafted("other", 1, b"{}", {}),
+    ],
+)  # fmt: skip
+def test_a_damaged_mark_is_that_of_the_beginning(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "round.json").write_bytes(content)
     assert Mark.load(tmp_path) == Mark()
     Mark(1, 2, 3, 4, 5).save(tmp_path)
     assert Mark.load(tmp_path) == Mark(1, 2, 3, 4, 5)

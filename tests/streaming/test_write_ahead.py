@@ -14,7 +14,6 @@ from toy_streams import blobs, closed, learner_in, run
 
 from fl_elastic.streaming import EverySamples, Guard, StreamLearner
 from fl_elastic.streaming import event_log as event_log_module
-from fl_elastic.streaming import learner_state as learner_state_module
 from fl_elastic.streaming.event_log import Event, EventLog
 from fl_elastic.streaming.places import Place
 
@@ -165,7 +164,7 @@ def test_a_disk_that_is_full_for_a_while(
 
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
         full.setattr(event_log_module.os, "write", half)
-        full.setattr(learner_state_module, "write_atomically", no_room)
+        full.setattr("fl_elastic.archive.write_atomically", no_room)
         seen = run(learner, blobs(5, seed=1))
         assert [each.sample_id for each in seen] == [None] * 5 and writes
         assert all(each.prediction is not None for each in seen)

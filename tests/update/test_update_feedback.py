@@ -245,9 +245,7 @@ def test_a_damaged_file_gives_its_residuals_or_none(tmp_path: Path) -> None:
         data = bytearray(good)
         data[position] ^= 1 << position % 8
         path.write_bytes(bytes(data))
-        found = ErrorFeedback.load(path, MANIFEST).residuals
-        # Some bytes of an archive, such as its dates, say nothing.
-        assert found == {} or np.array_equal(found["bias"], np.ones(40))
+        assert ErrorFeedback.load(path, MANIFEST).residuals == {}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("names.npy", b"nonsense")
     assert ErrorFeedback.load(path, MANIFEST).residuals == {}
@@ -260,9 +258,9 @@ def test_a_damaged_file_gives_its_residuals_or_none(tmp_path: Path) -> None:
 def test_a_full_disk_is_logged_not_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> Path:
+    def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.update.feedback.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     assert ErrorFeedback().save(tmp_path / "residuals.npz") is False
     assert "No space left" in caplog.text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from small_models import chain, conv_net
 
+from fl_elastic.archive import Kind, write_archive
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, decode_weights, encode_weights, weights_of
 from fl_elastic.update.model_store import ModelStore
@@ -81,6 +83,33 @@ def test_damaged_and_foreign_files_are_no_model(
     assert store.load(manifest) is None
 
 
+LIES: dict[str, Any] = {
+    "no version": ({}, {}), "a text": ({"version": "3"}, {}), "true": ({"version": True}, {}),
+    "negative": ({"version": -1}, {}), "huge": ({"version": 10**30}, {}),
+    "one more": ({"version": 3}, {"x": np.zeros(1, np.float32)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_model_that_somebody_wrote_is_none(
+    lie: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, kind = chain(), Kind("fl_elastic.model")
+    manifest = Manifest.of(model)
+    weights, (facts, more) = weights_of(model, manifest), LIES[lie]
+    path = write_archive(tmp_path / "model", kind, facts, weights | more)
+    assert ModelStore(path).load(manifest) is None and "is not used" in caplog.text
+    name = manifest.names[0]
+    for wrong in (np.full_like(weights[name], np.nan), weights[name].astype(np.float64),
+                  weights[name][None]):  # fmt: skip
+        write_archive(path, kind, {"version": 3}, weights | {name: wrong})
+        assert ModelStore(path).load(manifest) is None
+    # The order of a file is not that of a model.
+    write_archive(path, kind, {"version": 3}, dict(reversed(weights.items())))
+    held = ModelStore(path).load(manifest)
+    assert held is not None and list(held[0]) == list(manifest.names)
+
+
 def test_a_full_disk_is_logged_not_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,10 +118,10 @@ def test_a_full_disk_is_logged_not_raised(
     store = ModelStore(tmp_path / "model")
     assert store.save(weights, 1)
 
-    def full(path: Path, data: bytes) -> Path:
+    def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.update.model_store.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
     with caplog.at_level(logging.WARNING):
         assert store.save(weights, 2) is False
     assert "No space left" in caplog.text
