@@ -172,10 +172,13 @@ class Fit:
                     nearly_full=nearly_full,
                 )
                 self.chooser.state.steps_since_probe += 1
+                look = pace.reference_due() or (
+                    not to_the_end and (self._probe_due(plan) or pace.wants_replan(plan))
+                )
+                # Looking at the clock and at what is due is part of the loop, and of its time.
+                pace.spent += log.after_step()
                 next_batch = next(stream, None)
-                if next_batch is None or pace.reference_due():
-                    break
-                if not to_the_end and (self._probe_due(plan) or pace.wants_replan(plan)):
+                if next_batch is None or look:
                     break
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))

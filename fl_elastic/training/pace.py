@@ -274,6 +274,7 @@ class StepLog:
         self.selection_seconds = 0.0
         self.predicted_seconds = 0.0
         self.choosing_seconds = 0.0
+        self._stepped = 0.0
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
@@ -290,7 +291,8 @@ class StepLog:
         """
         started = self.clock()
         self.losses.append(take(batch))
-        seconds = self.clock() - started
+        self._stepped = self.clock()
+        seconds = self._stepped - started
         whole = batch_shape(batch) == self._whole_batch
         if whole:
             self._whole_seconds.append(seconds)
@@ -300,6 +302,12 @@ class StepLog:
             name for name, parameter in tensors.items() if parameter.grad is not None
         )
         return seconds, whole
+
+    def after_step(self) -> float:
+        """Count what the loop took since the step's end, and return it."""
+        seconds = self.clock() - self._stepped
+        self.seconds += seconds
+        return seconds
 
     def charge(self, seconds: float) -> None:
         """Count predicted seconds of choosing: of a probe or a plan."""

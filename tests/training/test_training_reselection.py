@@ -22,21 +22,12 @@ from small_models import (
 )
 
 from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.testing import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training import trainer as trainer_module
-
-
-class SlowClock:
-    """A clock on which each step takes one second, whatever it trains."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.5
-        return 2 * self.now
+from fl_elastic.training.step import TrainingStep
 
 
 def test_a_device_slower_than_its_profile_selects_by_importance(
@@ -52,7 +43,15 @@ def test_a_device_slower_than_its_profile_selects_by_importance(
         node_path_seconds=profile.node_path_seconds * scale,
         forward_seconds=profile.forward_seconds * scale,
     )
-    monkeypatch.setattr(trainer_module, "clock_for", lambda *_: SlowClock())
+    now, take = [0.0], TrainingStep.take
+
+    def slow(self: TrainingStep, batch: Batch) -> float:
+        """Each step takes one second, whatever it trains."""
+        now[0] += 1.0
+        return take(self, batch)
+
+    monkeypatch.setattr(TrainingStep, "take", slow)
+    monkeypatch.setattr(trainer_module, "clock_for", lambda *_: lambda: now[0])
     trainer = ElasticTrainer(
         model,
         loss_fn,
