@@ -102,7 +102,8 @@ def estimate_profile(
         del trace, loss
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale)
-    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer, limited=memory is not None)
+    most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
+    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer, most, model_device(model))
     profile = CostProfile(
         key=profile_key(model, batch, optimizer_fn),
         graph=graph,
@@ -268,29 +269,32 @@ def _split(graph: BackwardGraph, seconds: Seconds) -> tuple[Seconds, Seconds]:
 
 
 def _optimizer_costs(
-    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Clock, *, limited: bool
+    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Clock, most: int, device: torch.device
 ) -> tuple[Seconds, float]:
     """Return the seconds of each group's optimiser step, and the bytes of state per weight.
 
-    Tried out on a weight as large as the largest group's, up to a limit, less what the call costs for a small one.
+    Tried out on a weight as large as the largest group's, of ``most`` numbers at most, less what the call costs for
+    a small one.
     """
     largest = max(group.numel for group in graph.groups)
-    count = min(max(largest, _FEWEST_NUMBERS), _MOST_UNDER_LIMIT if limited else _MOST_NUMBERS)
-    seconds, state = _step_of_optimizer(optimizer_fn, count, timer)
-    call, _ = _step_of_optimizer(optimizer_fn, 1, timer)
+    count = min(max(largest, _FEWEST_NUMBERS), most)
+    seconds, state = _step_of_optimizer(optimizer_fn, count, timer, device)
+    call, _ = _step_of_optimizer(optimizer_fn, 1, timer, device)
     per_number = max(seconds - call, 0.0) / count
     return np.array(
         [per_number * g.numel + _TENSOR_SECONDS * len(g.parameters) for g in graph.groups]
     ), state
 
 
-def _step_of_optimizer(optimizer_fn: OptimizerFn, count: int, timer: Clock) -> tuple[float, float]:
+def _step_of_optimizer(
+    optimizer_fn: OptimizerFn, count: int, timer: Clock, device: torch.device
+) -> tuple[float, float]:
     """Return the least seconds of a step on a weight of so many numbers, and the bytes of state per number.
 
     An optimiser that expects the model's own parameters is taken for Adam.
     """
-    weight = nn.Parameter(torch.zeros(count))
-    weight.grad = torch.zeros(count)
+    weight = nn.Parameter(torch.zeros(count, device=device))
+    weight.grad = torch.zeros(count, device=device)
     try:
         optimizer = optimizer_fn([weight])
         optimizer.step()

@@ -68,8 +68,7 @@ class FitStart:
         for parameter in parameters:
             new |= {name for name in self._names[id(parameter)] if name not in self.weights}
             if made is not None and parameter in self._had_state and parameter not in self._states:
-                state = made.state[parameter]
-                self._states[parameter] = {name: _copied(value) for name, value in state.items()}
+                self._states[parameter] = _copied(made.state[parameter])
         self.weights |= weights_of(self.model, self.manifest, new)
 
     def restore(self) -> None:
@@ -105,7 +104,9 @@ class FitStart:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy; of a plain tensor by its own means, which a deep copy takes three times as long for."""
+    """Return a copy; of plain tensors by their own means, which a deep copy takes three times as long for."""
+    if type(value) is dict:
+        return {name: _copied(each) for name, each in value.items()}
     return value.detach().clone() if type(value) is Tensor else deepcopy(value)
 
 
