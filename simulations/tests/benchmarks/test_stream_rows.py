@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,10 @@ def test_a_summary_counts_seeds_that_the_reference_has_too() -> None:
     assert stream_cells(latent)["Against"] == "-5.0 \N{PLUS-MINUS SIGN} 63.5"
 
 
-def test_page_and_markdown_name_every_method(tmp_path: Path) -> None:
+def test_page_and_markdown_name_every_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
     rows = {f"weather | {method} | {seed}": row(0.5, 1.0) for method in METHODS for seed in (0, 1)}
     rows |= {f"summary weather | {m}": r for m, r in summarise_stream(rows, "weather").items()}
     html = write_streams_page(rows, {"python": "3"}, tmp_path / "stream.html").read_text()
@@ -116,7 +120,14 @@ def test_page_and_markdown_name_every_method(tmp_path: Path) -> None:
     assert len(lines) == 2 + len(METHODS)
     assert len({line.count("|") for line in lines}) == 1
     for method in METHODS:
-        assert f'<th scope="row">{method}</th>' in html
+        assert f'<th scope="row" title="{method}">' in html
+    figures = json.loads(html.partition('id="figures">')[2].partition("</script>")[0])
+    (curves,) = figures.values()
+    assert [line["name"] for line in curves["data"]] == list(METHODS)
+    assert all((line["x"], line["y"]) == ([50, 100], [0.4, 0.8]) for line in curves["data"])
+    assert [mark["x0"] for mark in curves["layout"]["shapes"]] == [60]
+    for heading, text in stream_cells(rows[f"summary weather | {LATENT}"]).items():
+        assert heading.replace("-", "\u2011") in html and f"<td>{text}</td>" in html
 
 
 def test_an_unknown_stream_is_named(tmp_path: Path) -> None:

@@ -174,10 +174,10 @@ def test_on_a_phone_the_table_scrolls_in_its_box_and_legends_lie_below(
 
 def test_choosing_a_method_changes_the_heat_maps(browser: Chrome, page: Path) -> None:
     opened(browser, page)
-    values = "return document.getElementById('heat-0').data[0].z"
+    values = "return document.getElementById('coverage-0').data.find((one) => one.visible).z"
     pictures = {}
     for position in (2, 1, 0):
-        choice = browser.find_element(By.CSS_SELECTOR, f"input[name=covered][value='{position}']")
+        choice = browser.find_element(By.CSS_SELECTOR, f"input[name=coverage][value='{position}']")
         if position == 2:
             assert choice.is_selected()
         else:
