@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fl_elastic.environment import environment
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_cell import run_stream
@@ -79,7 +78,9 @@ def bench_stream(
             for method, row in summarise_stream(results.rows, name).items():
                 results.add(f"summary {name} | {method}", row)
         if results.rows:
-            write_streams_page(results.rows, environment(), results.path.with_suffix(".html"))
+            write_streams_page(
+                results.rows, results.measured_with(), results.path.with_suffix(".html")
+            )
 
 
 def write_streams_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:

@@ -16,12 +16,13 @@ from typing import Any
 from fl_elastic.errors import ElasticError
 from fl_elastic.storage import write_atomically
 from fl_elastic_simulations.report.palette import EMPTY, ink
+from fl_elastic_simulations.report.still import WIDTH, marks
 from fl_elastic_simulations.report.table import Grid
 
 __all__ = ["Panel", "Section", "drawn_text", "figure", "write_document"]
 
 _AXIS = {
-    "automargin": True, "ticklabelstandoff": 6, "title": {"standoff": 10, "font": {"size": 12}},
+    "automargin": True, "ticks": "", "ticklabelstandoff": 6, "title": {"standoff": 10, "font": {"size": 12}},
 }  # fmt: skip
 _CLEAR = "rgba(0,0,0,0)"
 # Colours of text, grid and ground come from the page's style sheet, which knows light and dark.
@@ -45,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows under one heading, from above: guide, legend, panels, figure, table, note.
+    """What a page shows under one heading, from above: table, guide, legend, panels, figure, note.
 
     Parameters
     ----------
@@ -102,6 +103,7 @@ def write_document(
     sections: Sequence[Section],
     facts: Mapping[str, object],
     linked: bool = False,
+    still: bool = False,
     **values: object,
 ) -> Path:
     """Write a page; it is replaced in one step, so that a reader never sees half of it.
@@ -120,6 +122,8 @@ def write_document(
         What it was measured with, for the foot.
     linked : bool
         Whether all legends name the same, and whoever hides a name in one figure hides it in all.
+    still : bool
+        Whether figures are drawn without script: no reader can hover or zoom, and the page is small.
     **values
         What else the template shows.
 
@@ -136,13 +140,15 @@ def write_document(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.globals.update(ink=ink, EMPTY=EMPTY)
+    pages.globals.update(ink=ink, EMPTY=EMPTY, WIDTH=WIDTH)
     # Plotly's own writer makes null of what is no number; jinja2 keeps what ends a script out of it.
     pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
     pages.policies["json.dumps_kwargs"] = {"engine": "json"}
+    figures = _figures(sections)
     text = pages.get_template(f"{template}.html.md").render(
-        title=title, sections=sections, facts=facts, linked=linked, figures=_figures(sections),
-        plotly=_needed("plotly.offline").get_plotlyjs(), **values,
+        title=title, sections=sections, facts=facts, linked=linked, figures=figures, still=still,
+        stills={name: marks(each) for name, each in figures.items()} if still else {},
+        plotly="" if still else _needed("plotly.offline").get_plotlyjs(), **values,
     )  # fmt: skip
     # A lone surrogate in a name becomes a character reference and spoils no whole page.
     return write_atomically(path, text.encode(errors="xmlcharrefreplace"))

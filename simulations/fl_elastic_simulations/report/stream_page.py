@@ -35,8 +35,9 @@ def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
             f"a store of {bytes_text(summary['store_bytes'])}",
         ]
     )
+    # Beside the state, on a device: its disk is small, and wears out.
     return write_document(
-        path, "stream", title="A stream", sections=stream_sections(summary),
+        path, "stream", still=True, title="A stream", sections=stream_sections(summary),
         facts=summary["environment"], setting=f"{setting}.",
     )  # fmt: skip
 
