@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import unescape
 from typing import Any
 
-__all__ = ["WIDTH", "Still", "marks"]
+__all__ = ["WIDTH", "marks"]
 
 WIDTH = 640
 _RIGHT, _TOP, _BOTTOM = 12, 10, 30
@@ -15,35 +14,13 @@ _RIGHT, _TOP, _BOTTOM = 12, 10, 30
 Scale = Callable[[float], float]
 
 
-@dataclass(frozen=True)
-class Still:
-    """Where everything of a figure lies, in units of a drawing that is `WIDTH` wide.
+def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where everything lies of a figure of lines from zero on, stacked areas or cells.
 
-    Parameters
-    ----------
-    height, left : float
-        Of the drawing; where its axis begins.
-    rows, columns : tuple of (float, str)
-        Places and texts of the ticks.
-    marks : tuple of float
-        Where a vertical line is dashed.
-    paths : tuple of (str, str, str, str)
-        Points, colour, colour of the fill, which is empty for a line, and name.
-    cells : tuple of (float, float, float, float, str, str)
-        Left, upper edge, width, height, colour, name.
+    In units of a drawing that is `WIDTH` wide: its height, where its axis begins (``left``), ticks of ``rows`` and
+    ``columns`` with their texts, dashed vertical lines (``dashed``), ``paths`` (points, colour, fill or nothing,
+    name) and ``cells`` (left, upper edge, width, height, colour, name).
     """
-
-    height: float
-    left: float
-    rows: tuple[tuple[float, str], ...]
-    columns: tuple[tuple[float, str], ...]
-    marks: tuple[float, ...]
-    paths: tuple[tuple[str, str, str, str], ...]
-    cells: tuple[tuple[float, float, float, float, str, str], ...]
-
-
-def marks(drawn: Mapping[str, Any]) -> Still:
-    """Return the marks of a figure of lines from zero on, stacked areas or cells, as plotly writes it."""
     traces, layout = drawn["data"], drawn["layout"]
     axis = layout["yaxis"]
     height: float = layout["height"]
@@ -62,51 +39,41 @@ def marks(drawn: Mapping[str, Any]) -> Still:
     ticks = [low + (high - low) * part / parts for part in range(parts + 1)]
     texts = [f"{100 * each:.0f} %" if "tickformat" in axis else f"{each:.0f}" for each in ticks]
     named = zip(axis.get("tickvals", ticks), axis.get("ticktext", texts), strict=True)
-    return Still(
-        height=height,
-        left=left,
-        rows=tuple((y(place), unescape(text)) for place, text in named),
-        columns=tuple((x(end * part / 4), f"{end * part / 4:.0f}") for part in range(5)),
-        marks=tuple(x(shape["x0"]) for shape in layout.get("shapes", ())),
-        paths=_paths([trace for trace in traces if trace["type"] == "scatter"], x, y),
-        cells=tuple(cell for t in traces if t["type"] == "heatmap" for cell in _cells(t, x, y)),
-    )
+    return {
+        "height": height,
+        "left": left,
+        "rows": [(y(place), unescape(text)) for place, text in named],
+        "columns": [(x(end * part / 4), f"{end * part / 4:.0f}") for part in range(5)],
+        "dashed": [x(shape["x0"]) for shape in layout.get("shapes", ())],
+        "paths": _paths([each for each in traces if each["type"] == "scatter"], x, y),
+        "cells": [cell for t in traces if t["type"] == "heatmap" for cell in _cells(t, x, y)],
+    }
 
 
-def _paths(
-    traces: list[Mapping[str, Any]], x: Scale, y: Scale
-) -> tuple[tuple[str, str, str, str], ...]:
+def _paths(traces: Sequence[Mapping[str, Any]], x: Scale, y: Scale) -> list[tuple[str, ...]]:
     """Return a line for each trace, or an area that stands on the one before."""
-    found = []
+    found: list[tuple[str, ...]] = []
     ground = [0.0] * max((len(trace["x"]) for trace in traces), default=0)
     for trace in traces:
-        stacked, below = "stackgroup" in trace, ground
-        values = trace["y"]
-        if stacked:
-            values = ground = [b + value for b, value in zip(below, values, strict=True)]
-        points = list(zip(trace["x"], values, strict=True))
-        if stacked:
-            points += reversed(list(zip(trace["x"], below, strict=True)))
+        points = list(zip(trace["x"], trace["y"], strict=True))
+        fill = trace["fillcolor"] if "stackgroup" in trace else ""
+        if fill:
+            below = list(zip(trace["x"], ground, strict=True))
+            ground = [base + value for base, value in zip(ground, trace["y"], strict=True)]
+            points = [*zip(trace["x"], ground, strict=True), *reversed(below)]
         path = " ".join(f"{x(at)},{y(value)}" for at, value in points)
-        fill = trace["fillcolor"] if stacked else ""
         found.append((path, trace["line"]["color"], fill, unescape(trace["name"])))
-    return tuple(found)
+    return found
 
 
-def _cells(
-    trace: Mapping[str, Any], x: Scale, y: Scale
-) -> list[tuple[float, float, float, float, str, str]]:
-    edges, colours = trace["x"], dict(trace["colorscale"])
-    return [
-        (
-            x(edges[column]),
-            y(row - 0.45),
-            round(x(edges[column + 1]) - x(edges[column]), 1),
-            round(y(row + 0.45) - y(row - 0.45), 1),
-            colours[value],
-            unescape(trace["meta"][row]),
-        )
-        for row, values in enumerate(trace["z"])
-        for column, value in enumerate(values)
-        if value is not None
-    ]
+def _cells(trace: Mapping[str, Any], x: Scale, y: Scale) -> list[tuple[float | str, ...]]:
+    edges, colours = [x(at) for at in trace["x"]], dict(trace["colorscale"])
+    found: list[tuple[float | str, ...]] = []
+    for row, values in enumerate(trace["z"]):
+        top, high = y(row - 0.45), round(y(row + 0.45) - y(row - 0.45), 1)
+        for column, value in enumerate(values):
+            if value is not None:
+                wide = round(edges[column + 1] - edges[column], 1)
+                name = unescape(trace["meta"][row])
+                found.append((edges[column], top, wide, high, colours[value], name))
+    return found

@@ -73,12 +73,12 @@ def test_the_page_holds_three_drawings_and_no_script(tmp_path: Path) -> None:
 def test_a_drawn_line_goes_through_its_shares() -> None:
     figure = shares_along({"<a>": [(0, 0.0), (10, 1.0), (20, 1.0)]}, [5]).to_plotly_json()
     found = marks(figure)
-    ((path, _, fill, name),) = found.paths
+    ((path, _, fill, name),) = found["paths"]
     (x0, y0), (x1, y1), _ = [tuple(map(float, pair.split(","))) for pair in path.split()]
     assert ((x1 - x0) * 2, y0 - y1) == (640 - 46 - 12, figure["layout"]["height"] - 30 - 10)
-    assert found.marks == (pytest.approx((x0 + x1) / 2, abs=0.1),)
+    assert found["dashed"] == [pytest.approx((x0 + x1) / 2, abs=0.1)]
     assert (name, fill) == ("<a>", "")
-    assert [text for _, text in found.rows] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+    assert [text for _, text in found["rows"]] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
 
 
 def test_drawn_areas_stand_on_each_other() -> None:
@@ -87,7 +87,7 @@ def test_drawn_areas_stand_on_each_other() -> None:
         for at, stored in ((0, {"0": 1}), (1, {"0": 1, "1": 3}))
     ]
     *_, store = stream_sections(summary(points=points))
-    lower, upper = (path.split() for path, *_ in marks(store.figure.to_plotly_json()).paths)
+    lower, upper = (path.split() for path, *_ in marks(store.figure.to_plotly_json())["paths"])
     # The lower edge of the second is the upper edge of the first.
     assert upper[2:] == list(reversed(lower[:2]))
     # Four samples are the whole height.
@@ -97,11 +97,11 @@ def test_drawn_areas_stand_on_each_other() -> None:
 def test_drawn_cells_lie_in_the_row_of_their_name_and_never_over_each_other() -> None:
     _, trained, _ = stream_sections(summary())
     found = marks(trained.figure.to_plotly_json())
-    rows = {text: place for place, text in found.rows}
-    assert [name for *_, name in found.cells] == ["conv1", "<head>", "<head>"]
-    for left, top, width, height, _, name in found.cells:
-        assert top < rows[name] < top + height and width > 0 and left >= found.left
-    first, second = found.cells[1:]
+    rows = {text: place for place, text in found["rows"]}
+    assert [name for *_, name in found["cells"]] == ["conv1", "<head>", "<head>"]
+    for left, top, width, height, _, name in found["cells"]:
+        assert top < rows[name] < top + height and width > 0 and left >= found["left"]
+    first, second = found["cells"][1:]
     assert first[0] + first[2] <= second[0]
 
 
