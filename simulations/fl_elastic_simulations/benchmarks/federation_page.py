@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import Curve, summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
-from fl_elastic_simulations.report.document import Section, drawn_text, figure, write_document
+from fl_elastic_simulations.report.document import (
+    Figure,
+    Section,
+    drawn_text,
+    figure,
+    write_document,
+)
 from fl_elastic_simulations.report.formats import MISSING, TIMES, bytes_text
 from fl_elastic_simulations.report.palette import Ink, ink
 from fl_elastic_simulations.report.table import Grid
@@ -186,7 +192,7 @@ def _curves(rows: _Rows, prefix: str) -> list[Curve]:
     return [curve for curve in found if len(curve) > 1]
 
 
-def _chart(curves: Mapping[str, Sequence[Curve]], shown: Sequence[str]) -> Any:
+def _chart(curves: Mapping[str, Sequence[Curve]], shown: Sequence[str]) -> Figure:
     """Return accuracy against simulated time, a line per method; those not shown in colour lie below."""
     end = max(curve[-1][0] for seeds in curves.values() for curve in seeds)
     grid = np.linspace(0.0, end, _TIMES)

@@ -1,6 +1,7 @@
 """A page: a template filled by jinja2 and figures that plotly.js draws, in one file that needs no network.
 
-Both are imported when a page is written: a command that writes none does not wait for them.
+Both are imported when a page is written: a command that writes none does not wait for them. A page of stills does
+without plotly: a device has no memory to spare.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from fl_elastic_simulations.report.palette import EMPTY, ink
 from fl_elastic_simulations.report.still import WIDTH, marks
 from fl_elastic_simulations.report.table import Grid
 
-__all__ = ["Panel", "Section", "drawn_text", "figure", "write_document"]
+__all__ = ["Figure", "Panel", "Section", "drawn_text", "figure", "write_document"]
+
+Figure = Mapping[str, Any]
+"""Traces (``data``) and ``layout`` as plotly.graph_objects takes them."""
 
 _AXIS = {
     "automargin": True, "ticks": "", "ticklabelstandoff": 6, "title": {"standoff": 10, "font": {"size": 12}},
@@ -41,7 +45,7 @@ class Panel:
 
     title: str
     facts: str
-    figure: Any
+    figure: Figure
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Section:
         Its id; its figure is ``plot-NAME``, its panels are ``NAME-0``, ``NAME-1`` and so on.
     title, guide, note : str
         Plain text.
-    figure : plotly figure, optional
-        Made by `figure`; a trace belongs to the legend's name at the position in its ``legendgroup``.
+    figure : Figure, optional
+        Made by the function `figure`; a trace belongs to the legend's name at the position in its ``legendgroup``.
     names : sequence of str
         Of the legend; a button for each hides it and shows it again.
     grid : Grid, optional
@@ -73,7 +77,7 @@ class Section:
     name: str
     title: str
     guide: str = ""
-    figure: Any = None
+    figure: Figure | None = None
     names: Sequence[str] = ()
     grid: Grid | None = None
     dots: bool = False
@@ -83,11 +87,12 @@ class Section:
     chosen: int = 0
 
 
-def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Any:
-    """Return a plotly figure in the style of the pages, as high as so many pixels."""
-    return _needed("plotly.graph_objects").Figure(
-        list(traces), {"template": _HOUSE, "height": height, **layout}
-    )
+def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Figure:
+    """Return a figure in the style of the pages, as high as so many pixels.
+
+    What is wrong with a trace or the layout is said by plotly, when a page is written.
+    """
+    return {"data": list(traces), "layout": {"template": _HOUSE, "height": height, **layout}}
 
 
 def drawn_text(text: str) -> str:
@@ -130,7 +135,7 @@ def write_document(
     Raises
     ------
     ElasticError
-        If plotly or jinja2 is not installed.
+        If jinja2, or plotly for a page that is not still, is not installed.
     """
     jinja = _needed("jinja2")
     pages = jinja.Environment(
@@ -141,27 +146,32 @@ def write_document(
         lstrip_blocks=True,
     )
     pages.globals.update(ink=ink, EMPTY=EMPTY, WIDTH=WIDTH)
-    # Plotly's own writer makes null of what is no number; jinja2 keeps what ends a script out of it.
-    pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
-    pages.policies["json.dumps_kwargs"] = {"engine": "json"}
     figures = _figures(sections)
+    shown: dict[str, object]
+    if still:
+        shown = {"stills": {name: marks(each) for name, each in figures.items()}}
+    else:
+        checked = _needed("plotly.graph_objects").Figure
+        figures = {name: checked(each).to_plotly_json() for name, each in figures.items()}
+        # Plotly's own writer makes null of what is no number; jinja2 keeps what ends a script out of it.
+        pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
+        pages.policies["json.dumps_kwargs"] = {"engine": "json"}
+        shown = {"figures": figures, "plotly": _needed("plotly.offline").get_plotlyjs()}
     text = pages.get_template(f"{template}.html.md").render(
-        title=title, sections=sections, facts=facts, linked=linked, figures=figures, still=still,
-        stills={name: marks(each) for name, each in figures.items()} if still else {},
-        plotly="" if still else _needed("plotly.offline").get_plotlyjs(), **values,
-    )  # fmt: skip
+        title=title, sections=sections, facts=facts, linked=linked, still=still, **shown, **values
+    )
     # A lone surrogate in a name becomes a character reference and spoils no whole page.
     return write_atomically(path, text.encode(errors="xmlcharrefreplace"))
 
 
-def _figures(sections: Sequence[Section]) -> dict[str, Any]:
+def _figures(sections: Sequence[Section]) -> dict[str, Figure]:
     """Return all figures of a page by id; empty places have none."""
     found = {}
     for section in sections:
         found[f"plot-{section.name}"] = section.figure
         for index, panel in enumerate(section.panels):
             found[f"{section.name}-{index}"] = panel.figure
-    return {name: drawn.to_plotly_json() for name, drawn in found.items() if drawn is not None}
+    return {name: drawn for name, drawn in found.items() if drawn is not None}
 
 
 def _needed(module: str) -> Any:

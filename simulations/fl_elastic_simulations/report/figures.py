@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from fl_elastic_simulations.report.document import drawn_text, figure
+from fl_elastic_simulations.report.document import Figure, drawn_text, figure
 from fl_elastic_simulations.report.formats import (
     TIMES,
     Unit,
@@ -42,13 +41,13 @@ _MOST_TICKS = 16
 _SLOTS = 0.84  # of the room of one device class, so that the classes stand apart
 
 
-def accuracy_by_time(results: Results) -> Any | None:
+def accuracy_by_time(results: Results) -> Figure | None:
     """Return accuracy against time, or nothing where no history holds both."""
     title = "simulated time" if results.simulated else "time"
     return _accuracy(results, title, lambda curve: curve.seconds, time_unit, seconds_text)
 
 
-def accuracy_by_uplink(results: Results) -> Any | None:
+def accuracy_by_uplink(results: Results) -> Figure | None:
     """Return accuracy against the bytes sent up, or nothing where no history holds both."""
     return _accuracy(results, "uplink", lambda curve: curve.uplink_bytes, byte_unit, bytes_text)
 
@@ -59,7 +58,7 @@ def _accuracy(
     spent: Callable[[Curve], tuple[float, ...]],
     unit_for: Callable[[float], Unit],
     written: Callable[[float], str],
-) -> Any | None:
+) -> Figure | None:
     curves = [mean_curve(method.history) for method in results.methods]
     largest = max((max(spent(curve)) for curve in curves if spent(curve)), default=None)
     if largest is None:
@@ -131,7 +130,7 @@ def _target(accuracy: float | None) -> dict[str, object]:
     }
 
 
-def speed_bars(results: Results) -> Any | None:
+def speed_bars(results: Results) -> Figure | None:
     """Return the step speed-up asked and achieved, by device class; nothing where none is known.
 
     The bars lie, so that long device names fit a phone. Each requested bar is a frame around the
@@ -211,7 +210,7 @@ def _two_lines(label: str, width: int = 12) -> str:
     return f"{drawn_text(label[:middle])}<br>{drawn_text(label[middle + 1 :])}"
 
 
-def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Any:
+def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
     """Return what the clients of a device class trained: rounds across, groups down, a map per method.
 
     Only the map of the chosen method is shown.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError
-from fl_elastic_simulations.report.document import Panel, Section, write_document
+from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
 from fl_elastic_simulations.report.figures import (
     accuracy_by_time,
     accuracy_by_uplink,
@@ -93,7 +93,7 @@ def _speeds(results: Results) -> Section:
     return _drawn(results, "speed", "Step speed by device class", guide, speed_bars(results))
 
 
-def _drawn(results: Results, name: str, title: str, guide: str, drawn: object) -> Section:
+def _drawn(results: Results, name: str, title: str, guide: str, drawn: Figure | None) -> Section:
     """Return a section with a figure and its legend, or with a note where there is no figure."""
     if drawn is None:
         return Section(name, title, guide=_NOTHING)

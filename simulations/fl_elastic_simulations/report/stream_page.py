@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_elastic_simulations.report.document import Section, drawn_text, figure, write_document
+from fl_elastic_simulations.report.document import (
+    Figure,
+    Section,
+    drawn_text,
+    figure,
+    write_document,
+)
 from fl_elastic_simulations.report.figures import row_names
 from fl_elastic_simulations.report.formats import bytes_text
 from fl_elastic_simulations.report.palette import ink
@@ -86,7 +92,7 @@ def stream_sections(
     return made
 
 
-def shares_along(series: Series, marks: Sequence[float] = ()) -> Any:
+def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
     """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts."""
     dashed = {"dash": "dash", "width": 1}
     return figure(
@@ -104,7 +110,7 @@ def shares_along(series: Series, marks: Sequence[float] = ()) -> Any:
     )
 
 
-def _stacked(series: Series) -> Any:
+def _stacked(series: Series) -> Figure:
     """Return counts along a stream, one on top of the other."""
     traces = [
         {
@@ -130,7 +136,7 @@ def _curve(place: int, name: str, points: Sequence[tuple[float, float]]) -> dict
     }
 
 
-def _trained(summary: Mapping[str, Any], end: float) -> Any:
+def _trained(summary: Mapping[str, Any], end: float) -> Figure:
     """Return a map: a row for each group, and at each adaptation a cell for every row that was trained."""
     # A row for each of a hundred parts would be lines only: neighbours share one.
     together = -(-len(summary["groups"]) // _MOST_GROUPS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from fl_elastic_simulations.report.document import Section
@@ -35,7 +36,9 @@ def coverage(monkeypatch: pytest.MonkeyPatch) -> Cover:
 
 def maps(section: Section, panel: int) -> list[dict[str, Any]]:
     """Return the maps of one panel, a map per method, as plotly writes them."""
-    drawn: list[dict[str, Any]] = json.loads(section.panels[panel].figure.to_json())["data"]
+    drawn: list[dict[str, Any]] = json.loads(go.Figure(section.panels[panel].figure).to_json())[
+        "data"
+    ]
     return drawn
 
 
@@ -46,7 +49,7 @@ def test_cells_are_the_shares_with_groups_down(make_summary: Make, coverage: Cov
     zero = summary["methods"]["elastic"]["coverage"]["pi_zero_2w"]
     assert elastic["z"] == [[row[group] for row in zero] for group in range(12)]
     assert (elastic["x0"], elastic["dx"], elastic["meta"]) == (1, 1, summary["groups"])
-    assert section.panels[0].figure.layout.xaxis.range == (0.5, 5.5)
+    assert go.Figure(section.panels[0].figure).layout.xaxis.range == (0.5, 5.5)
     assert (
         section.panels[0].facts
         == "2 clients, slowdown 12\N{MULTIPLICATION SIGN}, asked for 2.5\N{MULTIPLICATION SIGN}"
@@ -92,6 +95,6 @@ def test_ragged_and_empty_coverage(coverage: Cover) -> None:
 def test_many_groups_get_few_labels(make_summary: Make, coverage: Cover) -> None:
     summary = make_summary(("elastic",), rounds=2)
     summary["groups"] = [f"block{index}.conv" for index in range(200)]
-    layout = coverage(summary).panels[0].figure.layout
+    layout = go.Figure(coverage(summary).panels[0].figure).layout
     assert 8 <= len(layout.yaxis.ticktext) <= 16
     assert layout.height <= 420

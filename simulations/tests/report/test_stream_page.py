@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import plotly.graph_objects as go
 import pytest
 
 from fl_elastic_simulations.report.still import marks
@@ -40,7 +42,7 @@ def summary(**changed: Any) -> dict[str, Any]:
 
 def drawn(figure: Any) -> dict[str, Any]:
     """Return a figure as plotly writes it."""
-    found: dict[str, Any] = json.loads(figure.to_json())
+    found: dict[str, Any] = json.loads(go.Figure(figure).to_json())
     return found
 
 
@@ -71,7 +73,7 @@ def test_the_page_holds_three_drawings_and_no_script(tmp_path: Path) -> None:
 
 
 def test_a_drawn_line_goes_through_its_shares() -> None:
-    figure = shares_along({"<a>": [(0, 0.0), (10, 1.0), (20, 1.0)]}, [5]).to_plotly_json()
+    figure = shares_along({"<a>": [(0, 0.0), (10, 1.0), (20, 1.0)]}, [5])
     found = marks(figure)
     ((path, _, fill, name),) = found["paths"]
     (x0, y0), (x1, y1), _ = [tuple(map(float, pair.split(","))) for pair in path.split()]
@@ -87,7 +89,7 @@ def test_drawn_areas_stand_on_each_other() -> None:
         for at, stored in ((0, {"0": 1}), (1, {"0": 1, "1": 3}))
     ]
     *_, store = stream_sections(summary(points=points))
-    lower, upper = (path.split() for path, *_ in marks(store.figure.to_plotly_json())["paths"])
+    lower, upper = (path.split() for path, *_ in marks(store.figure)["paths"])
     # The lower edge of the second is the upper edge of the first.
     assert upper[2:] == list(reversed(lower[:2]))
     # Four samples are the whole height.
@@ -96,7 +98,7 @@ def test_drawn_areas_stand_on_each_other() -> None:
 
 def test_drawn_cells_lie_in_the_row_of_their_name_and_never_over_each_other() -> None:
     _, trained, _ = stream_sections(summary())
-    found = marks(trained.figure.to_plotly_json())
+    found = marks(trained.figure)
     rows = {text: place for place, text in found["rows"]}
     assert [name for *_, name in found["cells"]] == ["conv1", "<head>", "<head>"]
     for left, top, width, height, _, name in found["cells"]:
@@ -164,3 +166,8 @@ def test_classes_beyond_the_colours_are_still_told_apart() -> None:
     points = [{"labelled": 5, "accuracy": 1.0, "stored": {str(label): 1 for label in range(14)}}]
     *_, store = stream_sections(summary(points=points))
     assert len({each["fillcolor"] for each in drawn(store.figure)["data"]}) == 14
+
+
+def test_a_device_does_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert len(pictures(write_stream_page(summary(), tmp_path / "report.html").read_text())) == 3
