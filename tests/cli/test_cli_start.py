@@ -11,12 +11,26 @@ import pytest
 def test_the_command_line_itself_loads_neither_torch_nor_numpy_nor_flower() -> None:
     script = (
         "import sys, fl_elastic.cli.main; "
-        "print([name for name in ('torch', 'numpy', 'flwr', 'plotly') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy', 'flwr', 'plotly', 'jinja2') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["simulate", "bench"])
+def test_help_of_the_laboratory_waits_for_nothing_that_writes_pages(command: str) -> None:
+    script = (
+        "import sys\nfrom fl_elastic.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print([name for name in ('plotly', 'jinja2') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "--help"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "Usage" in done.stdout and done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 @pytest.mark.parametrize(

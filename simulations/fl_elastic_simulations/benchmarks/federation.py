@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_elastic.environment import environment
 from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
@@ -132,7 +131,9 @@ def bench_federation(
             for method, row in summarise_task(results.rows, name, list(task.methods)).items():
                 results.add(f"summary {name} | {method}", row)
         if results.rows:
-            write_federation_page(results.rows, environment(), results.path.with_suffix(".html"))
+            write_federation_page(
+                results.rows, results.measured_with(), results.path.with_suffix(".html")
+            )
 
 
 def cell_name(task: str, method: str, seed: int) -> str:

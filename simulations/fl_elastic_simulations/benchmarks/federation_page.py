@@ -1,22 +1,31 @@
-"""The table of the federation benchmark as one page that needs neither script nor network."""
+"""The table of the federation benchmark as Markdown and as one page with its curves."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from fl_elastic.storage import write_atomically
-from fl_elastic_simulations.benchmarks.federation_curves import chart
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import Curve, summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
+from fl_elastic_simulations.report.document import (
+    Figure,
+    Section,
+    drawn_text,
+    figure,
+    write_document,
+)
 from fl_elastic_simulations.report.formats import MISSING, TIMES, bytes_text
-from fl_elastic_simulations.report.static_page import static_page
+from fl_elastic_simulations.report.palette import Ink, ink
+from fl_elastic_simulations.report.table import Grid
 
 __all__ = [
+    "HIGHLIGHTED",
     "charged_markdown",
     "federation_markdown",
     "federation_table",
@@ -40,20 +49,11 @@ HEADINGS = (
     "Cost profiles",
     "Least coverage",
 )
-_HIGHLIGHTED = (
+HIGHLIGHTED = (
     REFERENCE, OURS, "fewer full steps, our server", "fedel", "timelyfl, our server", "heterofl",
 )  # fmt: skip
-_INTRO = (
-    "<p>All methods of a task get the same simulated time: measured costs of the host times the device's "
-    "slowdown, and bytes by bandwidth. What a client needs to choose is part of it, and of the deadline of a "
-    "round: its cost profile once, and each plan and probe. <strong>Choosing</strong> and <strong>cost "
-    "profiles</strong> are their shares of the time of all clients. All are tested at the same forty times, each "
-    "time the newest model whose round had ended; final accuracy is the mean over the last tenth of the time. "
-    "<strong>Time</strong>, <strong>uplink</strong> and <strong>up and down</strong> are those that FedAvg "
-    "waiting for its slowest client needs until the first test that reaches its own final accuracy, over the "
-    f"method's until the same: 3{TIMES} is a third of the time. {MISSING} means never. <strong>Stayed "
-    "out</strong> counts fits that had no time for a step. Intervals are 95 %, by Student's t over seeds.</p>"
-)
+_FAINT = Ink("#8592a0", "solid").faint(0.35)
+_TIMES = 120
 _Rows = Mapping[str, Mapping[str, Any]]
 _NONE_YET = "No cell of this table is measured yet."
 
@@ -165,37 +165,66 @@ _MARKED = re.compile(
 
 def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
     """Write the page; tasks without a finished cell are left out."""
-    sections = [_section(rows, name) for name in TASKS if federation_table(rows, name)]
-    title = "Unequal clients: every method in the same fleets"
-    return write_atomically(path, static_page(title, _INTRO, sections, environment).encode())
+    return write_document(
+        path, "federation", title="Unequal clients: every method in the same fleets",
+        sections=[_section(rows, name) for name in TASKS if federation_table(rows, name)],
+        facts=environment, times=TIMES, missing=MISSING,
+    )  # fmt: skip
 
 
-def _section(rows: _Rows, task: str) -> str:
-    table = federation_table(rows, task)
-    body = "".join(
-        "<tr>"
-        + f'<th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for name, *cells in table
-    )
-    head = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
-    curves = {
-        method: found for method in METHODS if (found := _curves(rows, f"{task} | {method} | "))
+def _section(rows: _Rows, task: str) -> Section:
+    found = {
+        method: curves for method in METHODS if (curves := _curves(rows, f"{task} | {method} | "))
     }
-    return "\n".join(
-        [
-            f'<section><h2>{escape(TASKS[task].title)}</h2><div class="scroll"><table>',
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
-            chart(curves, _HIGHLIGHTED),
-            "</section>",
-        ]
+    shown = [method for method in HIGHLIGHTED if method in found]
+    return Section(
+        task,
+        TASKS[task].title,
+        "Accuracy against simulated time, the mean of the seeds. Methods without a name here are faint.",
+        _chart(found, shown),
+        shown,
+        Grid(HEADINGS, tuple(federation_table(rows, task))),
     )
 
 
 def _curves(rows: _Rows, prefix: str) -> list[Curve]:
     found = (row["curve"] for name, row in rows.items() if name.startswith(prefix))
     return [curve for curve in found if len(curve) > 1]
+
+
+def _chart(curves: Mapping[str, Sequence[Curve]], shown: Sequence[str]) -> Figure:
+    """Return accuracy against simulated time, a line per method; those not shown in colour lie below."""
+    end = max(curve[-1][0] for seeds in curves.values() for curve in seeds)
+    grid = np.linspace(0.0, end, _TIMES)
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": drawn_text(name),
+            "legendgroup": str(shown.index(name)) if name in shown else "",
+            "x": grid.tolist(),
+            "y": _mean(curves[name], grid).round(4).tolist(),
+            "line": {
+                "color": ink(shown.index(name)).colour if name in shown else _FAINT,
+                "width": 2.4 if name in shown else 1.2,
+            },
+            "hovertemplate": "%{y:.1%} after %{x:.3~g} s",
+        }
+        for name in [*(other for other in curves if other not in shown), *shown]
+    ]
+    return figure(
+        traces, 360,
+        xaxis={"title": {"text": "simulated time (s)"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "accuracy"}, "tickformat": ".0%", "rangemode": "tozero"},
+    )  # fmt: skip
+
+
+def _mean(seeds: Sequence[Curve], grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean accuracy over seeds at each time."""
+    rows = [
+        np.interp(grid, [row[0] for row in curve], [row[-1] for row in curve]) for curve in seeds
+    ]
+    return np.asarray(np.mean(rows, axis=0))
 
 
 def _percent(value: float, interval: float | None) -> str:

@@ -38,6 +38,10 @@ class Results:
         self.rows: dict[str, dict[str, Any]] = {} if fresh else self._stored()
         self._fresh = fresh
 
+    def measured_with(self) -> dict[str, Any]:
+        """Return machine, versions and date of the table on disk; empty where there is none."""
+        return self._part("environment")
+
     def catch_up(self) -> None:
         """Take over rows that other processes have added; own rows stay as they are."""
         if not self._fresh:
@@ -54,8 +58,11 @@ class Results:
             write_atomically(self.path, f"{text}\n".encode())
 
     def _stored(self) -> dict[str, dict[str, Any]]:
+        return self._part("rows")
+
+    def _part(self, name: str) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.path.read_text())["rows"])
+            return dict(json.loads(self.path.read_text())[name])
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_elastic.environment import environment
-from fl_elastic.storage import write_atomically
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_cell import run_stream
@@ -18,22 +15,14 @@ from fl_elastic_simulations.benchmarks.stream_methods import METHODS
 from fl_elastic_simulations.benchmarks.stream_summary import stream_cells, summarise_stream
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS
 from fl_elastic_simulations.data.datasets import data_root_folder
-from fl_elastic_simulations.report.drawing import legend, lines
-from fl_elastic_simulations.report.static_page import static_page
-from fl_elastic_simulations.report.stream_page import stream_sections
+from fl_elastic_simulations.report.document import Section, write_document
+from fl_elastic_simulations.report.stream_page import shares_along, stream_sections
+from fl_elastic_simulations.report.table import Grid
 
 __all__ = ["SEEDS", "bench_stream", "write_streams_page"]
 
 SEEDS = (0, 1, 2)
 _Rows = Mapping[str, Mapping[str, Any]]
-_INTRO = (
-    "<p>Each method meets the same streams with the same model. <strong>Accuracy</strong> is the mean over all "
-    "tasks of a stream at its end, or of all predictions along a stream that is its only test; "
-    "<strong>against</strong> is the difference to full training with replay, in points. Anytime accuracy, "
-    "forgetting (Chaudhry), backward and forward transfer as in the literature. Recovery: samples until 95 % of "
-    "the accuracy before a change, a change never got over counting to its end. Seconds are CPU seconds of one "
-    "thread; memory is the peak above that before the stream. Intervals are 95 %, by Student's t over seeds.</p>"
-)
 
 
 def bench_stream(
@@ -89,7 +78,9 @@ def bench_stream(
             for method, row in summarise_stream(results.rows, name).items():
                 results.add(f"summary {name} | {method}", row)
         if results.rows:
-            write_streams_page(results.rows, environment(), results.path.with_suffix(".html"))
+            write_streams_page(
+                results.rows, results.measured_with(), results.path.with_suffix(".html")
+            )
 
 
 def write_streams_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
@@ -98,37 +89,31 @@ def write_streams_page(rows: _Rows, environment: Mapping[str, Any], path: Path) 
     for task in TASKS:
         for name, row in rows.items():
             if name.startswith(f"{task} | ") and "stream" in row:
-                title = f"{TASKS[task].title}: {name.split(' | ')[1]}"
-                sections += [f"<h2>{escape(title)}</h2>", *stream_sections(row["stream"])]
+                whose = f"{TASKS[task].title}, {name.split(' | ')[1]}: "
+                sections += stream_sections(row["stream"], f"stream-{len(sections)}", whose)
     title = "Streams that change: every way through them"
-    return write_atomically(path, static_page(title, _INTRO, sections, environment).encode())
+    return write_document(path, "streams", title=title, sections=sections, facts=environment)
 
 
 def _summaries(rows: _Rows, task: str) -> dict[str, Mapping[str, Any]]:
     return {m: rows[name] for m in METHODS if (name := f"summary {task} | {m}") in rows}
 
 
-def _section(rows: _Rows, task: str) -> str:
-    found = _summaries(rows, task)
-    heads = list(next(iter(stream_cells(row) for row in found.values())))
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in ("Method", *heads))
-    body = "".join(
-        f'<tr><th scope="row">{escape(method)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in stream_cells(row).values())
-        + "</tr>"
-        for method, row in found.items()
-    )
+def _section(rows: _Rows, task: str) -> Section:
+    found = {method: stream_cells(row) for method, row in _summaries(rows, task).items()}
     curves = {method: _mean_curve(rows, task, method) for method in found}
     starts = next(row["starts"] for name, row in rows.items() if name.startswith(f"{task} | "))
-    end = max(at for curve in curves.values() for at, _ in curve)
-    return "\n".join(
-        [
-            f'<section><h2>{escape(TASKS[task].title)}</h2><div class="scroll"><table>',
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
-            lines(curves, end, marks=starts[1:], label="accuracy along the stream"),
-            legend(list(curves)),
-            '<p class="guide">Accuracy along the stream, the mean of the seeds. Dashed: changes.</p></section>',
-        ]
+    return Section(
+        task,
+        TASKS[task].title,
+        "Accuracy along the stream, the mean of the seeds. Dashed: changes.",
+        shares_along(curves, starts[1:]),
+        list(found),
+        Grid(
+            ("Method", *next(iter(found.values()))),
+            tuple((method, *cells.values()) for method, cells in found.items()),
+        ),
+        dots=True,
     )
 
 

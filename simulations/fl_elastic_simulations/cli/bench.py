@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from fl_elastic.errors import ScenarioError
 
 if TYPE_CHECKING:
     from fl_elastic_simulations.benchmarks import Results
@@ -22,6 +25,9 @@ _Output = Annotated[Path | None, typer.Option(help="File of the table (JSON).")]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")]
 _DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")]
 _Workers = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
+_Page = Annotated[
+    bool, typer.Option("--page", help="Write the page of what is there; measure nothing.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 
 
@@ -127,13 +133,17 @@ def federation(
     quick: Annotated[
         bool, typer.Option("--quick", help="A quarter of the time of two tasks, one seed.")
     ] = False,
+    page: _Page = False,
 ) -> None:
     """Compare every method in the same simulated fleets of unequal devices."""
     from fl_elastic_simulations.benchmarks import Results, bench_federation
     from fl_elastic_simulations.benchmarks.federation import SEEDS
+    from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
 
     name = "federation-quick.json" if quick else "federation.json"
     results = Results(output or _FOLDER / name, fresh=fresh)
+    if page:
+        return _write_page(results, write_federation_page)
     console = Console(stderr=True)
     bench_federation(
         results, data_root,
@@ -291,15 +301,18 @@ def stream(
     seed: Annotated[
         list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
     ] = None,
+    page: _Page = False,
 ) -> None:
     """Compare ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
     from fl_elastic_simulations.benchmarks import Results
-    from fl_elastic_simulations.benchmarks.stream import SEEDS, bench_stream
+    from fl_elastic_simulations.benchmarks.stream import SEEDS, bench_stream, write_streams_page
     from fl_elastic_simulations.benchmarks.stream_methods import METHODS
     from fl_elastic_simulations.benchmarks.stream_summary import stream_cells
     from fl_elastic_simulations.benchmarks.stream_tasks import TASKS
 
     results = Results(output or _FOLDER / "stream.json", fresh=fresh)
+    if page:
+        return _write_page(results, write_streams_page)
     bench_stream(
         results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers,
         tell=Console(stderr=True).print,
@@ -357,6 +370,16 @@ def soak(
     results = Results(output or _FOLDER / "soak.json", fresh=fresh)
     bench_soak(results, data_root, samples=samples, tell=Console(stderr=True).print)
     _show(results, as_json)
+
+
+def _write_page(
+    results: Results, write: Callable[[dict[str, Any], dict[str, Any], Path], Path]
+) -> None:
+    """Write the page of a table beside it."""
+    if not results.rows:
+        raise ScenarioError(f"{results.path} holds no row yet; measure first, without --page")
+    path = results.path.with_suffix(".html")
+    typer.echo(write(results.rows, results.measured_with(), path))
 
 
 def _show(results: Results, as_json: bool, prefix: str = "") -> None:

@@ -1,6 +1,5 @@
-"""The line plots and the bars as plain values that plotly.js draws; no plotly needed to make them.
+"""The figures of a simulation: accuracy against time and uplink, coverage, speed by device class.
 
-The page's script adds what depends on the reader: colours of text and grid, and the hidden methods.
 ``legendgroup`` holds the position of the method that a trace belongs to.
 """
 
@@ -8,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import fmean
 
+from fl_elastic_simulations.report.document import Figure, drawn_text, figure
 from fl_elastic_simulations.report.formats import (
     TIMES,
     Unit,
+    abbreviated,
     accuracy_text,
     byte_unit,
     bytes_text,
@@ -21,36 +21,24 @@ from fl_elastic_simulations.report.formats import (
     seconds_text,
     time_unit,
 )
-from fl_elastic_simulations.report.palette import Ink, ink
-from fl_elastic_simulations.report.summary import Method, Point, Results
+from fl_elastic_simulations.report.palette import EMPTY, ink
+from fl_elastic_simulations.report.summary import DeviceClass, Method, Point, Results, Shares
 
 __all__ = [
     "Curve",
-    "Figure",
     "accuracy_by_time",
     "accuracy_by_uplink",
-    "drawn_text",
+    "coverage_map",
     "mean_curve",
+    "row_names",
     "speed_bars",
 ]
 
 Json = Mapping[str, object]
 _FEW_POINTS = 12
+_MANY_CELLS = 30
+_MOST_TICKS = 16
 _SLOTS = 0.84  # of the room of one device class, so that the classes stand apart
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What plotly.js draws, and the height in pixels that it needs."""
-
-    traces: tuple[Json, ...]
-    layout: Json
-    height: int
-
-
-def drawn_text(text: str) -> str:
-    """Escape a text for plotly.js, which reads a small part of HTML in names, ticks and titles."""
-    return escape(text, quote=False)
 
 
 def accuracy_by_time(results: Results) -> Figure | None:
@@ -86,16 +74,13 @@ def _accuracy(
         if curve.seeds > 1:
             bands.append(_band(scaled, curve, position))
         lines.append(_line(method, scaled, curve, [written(value) for value in values], position))
-    return Figure(
+    return figure(
         # All bands lie below all lines.
-        traces=(*bands, *lines),
-        layout={
-            "xaxis": _axis(f"{title} ({unit.name})", rangemode="tozero"),
-            "yaxis": _axis("accuracy", tickformat=".1~%"),
-            "hovermode": "closest",
-            **_target(results.target_accuracy),
-        },
-        height=380,
+        [*bands, *lines],
+        380,
+        xaxis={"title": {"text": f"{title} ({unit.name})"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "accuracy"}, "tickformat": ".1~%"},
+        **_target(results.target_accuracy),
     )
 
 
@@ -110,14 +95,11 @@ def _line(
         "legendgroup": str(position),
         "x": list(across),
         "y": list(curve.accuracy),
-        "customdata": [
-            [drawn_text(method.name), index, text]
-            for index, text in zip(curve.rounds, spent, strict=True)
-        ],
+        "customdata": list(zip(curve.rounds, spent, strict=True)),
         "line": {"color": style.colour, "dash": style.dash, "width": 2.5},
         "marker": {"color": style.colour, "size": 6},
-        "hovertemplate": "<b>%{customdata[0]}</b><br>%{y:.1%} after round %{customdata[1]}"
-        "<br>%{customdata[2]}<extra></extra>",
+        "hovertemplate": "<b>%{fullData.name}</b><br>%{y:.1%} after round %{customdata[0]}"
+        "<br>%{customdata[1]}<extra></extra>",
     }
 
 
@@ -136,33 +118,15 @@ def _band(across: Sequence[float], curve: Curve, position: int) -> Json:
     }
 
 
-def _target(accuracy: float | None) -> Json:
+def _target(accuracy: float | None) -> dict[str, object]:
     """Return a dotted line at the target, named on the left, where the curves are still low."""
     if accuracy is None:
         return {}
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": accuracy, "y1": accuracy}
+    name = {"text": f"target {accuracy_text(accuracy)}", "xref": "paper", "x": 0, "y": accuracy}
     return {
-        "shapes": [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": accuracy,
-                "y1": accuracy,
-                "line": {"dash": "dot", "width": 1.5},
-            }
-        ],
-        "annotations": [
-            {
-                "text": f"target {accuracy_text(accuracy)}",
-                "xref": "paper",
-                "x": 0,
-                "xanchor": "left",
-                "y": accuracy,
-                "yanchor": "bottom",
-                "showarrow": False,
-            }
-        ],
+        "shapes": [{**line, "line": {"dash": "dot", "width": 1.5}}],
+        "annotations": [{**name, "xanchor": "left", "yanchor": "bottom", "showarrow": False}],
     }
 
 
@@ -180,23 +144,21 @@ def speed_bars(results: Results) -> Figure | None:
     for position, method in enumerate(results.methods):
         shift = (position - (methods - 1) / 2) * slot
         traces += _frame_and_bar(results, method, position, shift, slot)
-    return Figure(
-        traces=tuple(traces),
-        layout={
-            "barmode": "overlay",
-            "xaxis": _axis("speed-up over full steps", rangemode="tozero", ticksuffix=TIMES),
-            "yaxis": _axis(
-                "",
-                tickvals=list(range(classes)),
-                ticktext=[_two_lines(device.label) for device in results.devices],
-                range=[classes - 0.5, -0.5],
-                showgrid=False,
-                zeroline=False,
-            ),
-            "hovermode": "closest",
+    return figure(
+        traces,
+        90 + classes * max(40, 18 * methods + 8),
+        barmode="overlay",
+        xaxis={
+            "title": {"text": "speed-up over full steps"}, "rangemode": "tozero", "ticksuffix": TIMES,
         },
-        height=90 + classes * max(40, 18 * methods + 8),
-    )
+        yaxis={
+            "tickvals": list(range(classes)),
+            "ticktext": [_two_lines(device.label) for device in results.devices],
+            "range": [classes - 0.5, -0.5],
+            "showgrid": False,
+            "zeroline": False,
+        },
+    )  # fmt: skip
 
 
 def _frame_and_bar(
@@ -215,17 +177,16 @@ def _frame_and_bar(
         "legendgroup": str(position),
         "y": [place for place, _ in rows],
         "customdata": [
-            [drawn_text(method.name), ratio_text(speed.requested), ratio_text(speed.achieved)]
-            for _, speed in rows
+            [ratio_text(speed.requested), ratio_text(speed.achieved)] for _, speed in rows
         ],
-        "hovertemplate": "<b>%{customdata[0]}</b><br>asked %{customdata[1]}"
-        "<br>achieved %{customdata[2]}<extra></extra>",
+        "hovertemplate": "<b>%{fullData.name}</b><br>asked %{customdata[0]}"
+        "<br>achieved %{customdata[1]}<extra></extra>",
     }
     frame = {
         **shared,
         "x": [speed.requested for _, speed in rows],
         "width": 0.82 * slot,
-        "marker": _frame_style(style),
+        "marker": {"color": style.faint(0.12), "line": {"color": style.colour, "width": 1.5}},
     }
     bar = {
         **shared,
@@ -240,10 +201,6 @@ def _frame_and_bar(
     return frame, bar
 
 
-def _frame_style(style: Ink) -> Json:
-    return {"color": style.faint(0.12), "line": {"color": style.colour, "width": 1.5}}
-
-
 def _two_lines(label: str, width: int = 12) -> str:
     """Break a long label at the space that is nearest to its middle."""
     spaces = [index for index, letter in enumerate(label) if letter == " "]
@@ -253,8 +210,79 @@ def _two_lines(label: str, width: int = 12) -> str:
     return f"{drawn_text(label[:middle])}<br>{drawn_text(label[middle + 1 :])}"
 
 
-def _axis(title: str, **more: object) -> Json:
-    return {"title": {"text": title}, "automargin": True, **more}
+def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
+    """Return what the clients of a device class trained: rounds across, groups down, a map per method.
+
+    Only the map of the chosen method is shown.
+    """
+    groups, rounds = _extent(results)
+    names = [*results.groups, *(f"group {index}" for index in range(len(results.groups), groups))]
+    maps = [
+        {
+            "type": "heatmap",
+            "legendgroup": str(position),
+            "visible": position == chosen,
+            "z": _transposed(shares, rounds, groups),
+            "x0": 1,
+            "dx": 1,
+            "zmin": 0,
+            "zmax": 1,
+            "showscale": False,
+            "colorscale": [[0, EMPTY], [1, ink(position).colour]],
+            "xgap": 0 if rounds > _MANY_CELLS else 1,
+            "ygap": 0 if groups > _MANY_CELLS else 1,
+            "hoverongaps": False,
+            "meta": [drawn_text(name) for name in names],
+            "hovertemplate": "<b>%{text}</b><br>round %{x}<br>share %{z:.0%}<extra></extra>",
+        }
+        for position, method in enumerate(results.methods)
+        if (shares := method.coverage.get(device.name))
+    ]
+    return figure(
+        maps,
+        min(max(72 + 16 * groups, 170), 420),
+        xaxis={
+            "title": {"text": "round"}, "range": [0.5, rounds + 0.5], "nticks": 6, "tickformat": "d",
+            "showgrid": False, "zeroline": False,
+        },
+        yaxis=row_names(names),
+    )  # fmt: skip
+
+
+def row_names(names: Sequence[str]) -> dict[str, object]:
+    """Return an axis of rows from above, with as many of their names as are still read."""
+    ticks = range(0, len(names), -(-len(names) // _MOST_TICKS) or 1)
+    return {
+        "tickvals": list(ticks),
+        "ticktext": [drawn_text(abbreviated(names[index])) for index in ticks],
+        "range": [len(names) - 0.5, -0.5],
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _transposed(shares: Shares, rounds: int, groups: int) -> list[list[float | None]]:
+    """Turn rounds x groups into groups x rounds; what is not there is ``None``.
+
+    >>> _transposed(((0.0, 1.0), (0.5,)), rounds=3, groups=2)
+    [[0.0, 0.5, None], [1.0, None, None]]
+    """
+    return [[_share(shares, index, group) for index in range(rounds)] for group in range(groups)]
+
+
+def _share(shares: Shares, index: int, group: int) -> float | None:
+    if index >= len(shares) or group >= len(shares[index]):
+        return None
+    share = shares[index][group]
+    # Three decimals: a colour cannot show more, and the page stays small.
+    return None if share is None else round(share, 3)
+
+
+def _extent(results: Results) -> tuple[int, int]:
+    """Return the largest number of groups and of rounds of any coverage."""
+    tables = [shares for method in results.methods for shares in method.coverage.values()]
+    groups = max((len(row) for shares in tables for row in shares), default=0)
+    return max(groups, len(results.groups)), max((len(shares) for shares in tables), default=0)
 
 
 @dataclass(frozen=True)

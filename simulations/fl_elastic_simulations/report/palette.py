@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLOURS", "Ink", "ink"]
+__all__ = ["COLOURS", "EMPTY", "Ink", "ink"]
 
 COLOURS = ("#8592a0", "#2478c8", "#d9730f", "#9430f0", "#cc0066", "#9f6e3c")
 """Grey for the reference, then hues that stay apart also for dichromats.
@@ -13,6 +13,9 @@ Found by search: each keeps a contrast of at least 3:1 with both grounds of the 
 criterion 1.4.11), and any two lie at least 20 apart in CIE Lab as seen with protanopia,
 deuteranopia or tritanopia (Machado, Oliveira, Fernandes 2009).
 """
+
+EMPTY = "rgba(133,146,160,0.15)"
+"""Where a map shows nothing; it lets a light and a dark ground through."""
 
 _DASHES = ("solid", "dash", "dashdot")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import (
+    HIGHLIGHTED,
     charged_markdown,
     federation_markdown,
     federation_table,
@@ -104,16 +106,27 @@ def test_nothing_of_a_task_without_cells_is_shown() -> None:
     assert federation_table({}, TASK) == []
 
 
-def test_the_page_has_no_script_no_address_and_every_method(
-    rows: dict[str, dict[str, Any]], tmp_path: Path
+def test_the_page_asks_nobody_and_draws_every_method(
+    rows: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+    other = next(name for name in METHODS if name not in HIGHLIGHTED)
+    rows |= {f"{TASK} | {other} | 0": cell(0.3, 1e6)}
     page = write_federation_page(rows, {"machine": "<b>x</b>"}, tmp_path / "page.html").read_text()
-    assert "<script" not in page and not re.search(r"https?://", page)
+    assert page.count("<script") == 3 and not re.search(r"https?://", page)
     assert page.count("<h2>") == 1 and "&lt;b&gt;x" in page
-    for method in (REFERENCE, OURS, "fedel"):
-        assert f'<th scope="row">{method}</th>' in page and f"<title>{method}</title>" in page
-    lines = re.findall(r'polyline points="([^"]+)"', page)
-    assert len(lines) == 3
-    for line in lines:
-        heights = [float(point.split(",")[1]) for point in line.split()]
-        assert all(0 <= y <= 300 for y in heights) and heights[0] > heights[-1]
+    assert f"3{TIMES} is a third of the time. {MISSING} means never" in page
+    table = [list(row) for row in federation_table(rows, TASK)]
+    shown = re.findall(r"<tr><th [^>]*>(.*?)</th>(.*?)</tr>", page, re.S)[1:]
+    assert [[name, *re.findall(r"<td>(.*?)</td>", cells)] for name, cells in shown] == table
+    figures = json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
+    lines = figures[f"plot-{TASK}"]["data"]
+    assert [line["name"] for line in lines] == [other, REFERENCE, OURS, "fedel"]
+    assert [line["legendgroup"] for line in lines] == ["", "0", "1", "2"]
+    assert len({line["line"]["color"] for line in lines}) == 4
+    buttons = re.findall(r'<button [^>]*data-method="(\d)".*?</span>(.*?)</button>', page, re.S)
+    assert buttons == [("0", REFERENCE), ("1", OURS), ("2", "fedel")]
+    ours = lines[2]
+    assert (ours["x"][0], ours["x"][-1], ours["y"][0]) == (0, 5, 0)
+    # The mean of two seeds that end at 0.8 and 0.81.
+    assert ours["y"][-1] == pytest.approx(0.805)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.benchmarks import Results
@@ -22,6 +24,7 @@ from fl_elastic_simulations.benchmarks.stream_summary import (
     summarise_stream,
 )
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stream
+from fl_elastic_simulations.cli.bench import bench
 
 
 def clouds(_: Path, seed: int) -> Stream:
@@ -108,7 +111,10 @@ def test_a_summary_counts_seeds_that_the_reference_has_too() -> None:
     assert stream_cells(latent)["Against"] == "-5.0 \N{PLUS-MINUS SIGN} 63.5"
 
 
-def test_page_and_markdown_name_every_method(tmp_path: Path) -> None:
+def test_page_and_markdown_name_every_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
     rows = {f"weather | {method} | {seed}": row(0.5, 1.0) for method in METHODS for seed in (0, 1)}
     rows |= {f"summary weather | {m}": r for m, r in summarise_stream(rows, "weather").items()}
     html = write_streams_page(rows, {"python": "3"}, tmp_path / "stream.html").read_text()
@@ -116,9 +122,55 @@ def test_page_and_markdown_name_every_method(tmp_path: Path) -> None:
     assert len(lines) == 2 + len(METHODS)
     assert len({line.count("|") for line in lines}) == 1
     for method in METHODS:
-        assert f'<th scope="row">{method}</th>' in html
+        assert f'<th scope="row" title="{method}">' in html
+    figures = json.loads(html.partition('id="figures">')[2].partition("</script>")[0])
+    (curves,) = figures.values()
+    assert [line["name"] for line in curves["data"]] == list(METHODS)
+    assert all((line["x"], line["y"]) == ([50, 100], [0.4, 0.8]) for line in curves["data"])
+    assert [mark["x0"] for mark in curves["layout"]["shapes"]] == [60]
+    for heading, text in stream_cells(rows[f"summary weather | {LATENT}"]).items():
+        assert heading.replace("-", "\u2011") in html and f"<td>{text}</td>" in html
 
 
 def test_an_unknown_stream_is_named(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="wether"):
         bench_stream(Results(tmp_path / "s.json"), tasks=["wether"])
+
+
+def test_the_page_of_finished_rows_is_written_without_measuring(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "results"
+    for name in ("stream", "federation"):
+        table = tmp_path / f"{name}.json"
+        table.write_bytes((source / f"{name}.json").read_bytes())
+        done = CliRunner().invoke(bench, [name, "--page", "--output", str(table)])
+        assert done.exit_code == 0, done.output
+        assert done.output.strip().endswith(f"{name}.html")
+        assert table.read_bytes() == (source / f"{name}.json").read_bytes()
+        measured = json.loads(table.read_text())["environment"]
+        page = table.with_suffix(".html").read_text()
+        for key, value in measured.items():
+            assert f"<dt>{key}</dt><dd>{value}</dd>" in page
+        # Hover, zoom and legends need it; a page brings it along.
+        assert "plotly.js v" in page
+    missing = CliRunner().invoke(bench, ["stream", "--page", "--output", str(tmp_path / "no.json")])
+    assert isinstance(missing.exception, ScenarioError)
+
+
+def test_names_of_a_row_cannot_end_the_script_that_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+    hostile = "</script><script>hurt()</script>"
+    point = {"labelled": 5, "accuracy": 1.0, "stored": {"0": 1}}
+    stream = {
+        "points": [point], "groups": [hostile], "drift_marks": [],
+        "adapted": [{"at": 1, "undone": "", "trained": [0]}],
+    }  # fmt: skip
+    rows = {f"weather | {REFERENCE} | 0": row(0.5, 1.0, stream=stream)}
+    html = write_streams_page(rows, {hostile: hostile}, tmp_path / "stream.html").read_text()
+    assert html.count("<script") == html.count("</script") == 3
+    block = html.partition('id="figures">')[2].partition("</script>")[0]
+    assert list(json.loads(block)) == [
+        f"plot-stream-0-{name}" for name in ("accuracy", "trained", "store")
+    ]
+    assert not set("<>&") & set(block)

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
+from fl_elastic_simulations.benchmarks.stream import write_streams_page
 from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.stream_page import write_stream_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if CHROMIUM is None or DRIVER is None:
@@ -31,6 +34,7 @@ FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync"
 ).split()
 DESKTOP, PHONE = 1280, 390
+RESULTS = Path(__file__).parents[2] / "results"
 
 SIZES = """
 const sizes = (selector) => [...document.querySelectorAll(selector)].map((element) => {
@@ -174,10 +178,10 @@ def test_on_a_phone_the_table_scrolls_in_its_box_and_legends_lie_below(
 
 def test_choosing_a_method_changes_the_heat_maps(browser: Chrome, page: Path) -> None:
     opened(browser, page)
-    values = "return document.getElementById('heat-0').data[0].z"
+    values = "return document.getElementById('coverage-0').data.find((one) => one.visible).z"
     pictures = {}
     for position in (2, 1, 0):
-        choice = browser.find_element(By.CSS_SELECTOR, f"input[name=covered][value='{position}']")
+        choice = browser.find_element(By.CSS_SELECTOR, f"input[name=coverage][value='{position}']")
         if position == 2:
             assert choice.is_selected()
         else:
@@ -298,4 +302,49 @@ def test_a_summary_with_gaps_is_drawn_without_complaint(
 def test_a_page_without_any_plot_still_reads(browser: Chrome, tmp_path: Path) -> None:
     opened(browser, write_page({"methods": {"full": {}}}, tmp_path / "bare.html"), PHONE)
     assert "nothing to draw" in browser.find_element(By.ID, "time").text
+    assert complaints(browser) == []
+
+
+def test_the_pages_of_benchmarks_are_drawn_and_answer(browser: Chrome, tmp_path: Path) -> None:
+    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
+    environment = {"machine": "</script><script>window.hurt = 1</script>"}
+    opened(browser, write_federation_page(rows, environment, tmp_path / "federation.html"))
+    assert browser.execute_script("return window.hurt === undefined")
+    places = [
+        str(each.get_attribute("id")) for each in browser.find_elements(By.CSS_SELECTOR, ".plot")
+    ]
+    assert len(places) >= 4
+    lines = [f"[id='{place}'] .scatterlayer path.js-line" for place in places]
+    before = [len(sizes(browser, line)) for line in lines]
+    assert min(before) > 6
+    # Another task has methods of its own: a name is hidden in its section only.
+    section = places[0].removeprefix("plot-")
+    browser.find_element(By.CSS_SELECTOR, f"[id='{section}'] button[data-method='1']").click()
+    settled(browser)
+    assert [len(sizes(browser, line)) for line in lines] == [before[0] - 1, *before[1:]]
+    cut = "return [...document.querySelectorAll('tbody th')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert browser.execute_script(cut) == 0
+    assert complaints(browser) == []
+
+
+def test_the_page_of_streams_shows_their_maps(browser: Chrome, tmp_path: Path) -> None:
+    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
+    opened(browser, write_streams_page(rows, {}, tmp_path / "stream.html"))
+    streams = [name for name, row in rows.items() if "stream" in row]
+    assert len(sizes(browser, ".heatmaplayer image")) == len(streams) > 0
+    areas = "[id^='plot-'][id$='-store'] .scatterlayer .fills path.js-fill"
+    assert len(sizes(browser, areas)) > len(streams)
+    assert complaints(browser) == []
+
+
+def test_the_page_of_a_service_needs_no_script(browser: Chrome, tmp_path: Path) -> None:
+    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
+    summary = next(row["stream"] for row in rows.values() if "stream" in row)
+    emulate(browser, PHONE)
+    entries(browser, "browser")
+    browser.get(write_stream_page(summary, tmp_path / "report.html").as_uri())
+    drawn = sizes(browser, "svg.still")
+    assert len(drawn) == 3 and all(across > 200 and high > 50 for across, high in drawn)
+    assert all(across > 0 for across, _ in sizes(browser, "svg.still rect"))
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE
     assert complaints(browser) == []

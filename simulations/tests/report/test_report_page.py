@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ pytest.importorskip("plotly", reason="plotly is not installed; it comes with the
 Make = Callable[..., dict[str, Any]]
 
 HOSTILE = "</script><script>window.hurt=1</script><img src=x onerror='window.hurt=1'>\"&"
+
+
+PLOTLY_TAGS = {"<b>", "</b>", "<br>", "<extra>", "</extra>"}
+
+
+def drawn_texts(value: Any) -> list[str]:
+    """Return all texts anywhere in the figures."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in drawn_texts(part)]
 
 
 class Page(HTMLParser):
@@ -53,9 +66,17 @@ class Page(HTMLParser):
         return " ".join(data for tag, data in self.texts if tag not in ("script", "style"))
 
     def data(self) -> Any:
-        """Return what the script draws."""
-        index = [name for name, _ in self.tags if name == "script"].index("script")
-        return json.loads([data for tag, data in self.texts if tag == "script"][index])
+        """Return the figures that the script draws, by id; NaN and infinity would be no JSON."""
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(constant)
+
+        block = next(data for tag, data in self.texts if tag == "script")
+        return json.loads(block, parse_constant=refuse)
+
+    def plots(self) -> set[str]:
+        """Return the ids of the large figures."""
+        return {name for name in self.data() if name.startswith("plot-")}
 
 
 @pytest.fixture
@@ -105,11 +126,10 @@ def test_the_page_says_what_the_summary_says(make_summary: Make, tmp_path: Path)
     assert {"results", "time", "uplink", "coverage", "speed"} <= {
         attrs["id"] for tag, attrs in page.tags if tag == "section" and attrs["id"]
     }
-    assert {plot["id"] for plot in page.data()["plots"]} == {
-        "plot-time",
-        "plot-uplink",
-        "plot-speed",
-    }
+    assert page.plots() == {"plot-time", "plot-uplink", "plot-speed"}
+    assert set(page.data()) - page.plots() == {f"coverage-{panel}" for panel in range(6)}
+    places = [attrs["id"] for tag, attrs in page.tags if attrs.get("class") == "plot"]
+    assert sorted(map(str, places)) == sorted(page.data())
 
 
 @pytest.mark.usefixtures("light_plotly")
@@ -132,13 +152,16 @@ def test_no_text_of_the_summary_becomes_markup(make_summary: Make, tmp_path: Pat
     assert not any(key.startswith("on") for _, attrs in after.tags for key in attrs)
     for name in ("full", "Laptop", "digits_cnn", "1.41.0", "Ten unequal devices, digits"):
         assert f"{name}{HOSTILE}" in after.text()
-    assert after.data()["plots"][0]["traces"][-2]["name"].startswith("full&lt;/script&gt;")
+    assert after.data()["plot-time"]["data"][-2]["name"].startswith("full&lt;/script&gt;")
+    # Plotly reads some markup in all of its texts: none of the summary's comes through.
+    for texts in (drawn_texts(after.data()), drawn_texts(before.data())):
+        assert {tag for text in texts for tag in re.findall(r"<[^>]*>", text)} == PLOTLY_TAGS
 
 
 @pytest.mark.usefixtures("light_plotly")
 def test_the_data_cannot_end_their_block(make_summary: Make, tmp_path: Path) -> None:
     text = write_page(make_summary(rounds=3), tmp_path / "report.html").read_text(encoding="utf-8")
-    block = text.partition('id="report-data">')[2].partition("</script>")[0]
+    block = text.partition('id="figures">')[2].partition("</script>")[0]
     assert "\\u003cbr\\u003e" in block
     assert not set("<>&") & set(block)
 
@@ -172,7 +195,7 @@ def test_a_missing_part_still_gives_a_page(
         del summary[key]
     page = Page(write_page(summary, tmp_path / "report.html"))
     assert page.count("section") == 5
-    assert len(page.data()["plots"]) == 3
+    assert len(page.plots()) == 3
 
 
 @pytest.mark.usefixtures("light_plotly")
@@ -196,13 +219,13 @@ def test_a_part_that_every_method_misses_is_said_to_be_missing(
         method[key] = None
     page = Page(write_page(summary, tmp_path / "report.html"))
     assert note in page.text()
-    assert len(page.data()["plots"]) == plots
+    assert len(page.plots()) == plots
 
 
 @pytest.mark.usefixtures("light_plotly")
 def test_a_summary_with_nothing_but_a_method_gives_a_page(tmp_path: Path) -> None:
     page = Page(write_page({"methods": {"full": {}}}, tmp_path / "report.html"))
-    assert page.data() == {"plots": [], "heat": None}
+    assert page.data() == {}
     assert "Clients train one model." in page.text()
 
 
@@ -214,8 +237,9 @@ def test_numbers_that_are_not_finite_give_valid_json(make_summary: Make, tmp_pat
     full["coverage"]["pi_5"][0][0] = float("nan")
     full["devices"]["pi_5"]["achieved_speedup"] = float("inf")
     data = Page(write_page(summary, tmp_path / "report.html")).data()
-    assert len(data["plots"][0]["traces"][0]["x"]) == 3
-    assert data["heat"]["shares"][0][3][0][0] is None
+    assert len(data["plot-time"]["data"][0]["x"]) == 3
+    assert data["coverage-3"]["data"][0]["z"][0][0] is None
+    assert data["plot-speed"]["data"][1]["x"][3] is None
 
 
 @pytest.mark.usefixtures("light_plotly")
@@ -267,18 +291,45 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_page({"methods": {"full": {}}}, tmp_path / "file" / "report.html")
 
 
-def test_without_plotly_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["plotly.graph_objects", "plotly.offline", "jinja2"])
+def test_without_a_package_the_remedy_is_named(
+    make_summary: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, package, None)
+    name = package.partition(".")[0]
     with pytest.raises(ElasticError) as caught:
-        write_page({"methods": {"full": {}}}, tmp_path / "report.html")
+        write_page(make_summary(rounds=2), tmp_path / "report.html")
     assert type(caught.value) is ElasticError
-    assert str(caught.value) == "the report needs plotly; pip install plotly"
+    assert str(caught.value) == f"the page needs {name}; pip install {name}"
     assert os.listdir(tmp_path) == []
 
 
-def test_plotly_is_imported_only_for_a_page() -> None:
-    code = "import sys, fl_elastic_simulations.report; print('plotly' in sys.modules)"
+def test_what_writes_pages_is_imported_only_for_a_page() -> None:
+    code = (
+        "import sys, fl_elastic_simulations.report, fl_elastic_simulations.report.stream_page, "
+        "fl_elastic_simulations.benchmarks.federation_page, fl_elastic_simulations.benchmarks.stream; "
+        "print([name for name in ('plotly', 'jinja2') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_the_same_summary_gives_the_same_page(make_summary: Make, tmp_path: Path) -> None:
+    first, second = (
+        write_page(make_summary(), tmp_path / name).read_bytes() for name in ("a.html", "b.html")
+    )
+    assert first == second
+
+
+def test_templates_travel_in_the_app_bundle() -> None:
+    build = pytest.importorskip("flwr.cli.build", reason="Flower's builder is not there")
+    place = Path(str(files("fl_elastic_simulations"))).parent
+    paths = {
+        str(path.relative_to(place)): path
+        for folder in ("fl_elastic_simulations", "scenarios")
+        for path in (place / folder).rglob("*.*")
+    }
+    config = tomllib.loads((place / "pyproject.toml").read_text())
+    carried = build.get_filtered_fab_paths(paths, config)
+    assert len([path for path in carried if "/report/templates/" in path]) == 5

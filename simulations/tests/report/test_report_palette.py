@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from importlib.resources import files
 
 import numpy as np
 import pytest
 
 from fl_elastic_simulations.report.palette import COLOURS, ink
-from fl_elastic_simulations.report.style import STYLE
+
+STYLE = files("fl_elastic_simulations.report").joinpath("templates/base.html.md").read_text()
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
 VISION = {
