@@ -18,7 +18,7 @@ LABORATORY = Path(fl_elastic_simulations.__file__).parent
 FLOW = [
     ["errors"],
     ["registry", "budget", "storage", "losses", "environment", "laboratory"],
-    ["archive"],
+    ["archive", "settings"],
     ["old_state"],
     ["named_models"],
     ["groups"],

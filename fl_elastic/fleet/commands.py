@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
-from fl_elastic.fleet.names import Scalar, address_and_port
+from fl_elastic.fleet.names import address_and_port
 from fl_elastic.fleet.node_settings import NodeSettings
+from fl_elastic.settings import Scalar
 
 __all__ = [
     "LOOPBACK_HOST",

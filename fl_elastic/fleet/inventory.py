@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, Strict
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import PUBLIC_FILE, read_toml, toml_bytes, write_if_changed
-from fl_elastic.fleet.names import Scalar, check_address, check_name, check_port
-from fl_elastic.fleet.tables import as_scalars, as_table, as_text, as_truth, list_at
+from fl_elastic.fleet.names import check_address, check_name, check_port
 from fl_elastic.registry import closest
+from fl_elastic.settings import Scalar, Text, Truth, Whole, approved, read_settings
 
 __all__ = [
+    "Config",
     "Inventory",
+    "Name",
     "Node",
     "Server",
+    "checked",
     "load_inventory",
     "next_partition",
-    "read_server",
     "save_inventory",
     "server_table",
 ]
 
+T = TypeVar("T")
 _VERSION = 1
 _COMMENT = """The nodes and the server of this fleet; the commands of fl-elastic fleet keep it up to date.
 Settings below node.config may be changed here: fl-elastic fleet init writes them into nodes/NAME/node.toml."""
 _REMEDY = "restore it from a backup; the keys beside it are not lost"
+
+
+def _some(addresses: tuple[str, ...]) -> None:
+    if not addresses:
+        raise FleetError("empty; expected at least one address")
+
+
+def _id(value: str) -> None:
+    # It becomes an argument of Flower's commands, so it must not look like an option.
+    if not value.isdecimal():
+        raise FleetError(f"id {value!r}; expected digits in quotes")
+
+
+def _unlike(nodes: tuple[Node, ...]) -> None:
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        raise FleetError("two nodes have the same name")
+
+
+_NodeId = Annotated[str, Strict(), approved(_id)]
+Name = Annotated[Text, approved(check_name)]
+"""Of a node."""
+Config = Mapping[str, Scalar]
+"""Settings of a node by name."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +73,9 @@ class Server:
         No TLS, no keys: anyone on the network can read, join and command.
     """
 
-    addresses: tuple[str, ...]
-    port: int = 8000
-    insecure: bool = False
+    addresses: Annotated[tuple[Annotated[Text, approved(check_address)], ...], approved(_some)]
+    port: Annotated[Whole, approved(check_port)]
+    insecure: Truth = False
 
 
 @dataclass(frozen=True)
@@ -69,12 +98,12 @@ class Node:
         Its settings: ``partition-id``, ``threads``, ``deadline`` ...
     """
 
-    name: str
-    fingerprint: str = ""
-    node_id: str | None = None
-    retired: tuple[str, ...] = ()
-    revoked: bool = False
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    name: Name
+    fingerprint: Annotated[str, Strict()] = ""
+    node_id: Annotated[_NodeId | None, Field(alias="node-id")] = None
+    retired: tuple[_NodeId, ...] = ()
+    revoked: Truth = False
+    config: Config = field(default_factory=dict)
 
     def without_registration(self) -> Node:
         """Return the node with its registration among the retired ones."""
@@ -97,13 +126,13 @@ class Inventory:
 
     Examples
     --------
-    >>> Inventory(Server(("server.lan",)), (Node("pi0"),)).node("pi0").revoked
+    >>> Inventory(Server(("server.lan",), 8000), (Node("pi0"),)).node("pi0").revoked
     False
     """
 
     server: Server
-    nodes: tuple[Node, ...] = ()
-    revoked_keys: tuple[str, ...] = ()
+    nodes: Annotated[tuple[Node, ...], approved(_unlike), Field(alias="node")] = ()
+    revoked_keys: Annotated[tuple[Text, ...], Field(alias="revoked-keys")] = ()
 
     def has(self, name: str) -> bool:
         """Whether there is a node of that name."""
@@ -163,7 +192,27 @@ def load_inventory(path: Path) -> Inventory:
     version = table.get("version")
     if version != _VERSION:
         raise FleetError(f"{path}: version {version!r}, expected {_VERSION}; {_REMEDY}")
-    return _checked(path, lambda: _inventory(table))
+    return checked(
+        Inventory, {key: value for key, value in table.items() if key != "version"}, path, _REMEDY
+    )
+
+
+def checked(kind: type[T], table: object, path: Path, remedy: str) -> T:
+    """Return what a file holds as a dataclass.
+
+    Raises
+    ------
+    FleetError
+        If something in it means nothing; the message ends with ``remedy``.
+    """
+    problems: list[str] = []
+    try:
+        found = read_settings(kind, table, problems)
+    except RecursionError:
+        raise FleetError(f"{path}: a value is nested too deeply; {remedy}") from None
+    if found is None:
+        raise FleetError(f"{path}: {'; '.join(problems)}; {remedy}")
+    return found
 
 
 def save_inventory(path: Path, inventory: Inventory) -> bool:
@@ -192,45 +241,6 @@ def server_table(server: Server) -> dict[str, Any]:
     }
 
 
-def read_server(table: object) -> Server:
-    """Read what `server_table` wrote.
-
-    Raises
-    ------
-    FleetError, KeyError, TypeError
-        If something is missing or means nothing.
-    """
-    server = as_table(table, "server")
-    addresses = tuple(check_address(as_text(a, "address")) for a in list_at(server, "addresses"))
-    if not addresses:
-        raise FleetError("server.addresses is empty; expected at least one address")
-    insecure = as_truth(server.get("insecure", False), "server.insecure")
-    return Server(addresses, check_port(server["port"]), insecure)
-
-
-def _inventory(table: dict[str, Any]) -> Inventory:
-    nodes = tuple(_node(entry) for entry in list_at(table, "node"))
-    names = [node.name for node in nodes]
-    if len(set(names)) < len(names):
-        raise FleetError("two nodes have the same name")
-    revoked = tuple(as_text(key, "revoked-keys") for key in list_at(table, "revoked-keys"))
-    return Inventory(read_server(table["server"]), nodes, revoked)
-
-
-def _node(entry: object) -> Node:
-    table = as_table(entry, "node")
-    name = check_name(as_text(table["name"], "node.name"))
-    node_id = table.get("node-id")
-    return Node(
-        name=name,
-        fingerprint=as_text(table.get("fingerprint", ""), f"fingerprint of {name}"),
-        node_id=None if node_id is None else _id(node_id, name),
-        retired=tuple(_id(entry, name) for entry in list_at(table, "retired")),
-        revoked=as_truth(table.get("revoked", False), f"revoked of {name}"),
-        config=as_scalars(table.get("config", {}), f"config of {name}"),
-    )
-
-
 def _node_table(node: Node) -> dict[str, Any]:
     table: dict[str, Any] = {
         "name": node.name,
@@ -241,21 +251,3 @@ def _node_table(node: Node) -> dict[str, Any]:
     }
     # A number of 64 bits without a sign does not fit into TOML's integers.
     return table if node.node_id is None else table | {"node-id": node.node_id}
-
-
-def _checked(path: Path, read: Callable[[], Inventory]) -> Inventory:
-    try:
-        return read()
-    except KeyError as error:
-        raise FleetError(f"{path}: {error.args[0]} is missing; {_REMEDY}") from error
-    except FleetError as error:
-        raise FleetError(f"{path}: {error}") from error
-    except RecursionError:
-        raise FleetError(f"{path}: a value is nested too deeply; {_REMEDY}") from None
-
-
-def _id(value: object, name: str) -> str:
-    # It becomes an argument of Flower's commands, so it must not look like an option.
-    if not isinstance(value, str) or not value.isdecimal():
-        raise FleetError(f"node {name}: id {value!r}; expected digits in quotes")
-    return value

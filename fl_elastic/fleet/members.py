@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+from pydantic import Field
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import renew_server
@@ -18,9 +22,10 @@ from fl_elastic.fleet.inventory import (
     save_inventory,
 )
 from fl_elastic.fleet.layout import FleetFolder
-from fl_elastic.fleet.names import Scalar, check_name
+from fl_elastic.fleet.names import check_name
 from fl_elastic.fleet.node_key import fingerprint, new_node_key
 from fl_elastic.fleet.provision import ensure_node
+from fl_elastic.settings import Number, Scalar, Text, Truth, Whole, keys_of, read_settings
 
 __all__ = ["add_node", "check_config", "revoke_node", "rotate_node", "rotate_server"]
 
@@ -126,37 +131,24 @@ def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
         return list(renew_server(folder, inventory.server, now))
 
 
+_Natural = Annotated[Whole, Ge(0), Le(2**31)]
+
+
 @dataclass(frozen=True)
-class _Rule:
-    expected: str
-    fits: Callable[[Scalar], bool]
+class _Known:
+    """What `NodeConfig` knows of a node's settings; others are the app's."""
 
-
-def _whole(lowest: int, highest: int = 2**31) -> Callable[[Scalar], bool]:
-    return lambda v: isinstance(v, int) and not isinstance(v, bool) and lowest <= v <= highest
-
-
-def _number(lowest: float) -> Callable[[Scalar], bool]:
-    return lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and v >= lowest
-
-
-def _is_text(value: Scalar) -> bool:
-    return isinstance(value, str)
-
-
-_KNOWN = {
-    "partition-id": _Rule("a whole number from 0 on", _whole(0)),
-    "threads": _Rule("a whole number, 0 to measure", _whole(0)),
-    "runtime-port": _Rule("a whole number from 1 to 65535", _whole(1, 65535)),
-    "deadline": _Rule("seconds, more than 0", _number(1e-9)),
-    "speedup": _Rule("a number from 1 on", _number(1)),
-    "state-dir": _Rule("the path of a folder", _is_text),
-    "data-root": _Rule("the path of a folder", _is_text),
-    "least-battery": _Rule("a charge from 0 to 1", lambda v: _number(0)(v) and float(v) <= 1),
-    "mains-only": _Rule("true or false", lambda v: isinstance(v, bool)),
-    "stream-state-dir": _Rule("the path of a learner's state folder", _is_text),
-    "joining": _Rule("the name of a joining rule", _is_text),
-}
+    partition: Annotated[_Natural, Field(alias="partition-id")] = 0
+    threads: _Natural = 0
+    runtime_port: Annotated[Whole | None, Ge(1), Le(65535), Field(alias="runtime-port")] = None
+    deadline: Annotated[Number, Gt(0)] | None = None
+    speedup: Annotated[Number, Ge(1)] | None = None
+    state_dir: Annotated[Text, Field(alias="state-dir")] = "state"
+    data_root: Annotated[Text | None, Field(alias="data-root")] = None
+    least_battery: Annotated[Number, Ge(0), Le(1), Field(alias="least-battery")] = 0.0
+    mains_only: Annotated[Truth, Field(alias="mains-only")] = False
+    stream_dir: Annotated[Text | None, Field(alias="stream-state-dir")] = None
+    joining: Text = "measured"
 
 
 def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) -> None:
@@ -176,10 +168,10 @@ def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) 
     FleetError
         If a value is none that the setting can have, or another node has the partition.
     """
-    for key, value in config.items():
-        rule = _KNOWN.get(key)
-        if rule is not None and not rule.fits(value):
-            raise FleetError(f"{key}={value!r} of node {name}: expected {rule.expected}")
+    known = {key: config[key] for key in keys_of(_Known) if key in config}
+    problems: list[str] = []
+    if read_settings(_Known, known, problems, name) is None:
+        raise FleetError(f"node {'; '.join(problems)}")
     for other in inventory.nodes:
         same = other.config.get("partition-id") == config.get("partition-id")
         if same and other.name != name and not other.revoked:

@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Iterable
 
 from fl_elastic.errors import FleetError
+from fl_elastic.settings import Scalar
 
 __all__ = [
-    "Scalar",
     "address_and_port",
     "check_address",
     "check_name",
@@ -21,7 +21,6 @@ __all__ = [
     "parse_settings",
 ]
 
-Scalar = bool | int | float | str
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import read_toml, toml_bytes
-from fl_elastic.fleet.inventory import Node, Server, read_server, server_table
-from fl_elastic.fleet.names import Scalar, check_name
-from fl_elastic.fleet.tables import as_scalars, as_table, as_text
+from fl_elastic.fleet.inventory import Config, Name, Node, Server, checked, server_table
 
 __all__ = ["NodeSettings", "load_node_settings", "node_settings_bytes"]
 
@@ -35,7 +32,7 @@ class NodeSettings:
 
     server: Server
     name: str
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
 
 
 def node_settings_bytes(server: Server, node: Node) -> bytes:
@@ -60,13 +57,17 @@ def load_node_settings(path: Path) -> NodeSettings:
             f"no node in {path.parent}: {path.name} is missing; "
             "give the folder nodes/NAME that fl-elastic fleet init made"
         )
-    table = read_toml(path, _REMEDY)
-    try:
-        node = as_table(table["node"], "node")
-        config = as_scalars(node.get("config", {}), "config")
-        name = check_name(as_text(node["name"], "node.name"))
-        return NodeSettings(read_server(table["server"]), name, config)
-    except KeyError as error:
-        raise FleetError(f"{path}: {error.args[0]} is missing; {_REMEDY}") from error
-    except FleetError as error:
-        raise FleetError(f"{path}: {error}; {_REMEDY}") from error
+    found = checked(_File, read_toml(path, _REMEDY), path, _REMEDY)
+    return NodeSettings(found.server, found.node.name, found.node.config)
+
+
+@dataclass(frozen=True)
+class _Node:
+    name: Name
+    config: Config = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _File:
+    server: Server
+    node: _Node

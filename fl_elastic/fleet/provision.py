@@ -37,6 +37,8 @@ from fl_elastic.fleet.node_settings import node_settings_bytes
 
 __all__ = ["Wanted", "ensure_node", "numbered", "provision"]
 
+_PORT = 8000
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -163,7 +165,7 @@ def _wanted_inventory(folder: FleetFolder, wanted: Wanted) -> Inventory:
             "restore it from a backup, or take another folder for a new fleet"
         )
     else:
-        inventory = Inventory(Server(addresses))
+        inventory = Inventory(Server(addresses, _PORT))
     server = inventory.server
     if addresses:
         server = replace(server, addresses=addresses)

@@ -20,8 +20,9 @@ from fl_elastic.fleet.environment import command_path, flower_environment
 from fl_elastic.fleet.files import make_folder
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
-from fl_elastic.fleet.names import Scalar, check_port
+from fl_elastic.fleet.names import check_port
 from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
+from fl_elastic.settings import Scalar
 
 __all__ = [
     "Launch",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import PRIVATE_FILE, read_toml, toml_bytes, write_file
 from fl_elastic.fleet.flower_cli import RunState, ServerUnreachable
-from fl_elastic.fleet.names import Scalar
+from fl_elastic.settings import Scalar
 
 __all__ = ["Runs", "app_settings", "submit", "wait_for_run"]
 

@@ -11,10 +11,10 @@ from fl_elastic.devices.platform import processors
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.flower_cli import RunState
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.names import Scalar
 from fl_elastic.fleet.rounds import read_rounds
 from fl_elastic.fleet.submit import wait_for_run
 from fl_elastic.laboratory import from_laboratory
+from fl_elastic.settings import Scalar
 
 __all__ = ["result_of", "run_local"]
 

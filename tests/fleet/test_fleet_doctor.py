@@ -92,11 +92,14 @@ def memory(total: int = 4 * GIB, free: int | None = 2 * GIB, swap: int | None = 
         (check_clock([("a", WELL)], NOW - timedelta(seconds=61)), "warn"),
         (check_clock([("a", WELL)], NOW + timedelta(seconds=300)), "fail"),
         (check_clock([("a", WELL)], NOW - timedelta(minutes=10)), "fail"),
-        (check_server(Server(("a",)), [("a", Health(False)), ("b", WELL)]), "ok"),
-        (check_server(Server(("a",)), [("a", Health(False, "refused"))]), "fail"),
-        (check_server(Server(("a",)), [("a", Health(False, "refused"))], "warn"), "warn"),
-        (check_server(Server(("a",)), [("a", Health(False, "bad", None, True))], "warn"), "fail"),
-        (check_server(Server(("a",)), []), "skipped"),
+        (check_server(Server(("a",), 8000), [("a", Health(False)), ("b", WELL)]), "ok"),
+        (check_server(Server(("a",), 8000), [("a", Health(False, "refused"))]), "fail"),
+        (check_server(Server(("a",), 8000), [("a", Health(False, "refused"))], "warn"), "warn"),
+        (
+            check_server(Server(("a",), 8000), [("a", Health(False, "bad", None, True))], "warn"),
+            "fail",
+        ),
+        (check_server(Server(("a",), 8000), []), "skipped"),
     ],
 )
 def test_each_check_tells_good_from_bad(finding: Finding, status: str) -> None:

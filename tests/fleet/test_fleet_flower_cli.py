@@ -41,7 +41,7 @@ class Scripted:
 
 
 def flower(script: Scripted) -> FlowerCommands:
-    return FlowerCommands(Path("/fleet/operator"), Server(("server.lan",)), script)
+    return FlowerCommands(Path("/fleet/operator"), Server(("server.lan",), 8000), script)
 
 
 def test_nodes_are_listed() -> None:
@@ -150,4 +150,4 @@ def test_silence_is_a_server_that_cannot_be_reached() -> None:
         raise subprocess.TimeoutExpired("flwr", 60)
 
     with pytest.raises(ServerUnreachable, match="no answer in 60 s"):
-        FlowerCommands(Path("/h"), Server(("server.lan",)), silent).nodes()
+        FlowerCommands(Path("/h"), Server(("server.lan",), 8000), silent).nodes()

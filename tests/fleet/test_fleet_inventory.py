@@ -62,7 +62,7 @@ def test_a_nodes_settings_are_read_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, node: Node
 ) -> None:
     path = tmp_path_factory.mktemp("node") / "node.toml"
-    path.write_bytes(node_settings_bytes(Server(("server.lan",)), node))
+    path.write_bytes(node_settings_bytes(Server(("server.lan",), 8000), node))
     found = load_node_settings(path)
     assert (found.name, found.config) == (node.name, node.config)
 
@@ -72,18 +72,23 @@ def test_a_nodes_settings_are_read_as_they_were_written(
     [
         ("version = 1", "version = 2", "version 2, expected 1"),
         ("version = 1", "version = ", "damaged"),
-        ("port = 8000", 'port = "8000"', "port '8000'"),
-        ("port = 8000", "", "port is missing"),
+        ("port = 8000", 'port = "8000"', "server.port: expected a whole number, got '8000'"),
+        ("port = 8000", "", "server.port: missing"),
         ("insecure = false", "insecure = 0", "expected true or false"),
         ('"127.0.0.1"', '"http://x"', "server address"),
         ('"127.0.0.1"', "7", "expected text"),
         ('name = "pi0"', 'name = "../pi0"', "node name"),
         ('name = "pi0"', 'name = "pi1"', "two nodes have the same name"),
-        ('name = "pi0"', "", "name is missing"),
+        ('name = "pi0"', "", "node.0.name: missing"),
         ("retired = []", 'retired = ["--help"]', "expected digits"),
         ("retired = []", "retired = 7", "expected a list"),
-        ("partition-id = 0", "partition-id = [0]", "partition-id is a list"),
-        ("[server]", "[elsewhere]", "server is missing"),
+        (
+            "partition-id = 0",
+            "partition-id = [0]",
+            "node.0.config.partition-id: expected a number, true",
+        ),
+        ("[server]", "[elsewhere]", "server: missing"),
+        ("revoked = false", "revokd = false", "revokd: unknown key (did you mean 'revoked'?)"),
     ],
 )
 def test_what_means_nothing_is_said_with_the_file(
@@ -102,10 +107,14 @@ def test_what_means_nothing_is_said_with_the_file(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("[node]", "[none]", "name is missing"),
+        ("[node]", "[none]", "node.name: missing"),
         ('name = "pi0"', "name = 7", "expected text"),
         ("port = 8000", "port = 0", "1 to 65535"),
-        ("partition-id = 0", "partition-id = {}", "partition-id is a dict"),
+        (
+            "partition-id = 0",
+            "partition-id = {}",
+            "or text, got a table",
+        ),
         ("[server]", "[[server]]", "expected a table"),
         ("[server]", "[server", "damaged"),
     ],
@@ -130,9 +139,9 @@ def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
 
 
 def test_partitions_start_at_zero_and_fill_gaps() -> None:
-    assert next_partition(Inventory(Server(("a",)))) == 0
+    assert next_partition(Inventory(Server(("a",), 8000))) == 0
     taken = tuple(Node(f"n{i}", config={"partition-id": i}) for i in (0, 2))
-    assert next_partition(Inventory(Server(("a",)), taken)) == 1
+    assert next_partition(Inventory(Server(("a",), 8000), taken)) == 1
 
 
 @pytest.mark.parametrize("depth", [50, 500, 990, 5_000, 100_000])

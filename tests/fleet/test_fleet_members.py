@@ -144,15 +144,15 @@ def test_without_a_fleet_it_says_how_to_make_one(tmp_path: Path) -> None:
     ("setting", "value", "words"),
     [
         ("partition-id", "x", "whole number"),
-        ("partition-id", -1, "whole number"),
+        ("partition-id", -1, "partition-id: -1 is below 0"),
         ("partition-id", True, "whole number"),
         ("partition-id", 1, "pi1 has it"),
-        ("threads", 1.5, "0 to measure"),
-        ("runtime-port", 0, "1 to 65535"),
-        ("deadline", 0, "more than 0"),
-        ("deadline", "60 s", "seconds"),
-        ("speedup", 0.5, "from 1 on"),
-        ("data-root", 7, "path"),
+        ("threads", 1.5, "threads: expected a whole number, got 1.5"),
+        ("runtime-port", 0, "runtime-port: 0 is below 1"),
+        ("deadline", 0, "deadline: 0 is not above 0"),
+        ("deadline", "60 s", "deadline: expected a number, got '60 s'"),
+        ("speedup", 0.5, "speedup: 0.5 is below 1"),
+        ("data-root", 7, "data-root: expected text, got 7"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_changes(

@@ -15,7 +15,7 @@ from fl_elastic.fleet.rounds import NodeRound, last_rounds, read_rounds
 from fl_elastic.fleet.status import NodeStatus, fleet_status
 
 FLEET = Inventory(
-    Server(("server.lan",)),
+    Server(("server.lan",), 8000),
     (
         Node("pi0", node_id="10"),
         Node("pi1", node_id="11"),

@@ -278,7 +278,7 @@ def test_checkpoints(times: int, tmp_path: Path) -> None:
 
 
 INVENTORY = Inventory(
-    Server(("server.lan", "10.0.0.5")),
+    Server(("server.lan", "10.0.0.5"), 8000),
     (
         Node("pi0", "SHA256:x", "1234", config={"partition-id": 0}),
         Node("pi1", config={"deadline": 2.5}),

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.settings import Text, Whole, approved, read_settings
 from fl_elastic_simulations.data.datasets import DATASETS
-from fl_elastic_simulations.scenario.checks import (
-    METHOD_NAME,
-    SECTIONS,
-    Rule,
-    check_keys,
-    check_table,
-    check_value,
-    raise_problems,
-    read_list,
-)
-from fl_elastic_simulations.scenario.devices import Device, catalogue, device
+from fl_elastic_simulations.scenario.devices import Device, device
 from fl_elastic_simulations.scenario.overrides import apply_overrides
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
@@ -45,6 +39,8 @@ __all__ = [
     "TargetSection",
     "TrainingSection",
 ]
+
+_METHOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -196,110 +192,142 @@ class Scenario:
 
     @classmethod
     def _checked(cls, table: dict[str, Any], source: str, problems: list[str]) -> Scenario:
-        known = ["title", "seeds", "methods", *SECTIONS]
-        check_keys(table, "", known, problems)
-        title = check_value(table.get("title", source), "title", Rule(str, source), problems)
-        sections = {
-            name: check_table(table.get(name, {}), name, SECTIONS[name], problems)
-            for name in ("data", "model", "training")
-        }
-        seeds = read_list(table, "seeds", int, [0], problems)
-        methods = _methods(table, problems)
-        fleet = _fleet(table, problems)
-        target = _target(table, [method.name for method in methods], problems)
-        deadline = _deadline(table, problems)
-        _across(sections["data"], fleet, problems)
-        if sections["training"]["tests"] and not sections["training"]["simulated_seconds"]:
-            problems.append("training.tests: give simulated_seconds, which they are spread over")
-        raise_problems(source, problems)
+        try:
+            file = read_settings(_File, _filled_in(table, problems), problems)
+        except RecursionError:
+            raise ScenarioError(f"{source} is nested too deeply: no scenario is") from None
+        if file is None or problems:
+            raise _problems(source, problems)
+        methods = tuple(file.method[name] for name in file.methods)
+        target = file.target
+        if target is None and "full" in file.methods:
+            target = TargetSection()
+        problems = [*_across(file), *_target_problems(target, file.methods)]
+        if problems:
+            raise _problems(source, problems)
         return cls(
-            title=title,
-            seeds=tuple(seeds),
+            title=file.title or source,
+            seeds=file.seeds,
             methods=methods,
-            data=DataSection(**sections["data"]),
-            model=ModelSection(**sections["model"]),
-            training=TrainingSection(**sections["training"]),
-            fleet=fleet,
+            data=file.data,
+            model=file.model,
+            training=file.training,
+            fleet=file.fleet,
             target=target,
-            deadline=deadline,
+            deadline=file.deadline,
         )
 
 
-def _methods(table: dict[str, Any], problems: list[str]) -> tuple[MethodSection, ...]:
-    """Read the methods to run; without a list of names these are all that have a table."""
-    detailed = table.get("method", {})
-    if not isinstance(detailed, dict):
-        problems.append(f"method: expected tables such as [method.elastic], got {detailed!r}")
-        detailed = {}
-    names = read_list(table, "methods", str, list(detailed) or ["full", "elastic"], problems)
-    sections = {
-        name: check_table(detailed.get(name, {}), f"method.{name}", SECTIONS["method"], problems)
-        for name in dict.fromkeys([*detailed, *names])
+def _unlike(values: tuple[object, ...]) -> None:
+    if not values:
+        raise ScenarioError("expected a list of at least one, got an empty list")
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            raise ScenarioError(f"{value!r} is given twice")
+
+
+def _method_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not _METHOD_NAME.fullmatch(name):
+            raise ScenarioError(f"{name!r} is not made of letters, digits and . _ - only")
+
+
+def _not_empty(fleet: tuple[FleetSection, ...]) -> None:
+    if not fleet:
+        raise ScenarioError("empty; give at least one [[fleet]] entry with a device")
+
+
+# The widest seed that every random generator takes.
+_Seed = Annotated[Whole, Ge(0), Le(2**32 - 1)]
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a scenario's file may hold."""
+
+    data: DataSection
+    model: ModelSection
+    training: TrainingSection
+    fleet: Annotated[tuple[FleetSection, ...], approved(_not_empty)]
+    methods: Annotated[tuple[Text, ...], approved(_unlike), approved(_method_names)]
+    method: Mapping[str, MethodSection]
+    seeds: Annotated[tuple[_Seed, ...], approved(_unlike)] = (0,)
+    title: Text | None = None
+    target: TargetSection | None = None
+    deadline: DeadlineSection | None = None
+
+
+def _filled_in(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the table with sections that were left out, and each method's name as its policy.
+
+    Without a list of methods these are all that have a table.
+    """
+    found = {"data": {}, "model": {}, "training": {}, "fleet": [], **table}
+    given = table.get("method", {})
+    if not isinstance(given, dict):
+        return {"methods": ["full"], **found}
+    names = found.setdefault("methods", list(given) or ["full", "elastic"])
+    known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    found["method"] = {
+        name: _method(name, given.get(name, {}), problems)
+        for name in dict.fromkeys([*given, *known])
     }
-    for name, section in sections.items():
-        if not METHOD_NAME.fullmatch(name):
-            problems.append(f"methods: {name!r} is not made of letters, digits and . _ - only")
-        section["policy"] = section["policy"] or name
-        if section["budgeted"] is None:
-            section["budgeted"] = section["policy"] != "full"
-    return tuple(MethodSection(name, **sections[name]) for name in names)
+    return found
 
 
-def _fleet(table: dict[str, Any], problems: list[str]) -> tuple[FleetSection, ...]:
-    entries = table.get("fleet", [])
-    if not isinstance(entries, list) or not entries:
-        problems.append("fleet: empty; give at least one [[fleet]] entry with a device")
-        return ()
-    return tuple(
-        FleetSection(**check_table(entry, f"fleet.{number}", SECTIONS["fleet"], problems))
-        for number, entry in enumerate(entries)
-    )
+def _method(name: str, given: object, problems: list[str]) -> object:
+    if not isinstance(given, dict):
+        return given
+    if "name" in given:
+        problems.append(f"method.{name}.name: unknown key; its name is that of its table")
+    budgeted = given.get("policy", name) != "full"
+    return {"policy": name, "budgeted": budgeted, **given, "name": name}
 
 
-def _target(table: dict[str, Any], methods: list[str], problems: list[str]) -> TargetSection | None:
-    if "target" not in table and "full" not in methods:
-        return None
-    target = TargetSection(
-        **check_table(table.get("target", {}), "target", SECTIONS["target"], problems)
-    )
-    if target.method not in methods:
-        problems.append(
-            f"target.method: {target.method!r} is not among the methods ({', '.join(methods)}): "
-            "add it to them, or choose one of them"
-        )
-    return target
+def _problems(source: str, problems: list[str]) -> ScenarioError:
+    """Return one error for all problems, on one line where there is only one."""
+    if len(problems) == 1:
+        return ScenarioError(f"{source}: {problems[0]}")
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    return ScenarioError(f"{source}: {len(problems)} problems\n{listed}")
 
 
-def _deadline(table: dict[str, Any], problems: list[str]) -> DeadlineSection | None:
-    if "deadline" not in table:
-        return None
-    section = check_table(table["deadline"], "deadline", SECTIONS["deadline"], problems)
-    if (section["seconds"] is None) == (section["quantile"] is None):
+def _target_problems(target: TargetSection | None, methods: Sequence[str]) -> list[str]:
+    if target is None or target.method in methods:
+        return []
+    return [
+        f"target.method: {target.method!r} is not among the methods ({', '.join(methods)}): "
+        "add it to them, or choose one of them"
+    ]
+
+
+def _across(file: _File) -> list[str]:
+    """Return what is wrong only in combination."""
+    problems = []
+    data, training, deadline = file.data, file.training, file.deadline
+    if deadline is not None and (deadline.seconds is None) == (deadline.quantile is None):
         problems.append("deadline: give either seconds or a quantile")
-    return DeadlineSection(**section)
-
-
-def _across(data: dict[str, Any], fleet: tuple[FleetSection, ...], problems: list[str]) -> None:
-    """Note what is wrong only in combination."""
-    name = data["dataset"]
-    if data["partition"] == "natural" and name in DATASETS and DATASETS.get(name).owner is None:
+    if training.tests and not training.simulated_seconds:
+        problems.append("training.tests: give simulated_seconds, which they are spread over")
+    natural = data.partition == "natural"
+    if natural and data.dataset in DATASETS and DATASETS.get(data.dataset).owner is None:
         owned = [other for other in DATASETS if DATASETS.get(other).owner is not None]
         problems.append(
-            f"data.partition: {name} has no owners for a natural partition; "
+            f"data.partition: {data.dataset} has no owners for a natural partition; "
             f"{' and '.join(owned)} have"
         )
-    if data["layout"] == "correlated":
-        if data["partition"] == "iid":
+    if data.layout == "correlated":
+        if data.partition == "iid":
             problems.append("data.layout: a correlated layout deals dirichlet or natural, not iid")
-        known = [entry for entry in fleet if entry.device in catalogue()]
-        if known and len({device(e.device, slowdown=e.slowdown).slowdown for e in known}) == 1:
+        if len({device(e.device, slowdown=e.slowdown).slowdown for e in file.fleet}) == 1:
             problems.append("data.layout: correlated with speed, but all devices are equally fast")
-    needed = sum(entry.count for entry in fleet) * data["min_examples"]
-    if data["train_limit"] is not None and needed > data["train_limit"]:
+    needed = sum(entry.count for entry in file.fleet) * data.min_examples
+    if data.train_limit is not None and needed > data.train_limit:
         problems.append(
-            f"data.train_limit: {data['train_limit']} examples cannot give every client "
-            f"min_examples {data['min_examples']}; {needed} can"
+            f"data.train_limit: {data.train_limit} examples cannot give every client "
+            f"min_examples {data.min_examples}; {needed} can"
         )
+    return problems
 
 
 def _without(table: dict[str, Any], key: str) -> dict[str, Any]:

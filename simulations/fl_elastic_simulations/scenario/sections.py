@@ -1,8 +1,18 @@
-"""The sections of a scenario file, as plain values."""
+"""The sections of a scenario file: what each may hold, its defaults and bounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from fl_elastic.named_models import check_model_name
+from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
+from fl_elastic_simulations.data.datasets import check_dataset_name
+from fl_elastic_simulations.data.layout import LAYOUTS
+from fl_elastic_simulations.data.partition import PARTITIONS
+from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [
     "DataSection",
@@ -13,6 +23,9 @@ __all__ = [
     "TargetSection",
     "TrainingSection",
 ]
+
+Count = Annotated[Whole, Ge(1)]
+Share = Annotated[Number, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True)
@@ -35,13 +48,13 @@ class DataSection:
         Use only so many examples, drawn at random: the files of some datasets are sorted by class.
     """
 
-    dataset: str
-    partition: str
-    alpha: float
-    min_examples: int
-    train_limit: int | None
-    test_limit: int | None
-    layout: str = "independent"
+    dataset: Annotated[Text, approved(check_dataset_name)]
+    partition: Annotated[Text, known_among("partition", lambda: PARTITIONS)] = "iid"
+    alpha: Annotated[Number, Gt(0)] = 0.5
+    min_examples: Count = 10
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+    layout: Annotated[Text, known_among("layout", lambda: LAYOUTS)] = "independent"
 
 
 @dataclass(frozen=True)
@@ -56,8 +69,8 @@ class ModelSection:
         File of pretrained weights in the data folder.
     """
 
-    name: str
-    weights: str | None = None
+    name: Annotated[Text, approved(check_model_name)]
+    weights: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -85,18 +98,18 @@ class TrainingSection:
         Share of the clients that takes part in a round.
     """
 
-    rounds: int
-    local_epochs: int
-    batch_size: int
-    optimizer: str
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    client_fraction: float
-    simulated_seconds: float | None = None
-    evaluate_every: int = 1
-    tests: int | None = None
-    local_steps: int | None = None
+    rounds: Count
+    local_epochs: Count = 1
+    batch_size: Count = 32
+    optimizer: Annotated[Text, known_among("optimizer", lambda: ("adam", "adamw", "sgd"))] = "sgd"
+    learning_rate: Annotated[Number, Gt(0)] = 0.05
+    momentum: Share = 0.0
+    weight_decay: Annotated[Number, Ge(0)] = 0.0
+    client_fraction: Annotated[Number, Gt(0), Le(1)] = 1.0
+    simulated_seconds: Annotated[Number, Gt(0)] | None = None
+    evaluate_every: Count = 1
+    tests: Count | None = None
+    local_steps: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,8 @@ class DeadlineSection:
         fastest of the others.
     """
 
-    seconds: float | None
-    quantile: float | None
+    seconds: Annotated[Number, Gt(0)] | None = None
+    quantile: Annotated[Number, Ge(0), Le(1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,15 +149,15 @@ class FleetSection:
         Replace the figure of the catalogue.
     """
 
-    device: str
-    count: int
-    speedup: float
-    uplink_share: float | None
-    slowdown: float | None
-    memory_bytes: int | None
-    uplink_bytes_per_second: float | None
-    downlink_bytes_per_second: float | None
-    name: str | None = None
+    device: Annotated[Text, known_among("device", catalogue)]
+    count: Annotated[Whole, Ge(1), Le(10_000)] = 1
+    speedup: Annotated[Number, Ge(1)] = 1.0
+    uplink_share: Annotated[Number, Gt(0), Le(1)] | None = None
+    slowdown: Annotated[Number, Gt(0)] | None = None
+    memory_bytes: Count | None = None
+    uplink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
+    downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
+    name: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -190,28 +203,32 @@ class MethodSection:
         Whether the frozen prefix runs as inference.
     """
 
-    name: str
-    policy: str
-    importance: str
-    rule: str
-    codec: str
-    budgeted: bool
-    server: str
-    peer: str | None = None
-    stragglers: str = "fit"
-    weighting: str | None = None
-    normalise_steps: bool = False
-    server_optimizer: str | None = None
-    server_rate: float | None = None
-    average: float = 0.0
-    proximal: float = 0.0
-    quota: int = 0
-    blend: float = 0.0
-    plan_source: str = "local"
-    deep_every: int = 4
-    exploration: float = 0.3
-    returns: float = 0.5
-    inference_prefix: bool = False
+    name: Text
+    policy: Text
+    importance: Text = "elastic"
+    rule: Text = "contributors"
+    codec: Text = "fp32"
+    budgeted: Truth = True
+    server: Text = "fedavg"
+    peer: Text | None = None
+    stragglers: Annotated[Text, known_among("stragglers", lambda: ("fit", "wait", "drop"))] = "fit"
+    weighting: Annotated[Text, known_among("weighting", lambda: ("examples", "uniform"))] | None = (
+        None
+    )
+    normalise_steps: Truth = False
+    server_optimizer: Text | None = None
+    server_rate: Annotated[Number, Gt(0)] | None = None
+    average: Share = 0.0
+    proximal: Annotated[Number, Ge(0)] = 0.0
+    quota: Annotated[Whole, Ge(0)] = 0
+    blend: Share = 0.0
+    plan_source: Annotated[
+        Text, known_among("plan_source", lambda: ("local", "server", "shared_rng"))
+    ] = "local"
+    deep_every: Annotated[Whole, Ge(0)] = 4
+    exploration: Annotated[Number, Ge(0)] = 0.3
+    returns: Annotated[Number, Ge(0), Le(1)] = 0.5
+    inference_prefix: Truth = False
 
 
 @dataclass(frozen=True)
@@ -226,5 +243,5 @@ class TargetSection:
         Subtracted from that accuracy.
     """
 
-    method: str
-    minus: float
+    method: Text = "full"
+    minus: Share = 0.01
