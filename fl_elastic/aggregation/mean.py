@@ -16,8 +16,7 @@ from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_ste
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, is_variance
-from fl_elastic.update.packed import PackedDeltas, reach
-from fl_elastic.update.partial import Limits, check_update, trained_part
+from fl_elastic.update.partial import Limits, PackedDeltas, check_update, reach, trained_part
 
 __all__ = ["MergeOptions", "PartialMean"]
 

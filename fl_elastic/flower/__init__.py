@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.deadline import Deadline
-    from fl_elastic.flower.round_record import AcceptedReply, Rejection, RoundRecord
+    from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
     from fl_elastic.flower.stream_client import StreamClient
@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AcceptedReply": "round_record",
+    "AcceptedReply": "round",
     "Capabilities": "capabilities",
     "Checkpoint": "checkpoint",
     "Checkpointed": "checkpoint",
     "Deadline": "deadline",
     "ElasticClient": "client",
     "PartialUpdates": "strategy",
-    "Rejection": "round_record",
-    "RoundRecord": "round_record",
+    "Rejection": "round",
+    "RoundRecord": "round",
     "RoundTerms": "terms",
     "SecurePartialUpdates": "secure",
     "StreamClient": "stream_client",

@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, CheckpointError
-from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
-from fl_elastic.flower.strategy_state import as_record, collect, names_of, restore
+from fl_elastic.flower.strategy_state import (
+    EvaluateFn,
+    as_record,
+    averaged,
+    collect,
+    names_of,
+    restore,
+    tested,
+)
 from fl_elastic.flower.streaming_grid import streaming
 from fl_elastic.old_state import npz_file
 from fl_elastic.storage import remove_leftovers

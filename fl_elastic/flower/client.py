@@ -19,11 +19,10 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
-from fl_elastic.flower.client_metrics import failure, fit_metrics
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
-from fl_elastic.flower.wire import HAVE, PACKED, TENSORS
+from fl_elastic.flower.wire import HAVE, PACKED, TENSORS, failure
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.planning import POLICIES, Policy
@@ -252,7 +251,7 @@ class ElasticClient(NumPyClient):
             # The policy's modes were measured on top of what was known.
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile)
-        metrics |= fit_metrics(self.report)
+        metrics |= self.report.to_metrics()
         if told.wants_importance and trainer.state.complete:
             # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.

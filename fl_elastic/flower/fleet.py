@@ -19,7 +19,7 @@ from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.cohort import CohortPlanner
 from fl_elastic.flower.group_names import GroupNames
-from fl_elastic.flower.replies import one_line
+from fl_elastic.flower.round import one_line
 from fl_elastic.flower.terms import Instructions, RoundTerms
 from fl_elastic.update import Manifest, PartialUpdate
 

@@ -1,13 +1,15 @@
-"""What an inner strategy of Flower needs to see of partial updates."""
+"""What an inner strategy of Flower needs to see of partial updates, and what its complete models say back."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -29,21 +31,25 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule
-from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
-from fl_elastic.flower.dense import parameters_of
-from fl_elastic.flower.replies import common_metrics, mean_metrics
-from fl_elastic.flower.round import Round
+from fl_elastic.errors import CheckpointError, ElasticError, RegistryError, UpdateError
+from fl_elastic.flower.round import Round, common_metrics, mean_metrics
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role
 
 __all__ = [
     "chain",
     "check_inner",
+    "completed",
     "counted_replies",
     "goes_by_the_change",
     "handed_on",
     "metrics_aggregator",
+    "no_longer_than",
+    "parameters_of",
     "sees_each_client",
     "takes_the_mean_as_it_is",
     "weight_key",
+    "whole_model",
 ]
 
 # The words of Flower's strategies.
@@ -60,6 +66,8 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
+Weights = dict[str, NDArray[Any]]
+_Weights = Mapping[str, NDArray[Any]]
 
 
 def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | AggregationRule:
@@ -197,3 +205,91 @@ def _for_all(
     most = 1 if takes_the_mean_as_it_is(inner) else None
     arrays = parameters_of(merged, this.manifest, most)
     return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})
+
+
+def parameters_of(weights: _Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
+    """Return the parameters, which are all that an inner strategy may see; the first ``most`` of them."""
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
+
+
+def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> ArrayRecord:
+    """Return the parameters of one client, with the global value where it did not train.
+
+    Raises
+    ------
+    UpdateError
+        If the update changes nothing: a change of norm 0 cannot be clipped.
+    """
+    arrays = {
+        name: np.asarray(weights[name] + update.deltas.get(name, 0.0), manifest.array_dtype(name))
+        for name in manifest.names
+        if manifest.role(name) is Role.PARAMETER
+    }
+    # Flower scales the change to the clipping norm, dividing by its own norm.
+    if all(np.array_equal(array, weights[name]) for name, array in arrays.items()):
+        raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
+    return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
+
+
+def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
+    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+
+    Raises
+    ------
+    UpdateError
+        If a parameter has another size.
+    """
+    whole = {}
+    for name in manifest.names:
+        array = parameters[name].numpy() if name in parameters else others[name]
+        if array.size != math.prod(manifest.shape(name)):
+            raise UpdateError(
+                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
+                "what it keeps from round to round, or its checkpoint, is of another model"
+            )
+        whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
+    return whole
+
+
+def no_longer_than(
+    limit: float, base: _Weights, asked: _Weights, moved: _Weights, manifest: Manifest
+) -> Weights:
+    """Return the moved model, its step shortened to ``limit`` times the one that the clients asked for.
+
+    Parameters
+    ----------
+    limit : float
+        Of the norms of the parameters' changes.
+    base, asked, moved : mapping of str to ndarray
+        The model before the round, as the clients' updates have it, and as a server's optimiser has it.
+    manifest : Manifest
+        Of the model.
+    """
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    wanted, taken = (
+        math.sqrt(sum(_square(each[name], base[name]) for name in names)) for each in (asked, moved)
+    )
+    if taken <= limit * wanted * (1 + 1e-6):
+        return dict(moved)
+    share = limit * wanted / taken
+    shorter = {
+        name: np.asarray(
+            base[name] + share * (np.asarray(moved[name], np.float64) - base[name]),
+            manifest.array_dtype(name),
+        )
+        for name in names
+    }
+    return {**moved, **shorter}
+
+
+def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
+    return float(np.square(np.asarray(one, np.float64) - other).sum())
+
+
+def _as_vector(array: NDArray[Any]) -> Array:
+    """Give a tensor without dimensions one: Flower's clipping and optimisers lose such tensors.
+
+    numpy turns their sums into bare numbers, which in-place operations then miss.
+    """
+    return Array(np.atleast_1d(array))

@@ -13,13 +13,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_elastic.aggregation import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
-from fl_elastic.flower.dense import completed
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.fleet import Fleet
-from fl_elastic.flower.inner import sees_each_client, weight_key
-from fl_elastic.flower.replies import in_fixed_order, one_line
-from fl_elastic.flower.round import Round
-from fl_elastic.flower.round_record import AcceptedReply, Rejection
+from fl_elastic.flower.inner import completed, sees_each_client, weight_key
+from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.streaming_grid import FORGET_AFTER
 from fl_elastic.flower.terms import read_importance
 from fl_elastic.flower.wire import TrainReply, read_train_reply

@@ -1,27 +1,39 @@
-"""One round of training: the model that went out, the replies that were merged, and what comes of them."""
+"""One round of training: the model that went out, the replies that were merged, and its record."""
 
 from __future__ import annotations
 
 import logging
 import math
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.outbox import Outbox
-from fl_elastic.flower.replies import one_line
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.downlink import Outbox
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["Round", "longest_step"]
+__all__ = [
+    "AcceptedReply",
+    "Rejection",
+    "Round",
+    "RoundRecord",
+    "common_metrics",
+    "in_fixed_order",
+    "log_record",
+    "longest_step",
+    "mean_metrics",
+    "one_line",
+]
 
 _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
+_LONGEST = 500
 
 
 @dataclass(eq=False)
@@ -118,3 +130,149 @@ def longest_step(
     if relative and not extrapolate and Role.STATISTIC in manifest.roles:
         limit = min(limit, 1.0)
     return None if math.isinf(limit) else limit
+
+
+@dataclass(frozen=True)
+class AcceptedReply:
+    """One client's merged update.
+
+    Attributes
+    ----------
+    node_id : int
+        Who sent it.
+    steps : dict of str to int
+        In how many local steps each tensor was trained.
+    num_examples : int
+        Weight of the client.
+    uplink_bytes : int
+        Size of the packed update.
+    metrics : dict
+        Numbers that came with it.
+    downlink_bytes : int
+        What the client was sent in this round; 0 for an update that is late.
+    staleness : int
+        Rounds that it is late.
+    """
+
+    node_id: int
+    steps: dict[str, int]
+    num_examples: int
+    uplink_bytes: int
+    metrics: dict[str, Any]
+    downlink_bytes: int = 0
+    staleness: int = 0
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reply that was not merged, and why."""
+
+    server_round: int
+    node_id: int
+    reason: str
+
+
+@dataclass
+class RoundRecord:
+    """One round of training.
+
+    Attributes
+    ----------
+    server_round : int
+        Its number.
+    deadline : float, optional
+        Seconds that clients were given.
+    downlink_bytes : int
+        Size of the whole model as it is sent.
+    downlink_total_bytes : int
+        Size of all training messages together.
+    accepted, rejected : list
+        Replies, in the order in which they were merged.
+    stayed : dict of str to int
+        Tensors that too few clients trained for a robust rule, and how many did.
+    shortened : dict of int to int
+        Nodes that changed tensors by many times more than is usual, and how many tensors.
+    stepped_back : str
+        Why the round's updates were dropped and the model before was put back; empty where it was not.
+    """
+
+    server_round: int
+    deadline: float | None = None
+    downlink_bytes: int = 0
+    downlink_total_bytes: int = 0
+    accepted: list[AcceptedReply] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)
+    stayed: dict[str, int] = field(default_factory=dict)
+    shortened: dict[int, int] = field(default_factory=dict)
+    stepped_back: str = ""
+
+
+def log_record(record: RoundRecord, rule: str) -> None:
+    """Log what a round did not believe."""
+    number = record.server_round
+    if record.stayed:
+        some = " ".join(", ".join(list(record.stayed)[:3]).split())
+        _LOG.warning(
+            "round %s: %s tensors stay, as too few clients trained them for rule %r: %s",
+            number, len(record.stayed), rule, some,
+        )  # fmt: skip
+    if record.shortened:
+        nodes = ", ".join(map(str, list(record.shortened)[:5]))
+        _LOG.warning(
+            "round %s: changes by node %s were many times larger than usual and shortened",
+            number,
+            nodes,
+        )
+    if record.stepped_back:
+        _LOG.warning(
+            "round %s: %s: the model before the last round is put back, and steps are no longer than the clients' "
+            "from here on",
+            number, record.stepped_back,
+        )  # fmt: skip
+
+
+def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
+    """Order replies by content, so that floating-point sums do not depend on who was faster."""
+
+    def key(message: Message) -> tuple[int, str]:
+        if message.has_error():
+            return -1, ""
+        content = message.content
+        arrays = [array for record in content.array_records.values() for array in record.values()]
+        # Evaluations have no arrays, and updates may be alike: what else they say decides.
+        others = [*content.metric_records.items(), *content.config_records.items()]
+        return zlib.crc32(b"".join(array.data for array in arrays)), str(others)
+
+    return sorted(replies, key=key)
+
+
+def common_metrics(contents: list[RecordDict]) -> list[RecordDict]:
+    """Keep the metrics that every client sent: Flower ends the run over unequal keys."""
+    records = [content.metric_records["metrics"] for content in contents]
+    common = set.intersection(*(set(record) for record in records)) if records else set()
+    return [
+        RecordDict({"metrics": MetricRecord({k: v for k, v in record.items() if k in common})})
+        for record in records
+    ]
+
+
+def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Return the weighted mean of metrics that all clients sent, with the summed weight."""
+    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    total = sum(record[weighted_by] for record in records)
+    names = [name for name in records[0] if name != weighted_by]
+    means = {
+        name: sum(record[weighted_by] * record[name] for record in records) / total
+        for name in names
+    }
+    return MetricRecord({**means, weighted_by: total})
+
+
+def one_line(reason: str) -> str:
+    """Shorten what a client says to one line, so that it can neither flood nor forge the log.
+
+    >>> one_line("no" + chr(10) + "memory")
+    'no memory'
+    """
+    words = " ".join(reason.split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."

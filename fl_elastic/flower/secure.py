@@ -29,7 +29,7 @@ from fl_elastic.flower._compat import (
 )
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.fleet import Fleet
-from fl_elastic.flower.replies import one_line
+from fl_elastic.flower.round import one_line
 from fl_elastic.flower.terms import IMPORTANCE, RoundTerms, read_importance
 from fl_elastic.flower.wire import TENSORS
 

@@ -24,27 +24,33 @@ from fl_elastic.aggregation import (
 )
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.averaged import EvaluateFn, averaged, tested
 from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.dense import no_longer_than, parameters_of, whole_model
-from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.downlink import Downlink, Outbox
 from fl_elastic.flower.fleet import Fleet
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
     goes_by_the_change,
     handed_on,
+    no_longer_than,
+    parameters_of,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
+    whole_model,
 )
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
-from fl_elastic.flower.outbox import Outbox
-from fl_elastic.flower.replies import common_metrics, in_fixed_order, one_line
-from fl_elastic.flower.round import Round, longest_step
-from fl_elastic.flower.round_record import RoundRecord, log_record
-from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.round import (
+    Round,
+    RoundRecord,
+    common_metrics,
+    in_fixed_order,
+    log_record,
+    longest_step,
+    one_line,
+)
+from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.flower.wire import read_evaluate_reply

@@ -1,22 +1,32 @@
-"""What a strategy carries from round to round, as named arrays, and back."""
+"""What a strategy carries from round to round: its state as named arrays, and the mean of its models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
 
-__all__ = ["Remembering", "as_record", "collect", "names_of", "restore"]
+__all__ = [
+    "EvaluateFn",
+    "Remembering",
+    "as_record",
+    "averaged",
+    "collect",
+    "names_of",
+    "restore",
+    "tested",
+]
 
 # Adaptive clipping learns it.
 _NUMBER = "clipping_norm"
+EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @runtime_checkable
@@ -151,3 +161,19 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
         return entries
     in_order = [entries[key] for key in sorted(entries)]
     return in_order if kind == "list" else float(in_order[0])
+
+
+def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
+    """Return the mean of the strategy's global models; ``arrays``, the newest one, where it keeps none."""
+    average = getattr(strategy, "average", None)
+    if not isinstance(average, ModelAverage) or not average.rounds:
+        return arrays
+    return as_record(average.weights())
+
+
+def tested(strategy: Strategy, evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
+    """Return the server's test of the model, given the mean where the strategy keeps one."""
+    if evaluate_fn is None:
+        return None
+    test = evaluate_fn
+    return lambda server_round, arrays: test(server_round, averaged(strategy, arrays))

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.lib.format import read_array_header_1_0, read_magic
 from numpy.typing import NDArray
 
-from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.terms import IMPORTANCE
 
@@ -33,6 +33,7 @@ __all__ = [
     "TrainReply",
     "believed_metrics",
     "evaluate_reply",
+    "failure",
     "instruction",
     "read_evaluate_reply",
     "read_instruction",
@@ -199,6 +200,12 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         raise UpdateError(f"loss must be finite, got {loss!r}")
     return EvaluateReply(float(loss), num_examples, _numbers(metrics), _version(metrics))
+
+
+def failure(error: ElasticError) -> dict[str, Any]:
+    """Return the metrics of a client that could not do what it was asked."""
+    stale = {STALE: True} if isinstance(error, StaleModelError) else {}
+    return {ERROR: str(error), **stale}
 
 
 def _check_errors(metrics: Mapping[str, Any], what: str) -> None:

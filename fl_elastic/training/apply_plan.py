@@ -1,4 +1,4 @@
-"""Make a model train by a plan: lean layers, filtered and channel-wise gradients, recomputed blocks."""
+"""Make a model train by a plan: frozen, lean, filtered, channel-wise and recomputed parts; then undo it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.freeze import frozen_outside
 
-__all__ = ["apply_plan", "realised"]
+__all__ = ["apply_plan", "frozen_outside", "realised", "training_statistics"]
+
+_Buffers = list[tuple[dict[str, Any], str, Tensor]]
 
 
 @contextmanager
@@ -155,9 +156,6 @@ def _recomputed(module: nn.Module) -> Iterator[None]:
         _put_back(before)
 
 
-_Buffers = list[tuple[dict[str, Any], str, Tensor]]
-
-
 def _other_buffers(module: nn.Module) -> _Buffers:
     """Return copies of the buffers of all but torch's norms, with where each is held."""
     return [
@@ -212,3 +210,72 @@ def _put_back(before: list[tuple[nn.Module, Any]]) -> None:
             module.__dict__.pop("forward", None)
         else:
             module.__dict__["forward"] = forward
+
+
+@contextmanager
+def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
+    """Train only what ``plan`` trains inside the block.
+
+    Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
+    that has a stale one. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
+    neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
+    """
+    trained = set(plan.trained_parameters)
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    frozen_norms = _frozen_norms(model, trained)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+        if name not in trained:
+            parameter.grad = None
+    for norm in frozen_norms:
+        norm.eval()
+        # An instance attribute shadows the method, so that model.train() passes this module by.
+        norm.__dict__["train"] = _StaysInEval(norm)
+    try:
+        yield
+    finally:
+        for norm in frozen_norms:
+            norm.__dict__.pop("train", None)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        for module, mode in modes:
+            module.training = mode
+
+
+class _StaysInEval:
+    """Stands in for a frozen norm's ``train`` method."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        del mode
+        return self._norm
+
+
+def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
+    norms: list[nn.Module] = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, NormWithStatistics):
+            own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+            if own and not any(name in trained for name in own):
+                norms.append(module)
+    return norms
+
+
+def training_statistics(model: nn.Module) -> list[str]:
+    """Return the names of the running statistics that a training step would update now."""
+    names = []
+    for prefix, module in model.named_modules():
+        if (
+            isinstance(module, NormWithStatistics)
+            and module.training
+            and module.track_running_stats
+        ):
+            names += [
+                f"{prefix}.{name}" if prefix else name
+                for name, buffer in module.named_buffers(recurse=False)
+                if buffer.is_floating_point()
+            ]
+    return names

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups.torch_private import own_buffers
-from fl_elastic.training.kept_optimizer import KeptOptimizer
+from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest, weights_of
 
 __all__ = ["FitStart"]

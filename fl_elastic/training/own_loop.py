@@ -18,9 +18,9 @@ from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
-from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["changed", "plan_for"]

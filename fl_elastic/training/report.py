@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.planning import Plan
 from fl_elastic.training.elastic_forward import ForwardReport
 
@@ -96,6 +98,27 @@ class FitReport:
         """
         spent = self.seconds + self.selection_seconds
         return self._full_seconds * self.requested_steps / max(spent, 1e-12)
+
+    def to_metrics(self) -> dict[str, int | float | str]:
+        """Return what a client's reply says of its training, in plain Python values.
+
+        Raises
+        ------
+        TrainingError
+            If the mean loss is not finite.
+        """
+        if not math.isfinite(self.loss):
+            raise TrainingError(f"the mean loss is {self.loss}")
+        return {
+            "train-loss": float(self.loss),
+            "steps": int(self.steps),
+            "requested-steps": int(self.requested_steps),
+            "step-seconds": float(self.step_seconds),
+            "full-step-seconds": float(self.full_step_seconds),
+            "predicted-seconds": float(self.predicted_seconds),
+            "trained-groups": int(self.plan.mask.sum()),
+            "based-on": self.based_on,
+        }
 
     @property
     def _full_seconds(self) -> float:

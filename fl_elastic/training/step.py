@@ -1,10 +1,13 @@
-"""One training step: loss, gradients, what pulls on them, optimiser."""
+"""One training step: loss, gradients, FedProx's pull on them, the trainer's optimiser."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
@@ -13,13 +16,12 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
-from fl_elastic.training.kept_optimizer import KeptOptimizer
-from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.step_importance import StepImportance
 
-__all__ = ["TrainingStep"]
+__all__ = ["KeptOptimizer", "ProximalPull", "TrainingStep"]
 
 _TIMED = 5
 
@@ -117,3 +119,84 @@ class TrainingStep:
             except MissedCut as error:
                 self.forward.go_whole(str(error))
         return compute_loss(self.model, self.loss_fn, batch)
+
+
+@dataclass(frozen=True)
+class ProximalPull:
+    r"""Adds the gradient of :math:`\frac{\mu}{2} \lVert w - w_0 \rVert^2` (Li et al., MLSys 2020, eq. 2).
+
+    Attributes
+    ----------
+    weight : float
+        :math:`\mu`.
+    anchors : tuple of (Parameter, Tensor)
+        Each parameter and the value it is pulled towards.
+    """
+
+    weight: float = 0.0
+    anchors: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+
+    @classmethod
+    def towards_present(cls, model: nn.Module, weight: float) -> ProximalPull:
+        """Return the pull towards the model's present weights; nothing is copied at weight 0."""
+        if weight == 0:
+            return cls()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return cls(weight, tuple((p, p.detach().clone()) for p in parameters))
+
+    @torch.no_grad()
+    def add_to_gradients(self) -> None:
+        """Add the pull to every gradient there is: parameters without one are not trained now."""
+        for parameter, anchor in self.anchors:
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - anchor, alpha=self.weight)
+
+
+class KeptOptimizer:
+    """Calling it returns the optimiser, which is made by the first call.
+
+    A separate object, because a bound method of the trainer would create a reference cycle and keep the weights
+    and the optimiser's state in memory until the next garbage collection.
+
+    Parameters
+    ----------
+    model : Module
+        Whose trainable parameters are optimised.
+    optimizer_fn : callable
+        Makes it.
+
+    Attributes
+    ----------
+    made : Optimizer or None
+        What there is so far.
+    """
+
+    def __init__(self, model: nn.Module, optimizer_fn: OptimizerFn) -> None:
+        self.made: torch.optim.Optimizer | None = None
+        self._model, self._optimizer_fn = model, optimizer_fn
+
+    def __call__(self) -> torch.optim.Optimizer:
+        """Return it.
+
+        Raises
+        ------
+        TrainingError
+            If ``optimizer_fn`` returns something else, or an optimiser whose step needs a closure.
+        """
+        if self.made is None:
+            made: object = self._optimizer_fn(
+                [p for p in self._model.parameters() if p.requires_grad]
+            )
+            if not isinstance(made, torch.optim.Optimizer):
+                raise TrainingError(
+                    f"optimizer_fn returned {type(made).__name__}: it must return a torch.optim.Optimizer "
+                    "over the parameters that it is given"
+                )
+            closure = inspect.signature(made.step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise TrainingError(
+                    f"{type(made).__name__} evaluates the loss several times a step, which a plan cannot price: "
+                    "use an optimiser whose step needs no closure, such as SGD or Adam"
+                )
+            self.made = made
+        return self.made

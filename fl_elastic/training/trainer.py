@@ -29,13 +29,11 @@ from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.kept_optimizer import KeptOptimizer
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.pace import Pace, StepLog
-from fl_elastic.training.proximal import ProximalPull
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import TrainingStep
+from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 

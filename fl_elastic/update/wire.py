@@ -2,7 +2,7 @@
 
 The header of `fl_elastic.update.frame` names the codec, the tensors (``indices`` into the manifest), their step
 counts, and where they are fewer than all: what of each tensor is written (``slices``, see
-`fl_elastic.update.slices`), and which tensors are written as fp32 whatever the codec (``exact``). The payload holds
+`fl_elastic.update.parts`), and which tensors are written as fp32 whatever the codec (``exact``). The payload holds
 the tensors one after the other.
 """
 
@@ -30,9 +30,8 @@ from fl_elastic.update.frame import (
     unpack,
 )
 from fl_elastic.update.manifest import Manifest, Role
-from fl_elastic.update.packed import PackedDeltas
-from fl_elastic.update.partial import Limits, PartialUpdate, check_update
-from fl_elastic.update.slices import Slices
+from fl_elastic.update.partial import Limits, PackedDeltas, PartialUpdate, check_update
+from fl_elastic.update.parts import Slices
 
 __all__ = ["WIRE_VERSION", "decode", "encode"]
 

@@ -18,7 +18,6 @@ from small_models import (
 )
 
 from fl_elastic.budget import Budget
-from fl_elastic.flower.client_metrics import fit_metrics
 from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
 from fl_elastic.training import fit as fit_module
@@ -156,7 +155,7 @@ def test_groups_that_the_server_named_are_its_choice() -> None:
 
 
 def test_the_server_is_told_what_the_choice_was_based_on() -> None:
-    assert fit_metrics(report_of(budget=Budget()))["based-on"] == "everything fits"
+    assert report_of(budget=Budget()).to_metrics()["based-on"] == "everything fits"
 
 
 def test_whether_everything_fits_is_asked_once_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from fl_elastic.aggregation import PartialMean
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.packed import PackedDeltas
-from fl_elastic.update.partial import Limits, check_update
+from fl_elastic.update.partial import Limits, PackedDeltas, check_update
 
 MANIFEST = Manifest(
     ("a", "b", "s", "count", "c"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.slices import Slices
+from fl_elastic.update.parts import Slices
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 

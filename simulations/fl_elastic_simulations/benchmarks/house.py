@@ -63,6 +63,7 @@ _LINES = {
     "files that a plan runs through": "{plan_files}",
     "files that a fit runs through": "{fit_files}",
     "files that a round runs through, client and server": "{round_files}",
+    "of them, files that a reply runs through besides the fit": "{reply_files}",
     "wheel of the library": "{wheel_kilobytes:.0f} kB",
 }
 

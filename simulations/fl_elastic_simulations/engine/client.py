@@ -13,30 +13,20 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ProfileError, ScenarioError, TrainingError
+from fl_elastic.errors import ElasticError, ProfileError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
-from fl_elastic.losses import classification_loss
-from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, load_profile
-from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import CODECS
-from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
-from fl_elastic_simulations.engine.workload import (
-    client_batches,
-    measure_profile,
-    optimizer_fn,
-    scenario_model,
-    test_batches,
-)
+from fl_elastic_simulations.engine.place import Place
+from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
@@ -91,56 +81,48 @@ def simulated_client(config: dict[str, Any], index: int) -> ElasticClient:
 class _Role:
     """Whom a node plays in one round."""
 
-    scenario: Scenario
-    method: MethodSection
-    seed: int
-    client: Client
+    place: Place
     config: dict[str, Any]
     profile: CostProfile
     choosing: ChoosingCosts | None
-    data_root: str | None
 
     @classmethod
     def of(cls, config: dict[str, Any], index: int) -> _Role:
         scenario = _scenario(str(config["scenario"]))
-        if index >= len(scenario.clients):
-            raise ScenarioError(
-                f"this node has partition {index}, the scenario has {len(scenario.clients)} clients"
-            )
         data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
-        profile = _profile(str(config.get("profile", "")))
+        place = Place.of(scenario, config, index, data_root)
         return cls(
-            scenario=scenario,
-            method=_method(scenario, str(config["method"])),
-            seed=int(config["seed"]),
-            client=scenario.clients[index],
+            place=place,
             config=config,
-            profile=profile or measure_profile(scenario, data_root),
+            profile=_profile(str(config.get("profile", "")))
+            or measure_profile(scenario, data_root),
             choosing=_choosing(str(config.get("choosing", ""))),
-            data_root=data_root,
         )
 
     @property
-    def server_round(self) -> int:
-        return int(self.config.get("server-round", 0))
+    def scenario(self) -> Scenario:
+        return self.place.scenario
+
+    @property
+    def method(self) -> MethodSection:
+        return self.place.method
+
+    @property
+    def client(self) -> Client:
+        return self.place.client
 
     @property
     def state_directory(self) -> Path:
-        mine = Path(self.method.name) / str(self.seed) / str(self.client.index)
+        mine = Path(self.method.name) / str(self.place.seed) / str(self.client.index)
         return Path(str(self.config["state-dir"])) / mine
 
     @property
     def charges_file(self) -> Path:
         return self.state_directory / CHARGES
 
-    def batches(self) -> Batches:
-        return client_batches(
-            self.scenario, self.data_root, self.seed, self.client.index, self.server_round
-        )
-
     def capabilities(self) -> Capabilities:
         """Return what the device can do, in its own seconds."""
-        batches, device = self.batches(), self.client.device
+        batches, device = self.place.batches(), self.client.device
         return Capabilities(
             device=device.name,
             num_examples=batches.dataset_size,
@@ -202,44 +184,30 @@ class _Role:
     def elastic_client(
         self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
     ) -> ElasticClient:
-        scenario, method, batches = self.scenario, self.method, self.batches()
-        steps = len(batches) * scenario.training.local_epochs
-        profile, slowdown = self.profile, self.client.device.slowdown
-        # The host runs the device's training faster, so the device sends more in a second of the host.
-        bandwidth = self.client.device.uplink_bytes_per_second * slowdown
-        budget = _budget(
-            self.client,
-            method,
-            steps * profile.full_step_seconds,
-            float(profile.parameter_bytes.sum()) * CODECS.make(method.codec).share,
+        place, batches, profile = self.place, self.place.batches(), self.profile
+        epochs = self.scenario.training.local_epochs
+        budget = place.budget(
+            len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())
         )
+        if self.scenario.deadline is not None:
+            # The host runs the device's training faster, so the device sends more in a second of the host.
+            device = self.client.device
+            bandwidth = device.uplink_bytes_per_second * device.slowdown
+            budget = replace(budget, bandwidth=bandwidth)
         return ElasticClient(
-            scenario_model(scenario, self.data_root, self.seed),
+            place.model(),
             batches,
-            test_batches(scenario, self.data_root),
-            budget=replace(budget, bandwidth=bandwidth)
-            if scenario.deadline is not None
-            else budget,
-            policy=method.policy,
-            loss_fn=classification_loss,
-            optimizer_fn=optimizer_fn(scenario.training),
-            epochs=scenario.training.local_epochs,
-            codec=method.codec,
-            options=TrainerOptions(
-                importance=method.importance,
+            place.test_batches(),
+            budget=budget,
+            epochs=epochs,
+            options=place.options(
                 closed_loop=False,
-                exploration=method.exploration,
-                deep_every=method.deep_every,
-                returns=method.returns,
                 profile_seconds=profile_seconds,
                 planning_seconds=planning_seconds,
-                proximal=method.proximal,
-                forward=ForwardOptions() if method.inference_prefix else None,
-                seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
             ),
             profile=profile,
-            device=self.client.device.name,
             state_dir=self.state_directory,
+            **place.for_client(),
         )
 
     def _host_config(self) -> dict[str, Any]:
@@ -259,8 +227,8 @@ class _Role:
         fastest = min(client.device.slowdown for client in self.scenario.clients)
         return PeerClient(
             peer=str(self.method.peer),
-            model=method_model(self.scenario, self.method, self.data_root, self.seed),
-            batches=self.batches(),
+            model=method_model(self.scenario, self.method, self.place.data_root, self.place.seed),
+            batches=self.place.batches(),
             training=self.scenario.training,
             profile=self.profile,
             allowed_seconds=allowed,
@@ -269,7 +237,7 @@ class _Role:
             narrow_seconds=dict(() if self.choosing is None else self.choosing.width_seconds),
             fraction=fastest / device.slowdown,
             place=(self.client.index, len(self.scenario.clients)),
-            seed=self.seed,
+            seed=self.place.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
         )
@@ -278,25 +246,6 @@ class _Role:
 @lru_cache(maxsize=4)
 def _scenario(text: str) -> Scenario:
     return Scenario.from_json(text)
-
-
-def _method(scenario: Scenario, name: str) -> MethodSection:
-    return next(method for method in scenario.methods if method.name == name)
-
-
-def _budget(client: Client, method: MethodSection, full_round: float, full_bytes: float) -> Budget:
-    """Return the deadline and uplink that the scenario gives this device.
-
-    The deadline makes the local training of a round ``speedup`` times faster than a full one; how much of that
-    comes from cheaper steps and how much from fewer is the policy's choice.
-    """
-    if not method.budgeted:
-        return Budget()
-    share = client.uplink_share if POLICIES.make(method.policy).selects else None
-    return Budget(
-        deadline=None if client.speedup <= 1 else full_round / client.speedup,
-        uplink=None if share is None else share * full_bytes,
-    )
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.importance import IMPORTANCES

@@ -19,7 +19,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Trace one plan, one fit and one round of one client, each with its costs known."""
+    """Trace one plan, one fit and one round of two clients, each with its costs known.
+
+    A reply takes what a round without evaluation takes besides a fit: the terms and the model on their way to the
+    client, and the update from there into the merged model.
+    """
     import torch
     from flwr.app import ArrayRecord
     from flwr.serverapp.strategy import FedAvg
@@ -61,17 +65,19 @@ def main() -> None:
         )
 
     grid = InProcessGrid(2, elastic_client_app(client))
-    strategy = PartialUpdates(FedAvg(min_train_nodes=2, min_evaluate_nodes=2))
 
-    def federated_round() -> None:
+    def federated_round(tested: float = 1.0) -> None:
+        strategy = PartialUpdates(
+            FedAvg(fraction_evaluate=tested, min_train_nodes=2, min_evaluate_nodes=2)
+        )
         strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1)
 
-    tried = {
-        "plan": lambda: POLICIES.make("elastic").plan(request),
-        "fit": lambda: trainer.fit(data, epochs=1),
-        "round": federated_round,
-    }
-    print(json.dumps({name: len(_files_of(root, act)) for name, act in tried.items()}))
+    plan = _files_of(root, lambda: POLICIES.make("elastic").plan(request))
+    fit = _files_of(root, lambda: trainer.fit(data, epochs=1))
+    whole = _files_of(root, federated_round)
+    trained = _files_of(root, lambda: federated_round(tested=0.0))
+    taken = {"plan": plan, "fit": fit, "round": whole, "reply": trained - fit}
+    print(json.dumps({name: len(files) for name, files in taken.items()}))
 
 
 def _files_of(root: Path, act: Callable[[], object]) -> set[str]:

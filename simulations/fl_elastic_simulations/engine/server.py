@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fl_elastic.errors import ModelError, ScenarioError
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.round import RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.flower.app import elastic_client_app
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fl_elastic.errors import DatasetError, FleetError, ScenarioError
 from fl_elastic.flower.checkpoint import Checkpointed
-from fl_elastic.flower.round_record import RoundRecord
+from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal, log_to_file
 from fl_elastic.planning import POLICIES

@@ -18,8 +18,8 @@ from fl_elastic.planning import Plan
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.training import frozen_outside
+from fl_elastic.training.apply_plan import training_statistics
 from fl_elastic.training.changes import changes
-from fl_elastic.training.freeze import training_statistics
 from fl_elastic.update import Manifest, PartialUpdate, weights_of
 from fl_elastic_simulations.peers.base import (
     LocalResult,

@@ -190,6 +190,20 @@ class Scenario:
                 clients.append(Client(len(clients), hardware, entry.speedup, entry.uplink_share))
         return tuple(clients)
 
+    def method_named(self, name: str) -> MethodSection:
+        """Return the method of this name.
+
+        Raises
+        ------
+        ScenarioError
+            If there is none.
+        """
+        for method in self.methods:
+            if method.name == name:
+                return method
+        known = ", ".join(method.name for method in self.methods)
+        raise ScenarioError(f"the scenario has no method {name!r}: known are {known}")
+
     @classmethod
     def _checked(cls, table: dict[str, Any], source: str, problems: list[str]) -> Scenario:
         try:
