@@ -262,7 +262,7 @@ def trainer_of(
         profile=flat_profile(model, batch, optimizer_fn),
         options=TrainerOptions(**settings),
     )
-    trainer.chooser.policy = Chosen(*sets)
+    trainer.planner.policy = Chosen(*sets)
     return trainer
 
 

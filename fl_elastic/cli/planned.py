@@ -26,8 +26,8 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.training import SelectionState, TrainerOptions
-from fl_elastic.training.chooser import with_channels, worth_for
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
+from fl_elastic.training.planner import with_channels, worth_for
 
 __all__ = ["ForwardTerms", "Planned", "Refused", "planned", "random_batch", "sgd"]
 

@@ -18,11 +18,11 @@ from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.member import Member, end_member, start_member
 from fl_elastic.fleet.members import add_node
-from fl_elastic.fleet.processes import is_alive
 from fl_elastic.fleet.provision import Wanted, numbered, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, node_launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
+from fl_elastic.fleet.supervisor import is_alive
 from fl_elastic.fleet.temporary import TemporaryFolder
 from fl_elastic.settings import Scalar
 

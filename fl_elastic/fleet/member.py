@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.processes import is_alive
 from fl_elastic.fleet.serve import Launch
+from fl_elastic.fleet.supervisor import is_alive
 
 __all__ = ["Member", "end_member", "start_member"]
 
@@ -61,7 +61,7 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
     pidfile.unlink(missing_ok=True)
     with path.open("ab") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "fl_elastic.fleet.keep", str(pidfile), *launch.command],
+            [sys.executable, "-m", "fl_elastic.fleet.supervisor", str(pidfile), *launch.command],
             env=dict(launch.environment), cwd=launch.folder, stdin=subprocess.PIPE, stdout=log,
             stderr=log, start_new_session=True,
         )  # fmt: skip

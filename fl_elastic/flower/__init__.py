@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.deadline import Deadline
+    from fl_elastic.flower.incremental_grid import IncrementalGrid
     from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
     from fl_elastic.flower.stream_client import StreamClient
-    from fl_elastic.flower.streaming_grid import StreamingGrid
     from fl_elastic.flower.terms import RoundTerms
 
 __all__ = [
@@ -27,13 +27,13 @@ __all__ = [
     "Checkpointed",
     "Deadline",
     "ElasticClient",
+    "IncrementalGrid",
     "PartialUpdates",
     "Rejection",
     "RoundRecord",
     "RoundTerms",
     "SecurePartialUpdates",
     "StreamClient",
-    "StreamingGrid",
     "elastic_client_app",
     "load_checkpoint",
 ]
@@ -51,7 +51,7 @@ _MODULES = {
     "RoundTerms": "terms",
     "SecurePartialUpdates": "secure",
     "StreamClient": "stream_client",
-    "StreamingGrid": "streaming_grid",
+    "IncrementalGrid": "incremental_grid",
     "elastic_client_app": "app",
     "load_checkpoint": "checkpoint",
 }

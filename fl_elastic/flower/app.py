@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.wire import evaluate_reply, read_instruction, train_reply
+from fl_elastic.flower.records import evaluate_reply, read_instruction, train_reply
 from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, CheckpointError
+from fl_elastic.flower.incremental_grid import incremental
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
     as_record,
@@ -28,7 +29,6 @@ from fl_elastic.flower.strategy_state import (
     restore,
     tested,
 )
-from fl_elastic.flower.streaming_grid import streaming
 from fl_elastic.old_state import npz_file
 from fl_elastic.storage import remove_leftovers
 
@@ -119,7 +119,7 @@ class Checkpointed(Strategy):
         evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
         result = super().start(
-            grid=streaming(grid, self.strategy),
+            grid=incremental(grid, self.strategy),
             initial_arrays=initial_arrays,
             num_rounds=max(num_rounds - first, 0),
             timeout=timeout,

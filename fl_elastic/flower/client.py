@@ -21,8 +21,8 @@ from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.given_policy import GivenPolicy
+from fl_elastic.flower.records import HAVE, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
-from fl_elastic.flower.wire import HAVE, PACKED, TENSORS, failure
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.planning import POLICIES, Policy
@@ -240,7 +240,7 @@ class ElasticClient(NumPyClient):
             state=self._state.selection,
         )
         if told.groups:
-            trainer.chooser.policy = GivenPolicy(read_groups(told.groups))
+            trainer.planner.policy = GivenPolicy(read_groups(told.groups))
         self.model.train()
         self.report = trainer.fit(
             self.train_loader, epochs=int(config.get("local-epochs", self.epochs))

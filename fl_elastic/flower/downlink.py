@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.flower.streaming_grid import StreamingGrid
+from fl_elastic.flower.incremental_grid import IncrementalGrid
+from fl_elastic.flower.records import instruction
 from fl_elastic.flower.terms import Instructions
-from fl_elastic.flower.wire import instruction
 from fl_elastic.update import CODECS, Manifest, encode_weights
 from fl_elastic.update.change_log import ChangeLog
 
@@ -187,7 +187,7 @@ class Outbox:
     def whole_again(self, nodes: Iterable[int]) -> Iterable[Message]:
         """Send the whole model to nodes that said they need it; return the replies, none if time is up."""
         grid = self._grid
-        left = grid.seconds_left() if isinstance(grid, StreamingGrid) else None
+        left = grid.seconds_left() if isinstance(grid, IncrementalGrid) else None
         known = [node for node in nodes if node in self._configs]
         if not known or left == 0:
             return ()

@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_elastic.aggregation import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
-from fl_elastic.flower.fleet import Fleet
+from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
+from fl_elastic.flower.records import TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
-from fl_elastic.flower.streaming_grid import FORGET_AFTER
 from fl_elastic.flower.terms import read_importance
-from fl_elastic.flower.wire import TrainReply, read_train_reply
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 
@@ -41,7 +41,7 @@ class Intake:
         What is merged, and what else is known of it, is kept here.
     inner : Strategy
         Says what it has to see of a reply.
-    fleet : Fleet
+    fleet : ClientRegistry
         Keeps the ledger.
     downlink : Downlink
         Keeps what clients hold.
@@ -53,7 +53,7 @@ class Intake:
 
     round: Round
     inner: Strategy
-    fleet: Fleet
+    fleet: ClientRegistry
     downlink: Downlink
     limits: Limits
     sizes: SizeBounds

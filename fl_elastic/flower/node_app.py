@@ -18,8 +18,8 @@ from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_config import NodeConfig
+from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
 from fl_elastic.flower.terms import DEADLINE
-from fl_elastic.flower.wire import ERROR, evaluate_reply, read_instruction, train_reply
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.operations import Journal, log_to_file, read_journal
 from fl_elastic.profiling.execution import (

@@ -28,10 +28,10 @@ from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
 )
 from fl_elastic.flower.capabilities import QUERY
-from fl_elastic.flower.fleet import Fleet
+from fl_elastic.flower.client_registry import ClientRegistry
+from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.terms import IMPORTANCE, RoundTerms, read_importance
-from fl_elastic.flower.wire import TENSORS
 
 __all__ = ["SecurePartialUpdates"]
 
@@ -64,7 +64,7 @@ class SecurePartialUpdates(LegacyStrategy):
 
     def __init__(self, inner: LegacyStrategy, *, terms: RoundTerms | None = None) -> None:
         self.inner = inner
-        self.fleet = Fleet(terms or RoundTerms(plan_source="server"))
+        self.fleet = ClientRegistry(terms or RoundTerms(plan_source="server"))
         if self.fleet.terms.plan_source != "server" or self.fleet.terms.delta_downlink:
             raise RegistryError(
                 "under secure aggregation all clients train the same: use plan_source 'server', "

@@ -24,9 +24,10 @@ from fl_elastic.aggregation import (
 )
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
+from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
-from fl_elastic.flower.fleet import Fleet
+from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
@@ -41,6 +42,7 @@ from fl_elastic.flower.inner import (
 )
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
+from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
     Round,
     RoundRecord,
@@ -51,9 +53,7 @@ from fl_elastic.flower.round import (
     one_line,
 )
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.streaming_grid import streaming, warned_of_a_wrapper
 from fl_elastic.flower.terms import RoundTerms
-from fl_elastic.flower.wire import read_evaluate_reply
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 
@@ -141,7 +141,7 @@ class PartialUpdates(Strategy):
         RULES.check(self.rule)
         self.merge = merge or MergeOptions()
         self.terms = terms or RoundTerms()
-        self.fleet = Fleet(self.terms)
+        self.fleet = ClientRegistry(self.terms)
         self.downlink = Downlink(codec, changes_only=self.terms.delta_downlink)
         self.server_optimizer = server_optimizer
         self.average = average
@@ -227,7 +227,7 @@ class PartialUpdates(Strategy):
         With an `average`, that is what ``evaluate_fn`` is given and what the result holds.
         """
         result = super().start(
-            grid=streaming(grid, self),
+            grid=incremental(grid, self),
             initial_arrays=initial_arrays,
             num_rounds=num_rounds,
             timeout=timeout,

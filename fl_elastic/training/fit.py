@@ -21,13 +21,13 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
 from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
-from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.measured import full_pass_ratio
-from fl_elastic.training.pace import Pace, StepLog
+from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
 
 __all__ = ["READ_ONCE", "Fit", "planned_with"]
@@ -46,7 +46,7 @@ class Fit:
 
     Attributes
     ----------
-    chooser : PlanChooser
+    planner : Planner
         Makes the plans; has begun this fit.
     step : TrainingStep
         Takes the steps.
@@ -54,7 +54,7 @@ class Fit:
         Remembers what was before.
     profile : CostProfile
         Costs of the case at hand.
-    pace : Pace
+    control : BudgetControl
         Says how many steps the budget still pays for.
     log : StepLog
         What the steps cost and touched.
@@ -72,11 +72,11 @@ class Fit:
         Median time of a step: of all with a whole batch, and of the last ones by that plan.
     """
 
-    chooser: PlanChooser
+    planner: Planner
     step: TrainingStep
     start: FitStart
     profile: CostProfile
-    pace: Pace
+    control: BudgetControl
     log: StepLog
     free: FreeMemory
     budget: Budget
@@ -96,32 +96,35 @@ class Fit:
         TrainingError
             If the stream is empty, or a loss is not finite.
         """
-        pace, log = self.pace, self.log
-        deep = self.chooser.deep_plan(pace.steps_left)
+        control, log = self.control, self.log
+        deep = self.planner.deep_plan(control.steps_left)
         plan = deep or self._choose(self.batches, None)
         self.plans = [(0, plan)]
-        if pace.steps_left(plan) == 0:
+        if control.steps_left(plan) == 0:
             raise self._no_step(plan)
         batch = next(stream, None)
-        while batch is not None and pace.steps_left(plan) > 0:
+        while batch is not None and control.steps_left(plan) > 0:
             batch = self._train(plan, batch, stream, to_the_end=plan is deep)
             if batch is None:
                 break
-            if pace.reference_due():
+            if control.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                pace.reference(*self._time_full_pass(batch, plan))
-            due = plan is not deep and (pace.corrected or self._probe_due(plan))
-            if due and pace.steps_left(plan) > 0:
+                control.reference(*self._time_full_pass(batch, plan))
+            due = plan is not deep and (control.corrected or self._probe_due(plan))
+            if due and control.steps_left(plan) > 0:
                 plan = self._choose([batch, *self.batches[1:]], plan)
-                self.plans.append((pace.steps, plan))
-        if pace.steps == 0:
+                self.plans.append((control.steps, plan))
+        if control.steps == 0:
             raise TrainingError(READ_ONCE) if batch is None else self._no_step(plan)
-        self.plans = list(stepped(self.plans, pace.steps))
+        self.plans = list(stepped(self.plans, control.steps))
         self.plan = self.plans[-1][1]
-        self.step_seconds, self.recent_seconds = log.median_step_seconds, pace.recent_step_seconds
+        self.step_seconds, self.recent_seconds = (
+            log.median_step_seconds,
+            control.recent_step_seconds,
+        )
         rest = None if batch is None else self._rest_plan()
         if rest is not None and batch is not None:
-            self.plans.append((pace.steps, rest))
+            self.plans.append((control.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
         log.ended = log.clock()
         self._refuse_overflow()
@@ -130,14 +133,14 @@ class Fit:
     def _learn(self) -> None:
         """Remember what the steps so far told of the worth of what they trained."""
         if self.step.worth is not None:
-            self.chooser.learn(self.step.worth.scores())
+            self.planner.learn(self.step.worth.scores())
 
     def _train(
         self, plan: Plan, batch: Batch, stream: Iterator[Batch], *, to_the_end: bool
     ) -> Batch | None:
         """Train by one plan until the data or the budget ends, or a full step or new choice is due."""
         next_batch: Batch | None = batch
-        pace, log, step = self.pace, self.log, self.step
+        control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
         plain = forward is None and not plan.lean and not plan.recomputed
@@ -156,77 +159,77 @@ class Fit:
             )
             statistics = self._statistics()
             self.charge(log.clock() - started)
-            steps_before = pace.steps
-            while next_batch is not None and pace.steps_left(plan) > 0:
+            steps_before = control.steps
+            while next_batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 seconds, whole = log.step(next_batch, plan, tensors, step.take)
-                # Filling a cache makes the first epoch dearer; the pace goes by what a step takes on average.
+                # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
                 steady = seconds
                 if forward is not None and forward.terms is not None:
-                    steady += expected * pace.drift - (forward.prefix_seconds - before)
-                pace.record(
+                    steady += expected * control.drift - (forward.prefix_seconds - before)
+                control.record(
                     seconds,
                     whole_batch=whole,
                     steady_seconds=steady,
                     predicted_seconds=plan.predicted_step_seconds,
                     nearly_full=nearly_full,
                 )
-                self.chooser.state.steps_since_probe += 1
-                look = pace.reference_due() or (
-                    not to_the_end and (self._probe_due(plan) or pace.wants_replan(plan))
+                self.planner.state.steps_since_probe += 1
+                look = control.reference_due() or (
+                    not to_the_end and (self._probe_due(plan) or control.wants_replan(plan))
                 )
                 # Looking at the clock and at what is due is part of the loop, and of its time.
-                pace.spent += log.after_step()
+                control.spent += log.after_step()
                 next_batch = next(stream, None)
                 if next_batch is None or look:
                     break
             moved = self._moved(statistics)
-            log.tensor_steps.update(dict.fromkeys(moved, pace.steps - steps_before))
+            log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
         return next_batch
 
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
-        chooser, pace, log = self.chooser, self.pace, self.log
-        charged = chooser.options.charge_probes
+        planner, control, log = self.planner, self.control, self.log
+        charged = planner.options.charge_probes
         started = log.clock()
         keep = False
         if self.step.forward is not None:
             forward = self.step.forward
-            chooser.go_on(planned_with(self.profile, forward), forward.locked_groups)
+            planner.go_on(planned_with(self.profile, forward), forward.locked_groups)
         self._learn()
         if self._probe_due(current):
-            drifted = chooser.measure_importance(batches)
-            keep = not drifted and not pace.corrected
-            probe = chooser.batches_needed * self.profile.full_step_seconds
+            drifted = planner.measure_importance(batches)
+            keep = not drifted and not control.corrected
+            probe = planner.batches_needed * self.profile.full_step_seconds
             log.charge(probe)
             if charged:
-                pace.predicted += probe
+                control.predicted += probe
         if keep and current is not None:
             plan = current
         else:
-            planning = chooser.pay_for_plan()
+            planning = planner.pay_for_plan()
             log.charge(planning)
-            pace.predicted += planning
+            control.predicted += planning
             began = log.clock()
-            plan = chooser.plan(pace.correction)
-            closed = chooser.options.closed_loop
-            chooser.state.planning_seconds = log.clock() - began if closed else planning
-        pace.replanned()
+            plan = planner.plan(control.correction)
+            closed = planner.options.closed_loop
+            planner.state.planning_seconds = log.clock() - began if closed else planning
+        control.replanned()
         self.charge(log.clock() - started)
         return plan
 
     def _probe_due(self, plan: Plan | None) -> bool:
         """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
-        left = np.inf if plan is None else self.pace.left_seconds(plan)
-        return self.chooser.probe_due(self.pace.correction, left)
+        left = np.inf if plan is None else self.control.left_seconds(plan)
+        return self.planner.probe_due(self.control.correction, left)
 
     def _rest_plan(self) -> Plan | None:
         """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
         started = self.log.clock()
-        rest = self.chooser.rest_plan(self.plan, self.pace.rest_seconds(self.plan))
+        rest = self.planner.rest_plan(self.plan, self.control.rest_seconds(self.plan))
         self.charge(self.log.clock() - started)
-        self.pace.replanned()
-        return rest if rest is not None and self.pace.steps_left(rest) > 0 else None
+        self.control.replanned()
+        return rest if rest is not None and self.control.steps_left(rest) > 0 else None
 
     def _optimizer_ratio(self, plan: Plan) -> float:
         """Return what the optimiser took in steps of a plan over what the profile says of it.
@@ -253,8 +256,8 @@ class Fit:
     def charge(self, seconds: float) -> None:
         """Count time that went into choosing, copying or timing instead of into steps."""
         self.log.selection_seconds += seconds
-        if self.chooser.options.charge_probes:
-            self.pace.spent += seconds
+        if self.planner.options.charge_probes:
+            self.control.spent += seconds
 
     def _expected_prefix_seconds(self, plan: Plan) -> float:
         forward = self.step.forward
@@ -291,11 +294,11 @@ class Fit:
 
     def _no_step(self, plan: Plan) -> BudgetError:
         """Return the error of a budget that does not pay for one step."""
-        budget, left = self.budget, self.pace.left_seconds(plan)
+        budget, left = self.budget, self.control.left_seconds(plan)
         said = (
             f"deadline {budget.deadline:.3g} s"
             if budget.deadline is not None
-            else f"speedup {budget.speedup:.6g} over {self.pace.requested_steps} steps"
+            else f"speedup {budget.speedup:.6g} over {self.control.requested_steps} steps"
         )
         return BudgetError(
             f"{said} does not pay for one step: choosing and sending leave {max(left, 0.0):.3g} s, policy "

@@ -16,9 +16,9 @@ from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.training.changes import changes, trained_parts
-from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.planner import Planner
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest, PartialUpdate
@@ -84,23 +84,23 @@ def plan_for(
         If memory or uplink do not even admit the head.
     """
     options, optimizer = options or TrainerOptions(), KeptOptimizer(model, optimizer_fn)
-    chooser = PlanChooser(
+    planner = Planner(
         model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=options,
         state=state or SelectionState(), optimizer=optimizer,
     )  # fmt: skip
-    if len(batches) < chooser.batches_needed:
+    if len(batches) < planner.batches_needed:
         raise TrainingError(
-            f"policy {policy!r} with importance {options.importance!r} measures on {chooser.batches_needed} "
+            f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "
             f"batches, {len(batches)} were given"
         )
     costs = costs_for(
-        chooser.policy, profile, model, loss_fn, batches[0],
+        planner.policy, profile, model, loss_fn, batches[0],
         optimizer_fn=optimizer_fn, budget=budget, options=options,
     )  # fmt: skip
-    chooser.begin(costs, steps, batches)
-    if chooser.policy.uses_importance or chooser.policy.modes:
-        chooser.measure_importance(batches[: chooser.batches_needed])
-    plan = chooser.plan(1.0)
+    planner.begin(costs, steps, batches)
+    if planner.policy.uses_importance or planner.policy.modes:
+        planner.measure_importance(batches[: planner.batches_needed])
+    plan = planner.plan(1.0)
     if plan.step_fraction < 1:
         _LOG.warning(
             "a step of this plan takes %.3g s, the budget allows %.3g s: take %s of the steps (Plan.step_fraction)",

@@ -22,15 +22,15 @@ from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import refined
 from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
+from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
-from fl_elastic.training.chooser import PlanChooser
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.options import TrainerOptions
-from fl_elastic.training.pace import Pace, StepLog
+from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
@@ -103,7 +103,7 @@ class ElasticTrainer:
         self.manifest = Manifest.of(model)
         self.plan: Plan | None = None
         self._optimizing = KeptOptimizer(model, optimizer_fn)
-        self.chooser = PlanChooser(
+        self.planner = Planner(
             model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
@@ -141,7 +141,7 @@ class ElasticTrainer:
         if epochs < 1:
             raise TrainingError(f"epochs {epochs} must be at least 1")
         _refuse_untrainable(self.model)
-        batches = first_batches(loader, self.chooser.batches_needed, model_device(self.model))
+        batches = first_batches(loader, self.planner.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
         if per_epoch == 0:
             raise TrainingError(READ_ONCE)
@@ -185,23 +185,23 @@ class ElasticTrainer:
             estimating = clock() - began if profile is not known else 0.0
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
         step.forward = self._elastic_forward(epochs, clock)
-        self.chooser.begin(planned_with(profile, step.forward), requested, batches, budget)
-        if self.chooser.learns_from_steps:
+        self.planner.begin(planned_with(profile, step.forward), requested, batches, budget)
+        if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.weights, profile.graph.groups)
         fit = Fit(
-            self.chooser, step, self._start, profile,
-            self._pace(profile, budget, requested), log,
+            self.planner, step, self._start, profile,
+            self._control(profile, budget, requested), log,
             FreeMemory(self.budget.memory), self.budget, batches,
         )  # fmt: skip
         log.selection_seconds += estimating
         log.predicted_seconds += 0.0 if closed_loop else estimating
         # The estimate is out of the budget already; all else that stands before and after the steps is as well.
         fit.charge(clock() - log.began - estimating * closed_loop)
-        fit.pace.spent += self._closing_seconds * closed_loop
+        fit.control.spent += self._closing_seconds * closed_loop
         fit.run(epochs_of(loader, epochs, model_device(self.model)))
         if profile.estimated and closed_loop and step.forward is None:
             self.profile = refined(
-                profile, fit.pace.full_ratio, fit.plan.predicted_step_seconds, fit.recent_seconds
+                profile, fit.control.full_ratio, fit.plan.predicted_step_seconds, fit.recent_seconds
             )
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
@@ -211,38 +211,38 @@ class ElasticTrainer:
         self._closing_seconds = clock() - log.ended
         return report
 
-    def _pace(self, profile: CostProfile, budget: Budget, requested: int) -> Pace:
-        return Pace(
+    def _control(self, profile: CostProfile, budget: Budget, requested: int) -> BudgetControl:
+        return BudgetControl(
             budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
             requested,
             correct=self.options.closed_loop,
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
-            fits_memory=self.chooser.full_step_fits_memory,
+            fits_memory=self.planner.full_step_fits_memory,
         )
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:
-        pace, log, forward = fit.pace, fit.log, fit.step.forward
+        control, log, forward = fit.control, fit.log, fit.step.forward
         known = zip(self.state.names, self.state.scores, strict=False)
         return FitReport(
             plan=fit.plan,
             plans=tuple(fit.plans),
-            steps=pace.steps,
-            requested_steps=pace.requested_steps,
+            steps=control.steps,
+            requested_steps=control.requested_steps,
             seconds=log.seconds,
             selection_seconds=log.selection_seconds,
             predicted_seconds=log.predicted_seconds,
             step_seconds=fit.step_seconds,
             full_step_seconds=fit.profile.full_step_seconds,
-            loss=statistics.fmean(log.losses[-(pace.requested_steps // max(epochs, 1)) :]),
+            loss=statistics.fmean(log.losses[-(control.requested_steps // max(epochs, 1)) :]),
             losses=tuple(log.losses),
             importance={name: score for name, score in known if score is not None},
             num_examples=self._num_examples,
             forward=None if forward is None else forward.report(),
-            full_ratio=pace.full_ratio,
+            full_ratio=control.full_ratio,
             choosing_seconds=log.choosing_seconds,
-            based_on=self.chooser.based_on,
+            based_on=self.planner.based_on,
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:
@@ -273,7 +273,7 @@ class ElasticTrainer:
     def _profile_for(self, batch: Batch) -> CostProfile:
         """Return the given profile if it fits this model and device, else an estimate."""
         self.profile = costs_for(
-            self.chooser.policy, self.profile, self.model, self.loss_fn, batch,
+            self.planner.policy, self.profile, self.model, self.loss_fn, batch,
             optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
         )  # fmt: skip
         return self.profile

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.processes import children_of
 from fl_elastic.fleet.serve import node_launch
+from fl_elastic.fleet.supervisor import children_of
 from fl_elastic.operations import read_journal
 from fl_elastic_simulations.scenario import Scenario
 
@@ -107,7 +107,7 @@ class Outsider:
             # The keeper ends it with this process.
             self.keeper = subprocess.Popen(
                 [
-                    sys.executable, "-m", "fl_elastic.fleet.keep", str(self.log.with_suffix(".pid")),
+                    sys.executable, "-m", "fl_elastic.fleet.supervisor", str(self.log.with_suffix(".pid")),
                     *before, *launch.command,
                 ],
                 env={**launch.environment, **environment}, cwd=launch.folder,

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
 LIAR = '''
 """Loaded by every process of one node: what it says of itself, and besides its updates, is lies."""
 import json
-import fl_elastic.flower.wire as wire
+import fl_elastic.flower.records as wire
 from fl_elastic.flower.capabilities import Capabilities
 
 honest, honest_metrics = wire.train_reply, Capabilities.to_metrics
@@ -41,7 +41,7 @@ ONE_LIE = '''
 import json
 from pathlib import Path
 import fl_elastic.flower.client as client
-import fl_elastic.flower.wire as wire
+import fl_elastic.flower.records as wire
 from fl_elastic.flower.capabilities import Capabilities
 
 HERE = Path(__file__).parent

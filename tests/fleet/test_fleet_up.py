@@ -15,7 +15,7 @@ import pytest
 
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.fleet.flower_cli import RunState
-from fl_elastic.fleet.processes import is_alive
+from fl_elastic.fleet.supervisor import is_alive
 from fl_elastic.fleet.up import result_of, run_local
 from fl_elastic_simulations.fleet.scenario_text import scenario_text
 from fl_elastic_simulations.scenario import Scenario

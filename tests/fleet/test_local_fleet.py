@@ -18,8 +18,8 @@ from fl_elastic.fleet import FleetFolder, load_inventory
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.local import SERVER, LocalFleet
 from fl_elastic.fleet.members import add_node, rotate_node
-from fl_elastic.fleet.processes import is_alive
 from fl_elastic.fleet.register import register
+from fl_elastic.fleet.supervisor import is_alive
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 

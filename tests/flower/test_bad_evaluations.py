@@ -21,7 +21,7 @@ from small_federation import (
 from small_models import conv_net
 
 from fl_elastic.flower import PartialUpdates, elastic_client_app
-from fl_elastic.flower.wire import ERROR
+from fl_elastic.flower.records import ERROR
 
 BAD = 3
 

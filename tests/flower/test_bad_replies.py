@@ -27,7 +27,7 @@ from small_models import conv_net
 
 from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.wire import ERROR
+from fl_elastic.flower.records import ERROR
 
 BAD = 3
 """Has 7 examples and trains two tensors."""

@@ -18,7 +18,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.flower import ElasticClient, client
-from fl_elastic.flower.wire import PACKED
+from fl_elastic.flower.records import PACKED
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of

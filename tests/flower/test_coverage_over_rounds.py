@@ -19,7 +19,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.flower import ElasticClient, elastic_client_app
-from fl_elastic.flower.wire import PACKED, instruction
+from fl_elastic.flower.records import PACKED, instruction
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions

@@ -15,7 +15,7 @@ from small_models import conv_net
 from torch import nn
 
 from fl_elastic.flower import ElasticClient
-from fl_elastic.flower.wire import PACKED
+from fl_elastic.flower.records import PACKED
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of
 from fl_elastic.update.manifest import Role
 

@@ -47,7 +47,7 @@ def reporting(
     app: ClientApp, update_of: UpdateOf, known: Any, lie: float | None = None
 ) -> ClientApp:
     """A scripted client that reports the distance as its loss."""
-    from fl_elastic.flower.wire import read_instruction
+    from fl_elastic.flower.records import read_instruction
     from fl_elastic.update import decode_weights
 
     found = ClientApp()

@@ -14,11 +14,11 @@ from test_round_terms import watched
 
 from fl_elastic.flower import Capabilities, Deadline, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.attendance import Attendance, inner_times
-from fl_elastic.flower.cohort import CohortPlanner
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.flower.records import believed_metrics
+from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.terms import IMPORTANCE, read_importance
-from fl_elastic.flower.wire import believed_metrics
 
 
 def said(node: int, **changes: Any) -> Any:
@@ -210,8 +210,8 @@ LIARS = {
 def test_one_that_lies_about_costs_does_not_plan_for_all(liar: str, place: int) -> None:
     cohort = [*HONEST[:place], LIARS[liar], *HONEST[place:]]
     worth = {"head": 0.3, "stem": 0.3, "scale": 0.4}
-    honest = {CohortPlanner(9).choose([each], worth) for each in HONEST}
-    found = CohortPlanner(9).choose(cohort, worth)
+    honest = {ServerPlanner(9).choose([each], worth) for each in HONEST}
+    found = ServerPlanner(9).choose(cohort, worth)
     assert found in honest
     assert set(found) <= {"head", "stem", "scale"} and len(found) > 1
 

@@ -34,10 +34,10 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.cohort import CohortPlanner
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.records import ERROR, PACKED
+from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.terms import GROUPS, read_groups
-from fl_elastic.flower.wire import ERROR, PACKED
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of
@@ -174,20 +174,20 @@ def test_the_choice_fits_the_slowest_or_is_the_head_alone(
     full = fast.full_step_seconds
     slow = replace(fast, allowed_step_seconds=full / speedup, bandwidth=bandwidth)
     importance = {f"g{i}": float(i % 3) for i in range(groups)}
-    names = CohortPlanner().choose([replace(fast, allowed_step_seconds=0.0), slow], importance)
+    names = ServerPlanner().choose([replace(fast, allowed_step_seconds=0.0), slow], importance)
     assert "g0" in names
     assert names == ("g0",) or step_seconds(slow, names) <= full / speedup * (1 + 1e-9)
 
 
 def test_the_most_important_is_chosen_first_and_the_others_in_turn() -> None:
     known = capabilities(3, 6)
-    planner = CohortPlanner()
+    planner = ServerPlanner()
     importance = {"g1": 1.0}
     chosen = [planner.choose([known], importance) for _ in range(12)]
     assert "g1" in chosen[0]
     assert {name for names in chosen for name in names} == {f"g{i}" for i in range(6)}
     # And it goes on after a restart where it was.
-    other = CohortPlanner()
+    other = ServerPlanner()
     other.from_arrays(planner.to_arrays())
     for _ in range(12):
         assert other.choose([known], importance) == planner.choose([known], importance)
@@ -196,8 +196,8 @@ def test_the_most_important_is_chosen_first_and_the_others_in_turn() -> None:
 
 def test_if_nobody_says_what_groups_cost_clients_choose_for_themselves() -> None:
     silent = replace(capabilities(1, 3), groups=None)
-    assert CohortPlanner().choose([silent], {}) == ()
-    assert CohortPlanner().choose([], {}) == ()
+    assert ServerPlanner().choose([silent], {}) == ()
+    assert ServerPlanner().choose([], {}) == ()
 
 
 GOOD = json.loads(capabilities(1, 3).groups.to_json())  # type: ignore[union-attr]
@@ -257,6 +257,6 @@ def test_groups_that_the_model_does_not_have_are_an_answer(
 def test_a_quota_says_for_how_long_a_group_may_be_left_out(quota: int) -> None:
     """The budget pays for the head alone, so that all the others wait for their turn."""
     poor = capabilities(2, 4, allowed_step_seconds=1e-6)
-    planner = CohortPlanner(quota)
+    planner = ServerPlanner(quota)
     sizes = [len(planner.choose([poor], {})) for _ in range(8)]
     assert sizes == [4 if r % (quota + 1) == quota else 1 for r in range(8)]

@@ -17,8 +17,8 @@ import pytest
 
 from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.budget import Budget
+from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.flower.wire import PACKED
 from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
 from fl_elastic.streaming.labelled import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox

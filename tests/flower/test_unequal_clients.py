@@ -34,7 +34,7 @@ from fl_elastic import Budget
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord
-from fl_elastic.flower.wire import PACKED, read_train_reply
+from fl_elastic.flower.records import PACKED, read_train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
 from fl_elastic.update.partial import trained_part
 

@@ -205,7 +205,7 @@ def test_channels_that_are_not_trained_stay_where_they_are(optimizer_fn: Any) ->
     # A first fit of everything leaves momentum in every channel.
     trainer.fit(images(3))
     before = weights_of(model)
-    trainer.chooser.policy = ByChannels()
+    trainer.planner.policy = ByChannels()
     report = trainer.fit(images(3))
     channels = list(report.plan.channels["6"])
     assert len(channels) == 4

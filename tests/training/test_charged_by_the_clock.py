@@ -89,9 +89,9 @@ def test_a_probe_is_inside_the_deadline(
 ) -> None:
     made, full = with_ten_steps()
     due = iter([True])
-    monkeypatch.setattr(made.chooser, "probe_due", lambda *given: next(due, False))
-    asked = taking(clock, probe * full, made.chooser.measure_importance)
-    monkeypatch.setattr(made.chooser, "measure_importance", asked)
+    monkeypatch.setattr(made.planner, "probe_due", lambda *given: next(due, False))
+    asked = taking(clock, probe * full, made.planner.measure_importance)
+    monkeypatch.setattr(made.planner, "measure_importance", asked)
     assert made.fit(vectors(20)).steps == steps
 
 
@@ -100,7 +100,7 @@ def test_making_a_plan_is_inside_the_deadline(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, steps: int
 ) -> None:
     made, full = with_ten_steps()
-    monkeypatch.setattr(made.chooser, "plan", taking(clock, planning * full, made.chooser.plan))
+    monkeypatch.setattr(made.planner, "plan", taking(clock, planning * full, made.planner.plan))
     assert made.fit(vectors(20)).steps == steps
 
 
@@ -184,8 +184,8 @@ def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
         clock.seconds += 7 * full
         return True
 
-    monkeypatch.setattr(made.chooser, "probe_due", due)
-    monkeypatch.setattr(made.chooser, "measure_importance", probe)
+    monkeypatch.setattr(made.planner, "probe_due", due)
+    monkeypatch.setattr(made.planner, "measure_importance", probe)
     report = made.fit(vectors(20))
     assert asked and report.steps == 4
     assert [start for start, _ in report.plans] == [0]

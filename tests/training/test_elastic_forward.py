@@ -29,7 +29,7 @@ def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None
         model, loss_fn, sgd, budget=Budget(),
         options=TrainerOptions(closed_loop=False, clock="cpu", forward=forward),
     )  # fmt: skip
-    trainer.chooser.policy = Chosen(names)
+    trainer.planner.policy = Chosen(names)
     return trainer
 
 
@@ -219,9 +219,9 @@ def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
 def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
     trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(cache_bytes=1 << 20))
     trainer.options = replace(trainer.options, reselect_every=4, drift=2.0, charge_probes=False)
-    trainer.chooser.options = trainer.options
-    trainer.chooser.policy = Chosen({"11", "6"}, {"11"})
-    trainer.budget = trainer.chooser.budget = Budget(speedup=1.01)
+    trainer.planner.options = trainer.options
+    trainer.planner.policy = Chosen({"11", "6"}, {"11"})
+    trainer.budget = trainer.planner.budget = Budget(speedup=1.01)
     report = trainer.fit(images(4), epochs=3)
     assert report.forward is not None and len(report.plans) > 1
     # The second plan could be cut behind the pooling; its features would all have to be computed anew.

@@ -38,7 +38,7 @@ from torch.utils.data import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ElasticError, ModelError, TrainingError
 from fl_elastic.flower import ElasticClient
-from fl_elastic.flower.wire import PACKED
+from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import tensor_groups
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.update import Manifest, decode, encode, encode_weights

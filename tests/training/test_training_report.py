@@ -21,7 +21,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
 from fl_elastic.training import fit as fit_module
-from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.planner import Planner
 
 HALF = Budget(speedup=1.5)
 NAMES = ("6", "4", "2", "0")
@@ -150,7 +150,7 @@ def test_groups_that_the_server_named_are_its_choice() -> None:
     batches = images(3)
     model = conv_net()
     trainer = elastic_trainer(model, batches[0], Budget(speedup=1.1))
-    trainer.chooser.policy = GivenPolicy([flat_profile(model, batches[0]).group_names[0]])
+    trainer.planner.policy = GivenPolicy([flat_profile(model, batches[0]).group_names[0]])
     assert trainer.fit(batches).based_on == "the server's choice"
 
 
@@ -160,13 +160,13 @@ def test_the_server_is_told_what_the_choice_was_based_on() -> None:
 
 def test_whether_everything_fits_is_asked_once_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
-    request = PlanChooser._request
+    request = Planner._request
 
-    def counted(chooser: PlanChooser, correction: float) -> object:
+    def counted(planner: Planner, correction: float) -> object:
         asked.append(correction)
-        return request(chooser, correction)
+        return request(planner, correction)
 
-    monkeypatch.setattr(PlanChooser, "_request", counted)
+    monkeypatch.setattr(Planner, "_request", counted)
     model, batches = chain(), vectors(50)
     trainer = elastic_trainer(model, batches[0], Budget())
     report = trainer.fit(batches)

@@ -76,7 +76,7 @@ def test_probing_in_the_midst_of_training_leaves_no_trace(optimizer_fn: Optimize
     trainer.fit(batches)
     assert trainer.optimizer is not None and trainer.optimizer.state
     before = Snapshot(model, trainer.optimizer)
-    scores = trainer.chooser.importance.score(trainer.chooser.probe(batches[:2]))
+    scores = trainer.planner.importance.score(trainer.planner.probe(batches[:2]))
     assert before.differences() == []
     assert (scores != 0).all()
 
@@ -88,7 +88,7 @@ def test_probes_do_not_change_what_is_trained() -> None:
     half = Budget(speedup=1.2)
     trainer_of(often, batches[0], ["6", "2"], budget=half, reselect_every=2).fit(batches)
     trainer = trainer_of(never, batches[0], ["6", "2"], budget=half)
-    trainer.chooser.policy.uses_importance = False  # type: ignore[misc]
+    trainer.planner.policy.uses_importance = False  # type: ignore[misc]
     trainer.fit(batches)
     assert same_weights(weights_of(often), never)
 

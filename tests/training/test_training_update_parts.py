@@ -64,7 +64,7 @@ def fitted(
         model, loss_fn, sgd, budget=Budget(speedup=1.01), profile=flat_profile(model, data[0]),
         options=TrainerOptions(reselect_every=3, channel_score=score, **settings),
     )  # fmt: skip
-    trainer.chooser.policy = ByModes(*tables)
+    trainer.planner.policy = ByModes(*tables)
     return trainer, trainer.fit(data).plans
 
 
@@ -127,7 +127,7 @@ def test_a_plan_that_leaves_the_weight_alone_does_not_widen_it(other: dict[str, 
 def test_each_fit_has_its_own_parts() -> None:
     trainer, _ = fitted(HALF, batches=2)
     assert trainer.update().parts
-    trainer.chooser.policy = ByModes(WHOLE)
+    trainer.planner.policy = ByModes(WHOLE)
     trainer.fit(images(2))
     assert trainer.update().parts == {}
 

@@ -45,7 +45,7 @@ def _message(state: Path) -> dict[str, float]:
 
     from fl_elastic.budget import Budget
     from fl_elastic.flower.client import ElasticClient
-    from fl_elastic.flower.wire import PACKED
+    from fl_elastic.flower.records import PACKED
     from fl_elastic.update import encode_weights, weights_of
 
     torch.set_num_threads(1)

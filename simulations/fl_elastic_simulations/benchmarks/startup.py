@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.processes import children_of
+from fl_elastic.fleet.supervisor import children_of
 from fl_elastic_simulations.benchmarks.results import Results
 
 __all__ = ["bench_startup"]

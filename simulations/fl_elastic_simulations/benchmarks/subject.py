@@ -19,7 +19,7 @@ from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import measure_modes
 from fl_elastic.training import SelectionState, TrainerOptions
-from fl_elastic.training.chooser import PlanChooser
+from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.steps import sgd
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
 from fl_elastic_simulations.models.pretrained import load_pretrained
@@ -62,28 +62,28 @@ class Subject:
         """Groups and nodes of a step."""
         return self.profile.graph
 
-    def chooser(self, policy: str | Policy, budget: Budget) -> PlanChooser:
+    def planner(self, policy: str | Policy, budget: Budget) -> Planner:
         """Return what asks the policy, with importance, costs of modes and their fidelity measured."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         asked = POLICIES.make(policy)
         importance = asked.importance_name or "elastic"
         options = TrainerOptions(clock="cpu", importance=importance)
         state = self.states.setdefault(importance, SelectionState())
-        chooser = PlanChooser(
+        planner = Planner(
             self.model, classification_loss, sgd, policy=asked, budget=budget,
             options=options, state=state, optimizer=lambda: sgd(trainable),
         )  # fmt: skip
         self._measure_modes(asked)
-        chooser.begin(self.profile, 1, self.batches)
+        planner.begin(self.profile, 1, self.batches)
         if asked.uses_importance and state.probe_due():
-            chooser.measure_importance(self.batches)
+            planner.measure_importance(self.batches)
         else:
-            chooser.measure_fidelity(self.batches[-1])
-        return chooser
+            planner.measure_fidelity(self.batches[-1])
+        return planner
 
     def plan(self, policy: str | Policy, budget: Budget) -> Plan:
         """Return the policy's plan; BudgetError if it refuses the budget."""
-        return self.chooser(policy, budget).plan(1.0)
+        return self.planner(policy, budget).plan(1.0)
 
     def _measure_modes(self, policy: Policy) -> None:
         known = () if self.profile.modes is None else self.profile.modes.modes

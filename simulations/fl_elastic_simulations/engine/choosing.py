@@ -223,10 +223,10 @@ def _plan(
         ),
     )
     first: Iterator[object] = iter(batches)
-    trainer.chooser.begin(
+    trainer.planner.begin(
         profile, len(batches) * scenario.training.local_epochs, [next(first)], budget  # type: ignore[list-item]
     )  # fmt: skip
-    return lambda: trainer.chooser.plan(1.0)
+    return lambda: trainer.planner.plan(1.0)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fl_elastic.flower.wire import read_train_reply, train_reply
+from fl_elastic.flower.records import read_train_reply, train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode
 from fl_elastic.update.frame import Kind, unpack
 

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
+from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.wire import train_reply
 from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid

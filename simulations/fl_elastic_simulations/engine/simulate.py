@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
-from fl_elastic.flower.streaming_grid import StreamingGrid
 from fl_elastic.storage import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
@@ -120,7 +120,7 @@ def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]
     )
 
 
-class ReportingGrid(StreamingGrid):
+class ReportingGrid(IncrementalGrid):
     """Wraps a grid; reports each reply as it arrives, and returns all of them together.
 
     Together they can be put in an order that does not depend on who was faster, so that a simulation depends on

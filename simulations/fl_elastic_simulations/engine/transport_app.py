@@ -27,8 +27,8 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.records import read_instruction, train_reply
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.wire import read_instruction, train_reply
 from fl_elastic.named_models import resolve_model
 from fl_elastic.update import Manifest, weights_of
 

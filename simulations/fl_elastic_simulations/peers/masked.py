@@ -82,10 +82,10 @@ def train_by(
         profile=costs_of(task),
         options=replace(options, closed_loop=False, exploration=0.0, deep_every=0),
     )
-    trainer.chooser.policy = policy
+    trainer.planner.policy = policy
     report = trainer.fit(task.batches, epochs or task.epochs)
     # The trainer predicts one full step per batch of a probe; a probe of one batch also passes over it twice.
-    passes_left_out = len(report.plans) if trainer.chooser.batches_needed == 1 else 0
+    passes_left_out = len(report.plans) if trainer.planner.batches_needed == 1 else 0
     probing = passes_left_out * report.full_step_seconds if policy.uses_importance else 0.0
     return LocalResult(
         update=trainer.update(task.base_version),

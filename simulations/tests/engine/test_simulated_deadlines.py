@@ -12,7 +12,7 @@ from choosing_costs import flat_choosing
 from flwr.app import ArrayRecord
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.cohort import _sending
+from fl_elastic.flower.server_plan import _sending
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server

@@ -13,7 +13,7 @@ from flwr.app import Message
 from in_process_grid import InProcessGrid
 
 from fl_elastic.errors import ElasticError, ScenarioError
-from fl_elastic.flower.wire import ERROR
+from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server

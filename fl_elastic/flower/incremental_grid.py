@@ -16,10 +16,10 @@ from fl_elastic.flower.interruption import Interrupted
 
 __all__ = [
     "FORGET_AFTER",
+    "IncrementalGrid",
     "Listener",
     "Patient",
-    "StreamingGrid",
-    "streaming",
+    "incremental",
     "warned_of_a_wrapper",
 ]
 
@@ -73,7 +73,7 @@ class _Sent:
     rounds: int = 0
 
 
-class StreamingGrid(Grid):
+class IncrementalGrid(Grid):
     """Wraps a grid; yields replies one by one instead of collecting all of a round.
 
     Parameters
@@ -246,7 +246,7 @@ class StreamingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
 
-def streaming(grid: Grid, strategy: object) -> Grid:
+def incremental(grid: Grid, strategy: object) -> Grid:
     """Return a grid that streams replies to ``strategy`` for as long as it waits.
 
     A grid that streams or reports already stays as it is, as does any grid under a strategy that may want all
@@ -259,7 +259,7 @@ def streaming(grid: Grid, strategy: object) -> Grid:
         inside = getattr(inside, "strategy", None)
         if inside is None:
             return grid
-    return StreamingGrid(
+    return IncrementalGrid(
         grid,
         patience=inside.patience,
         late=inside.merges_late,

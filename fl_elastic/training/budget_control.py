@@ -14,7 +14,7 @@ from fl_elastic.groups.forward import batch_shape
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 
-__all__ = ["Pace", "StepLog"]
+__all__ = ["BudgetControl", "StepLog"]
 
 _WINDOW = 20
 _TOLERANCE = 0.02
@@ -25,7 +25,7 @@ _MOST = 0.9
 _HALF = 0.5
 
 
-class Pace:
+class BudgetControl:
     """Watches the steps of one fit.
 
     A deadline is in seconds. A speed-up is relative to a full step, whose time drifts with the device's temperature

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.fleet.processes import children_of, is_alive
+from fl_elastic.fleet.supervisor import children_of, is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -36,7 +36,7 @@ STUBBORN
 open(f"{place}/ready", "w").close()
 ENDING
 """
-KEEP = [sys.executable, "-m", "fl_elastic.fleet.keep"]
+KEEP = [sys.executable, "-m", "fl_elastic.fleet.supervisor"]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:

@@ -17,13 +17,13 @@ from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities
-from fl_elastic.flower.cohort import CohortPlanner
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
+from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.terms import Instructions, RoundTerms
 from fl_elastic.update import Manifest, PartialUpdate
 
-__all__ = ["Fleet"]
+__all__ = ["ClientRegistry"]
 
 _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
@@ -33,7 +33,7 @@ _MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
 
 
-class Fleet:
+class ClientRegistry:
     """Keeps one record per client, and says what each is told in a round.
 
     Parameters
@@ -54,7 +54,7 @@ class Fleet:
         self._pauses: dict[int, tuple[int, int]] = {}
         self._measuring = False
         self._change = ""
-        self._cohort = CohortPlanner(terms.quota)
+        self._cohort = ServerPlanner(terms.quota)
         self._groups = ""
 
     @property

@@ -22,14 +22,14 @@ from fl_elastic.aggregation import MergeOptions
 from fl_elastic.flower import (
     Checkpointed,
     Deadline,
+    IncrementalGrid,
     PartialUpdates,
     RoundRecord,
     RoundTerms,
-    StreamingGrid,
 )
 from fl_elastic.flower.attendance import Attendance
+from fl_elastic.flower.incremental_grid import incremental
 from fl_elastic.flower.interruption import Interrupted
-from fl_elastic.flower.streaming_grid import streaming
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.simulate import ReportingGrid
 
@@ -90,7 +90,7 @@ def answers(replies: Iterable[Message]) -> list[str]:
 
 def test_each_reply_comes_as_soon_as_it_is_there() -> None:
     grid = Scripted({"train-1": 3, "train-2": 1, "train-3": 2})
-    replies = iter(StreamingGrid(grid).send_and_receive([message(n) for n in (1, 2, 3)]))
+    replies = iter(IncrementalGrid(grid).send_and_receive([message(n) for n in (1, 2, 3)]))
     seen = []
     for reply in replies:
         seen.append((reply.metadata.src_node_id, grid.looks))
@@ -107,13 +107,13 @@ def test_messages_go_out_before_anybody_asks_for_replies() -> None:
         sent.append(1)
         yield message(1)
 
-    StreamingGrid(grid).send_and_receive(lazy())
+    IncrementalGrid(grid).send_and_receive(lazy())
     assert sent == [1]
     assert list(grid._sent) == ["train-1"]
 
 
 def test_no_reply_is_held_on_to() -> None:
-    grid = StreamingGrid(Scripted({f"train-{n}": 1 for n in range(1, 6)}))
+    grid = IncrementalGrid(Scripted({f"train-{n}": 1 for n in range(1, 6)}))
     alive: list[weakref.ref[Message]] = []
     for reply in grid.send_and_receive([message(n) for n in range(1, 6)]):
         gc.collect()
@@ -130,7 +130,7 @@ def test_when_time_is_up_there_is_one_last_look(
     timeout: float | None, patience: float | None
 ) -> None:
     grid = Scripted({"train-1": 1})
-    streamed = StreamingGrid(grid, patience=lambda: patience)
+    streamed = IncrementalGrid(grid, patience=lambda: patience)
     replies = streamed.send_and_receive([message(1), message(2)], timeout=timeout)
     assert answers(replies) == ["train-1"]
     assert grid.looks == 1
@@ -139,19 +139,19 @@ def test_when_time_is_up_there_is_one_last_look(
 
 def test_patience_is_for_training_alone() -> None:
     grid = Scripted({"evaluate-1": 3})
-    streamed = StreamingGrid(grid, patience=lambda: 0.0)
+    streamed = IncrementalGrid(grid, patience=lambda: 0.0)
     assert answers(streamed.send_and_receive([message(1, "evaluate")])) == ["evaluate-1"]
 
 
 def test_without_limits_there_is_always_time() -> None:
-    grid = StreamingGrid(Scripted({"train-1": 2}))
+    grid = IncrementalGrid(Scripted({"train-1": 2}))
     assert answers(grid.send_and_receive([message(1)])) == ["train-1"]
     assert grid.seconds_left() is None
 
 
 def test_waiting_ends_once_the_run_is_stopped() -> None:
     stop = threading.Event()
-    replies = iter(StreamingGrid(Scripted({"train-1": 1}), stop=stop).send_and_receive(
+    replies = iter(IncrementalGrid(Scripted({"train-1": 1}), stop=stop).send_and_receive(
         [message(1), message(2)]
     ))  # fmt: skip
     assert next(replies).metadata.src_node_id == 1
@@ -166,13 +166,13 @@ def test_messages_that_could_not_be_stored_are_not_waited_for() -> None:
             first, *_ = super().push_messages(messages)
             return [first, None]  # type: ignore[list-item]
 
-    replies = StreamingGrid(Refusing({"train-1": 1})).send_and_receive([message(1), message(2)])
+    replies = IncrementalGrid(Refusing({"train-1": 1})).send_and_receive([message(1), message(2)])
     assert answers(replies) == ["train-1"]
 
 
 def test_a_late_reply_comes_with_those_of_a_later_round() -> None:
     grid = Scripted({"train-2": 1, "train-1": 3, "evaluate-9": 2, "train-3": 3})
-    streamed = StreamingGrid(grid, late=True)
+    streamed = IncrementalGrid(grid, late=True)
     first = streamed.send_and_receive([message(1), message(2)], timeout=0)
     assert answers(first) == ["train-2"]
     # An evaluation has nothing to do with it.
@@ -187,7 +187,7 @@ def test_a_late_reply_comes_with_those_of_a_later_round() -> None:
 
 def test_late_replies_are_dropped_unless_wanted() -> None:
     grid = Scripted({"train-2": 1, "train-1": 2, "train-3": 2})
-    streamed = StreamingGrid(grid)
+    streamed = IncrementalGrid(grid)
     assert answers(streamed.send_and_receive([message(1), message(2)], timeout=0)) == ["train-2"]
     assert answers(streamed.send_and_receive([message(3)])) == ["train-3"]
 
@@ -195,7 +195,7 @@ def test_late_replies_are_dropped_unless_wanted() -> None:
 @pytest.mark.parametrize("forget_after", [1, 3, 5])
 def test_a_late_reply_is_forgotten_in_time(forget_after: int) -> None:
     grid = Scripted({f"train-{n}": 0 for n in range(2, 12)})
-    streamed = StreamingGrid(grid, late=True, forget_after=forget_after)
+    streamed = IncrementalGrid(grid, late=True, forget_after=forget_after)
     assert answers(streamed.send_and_receive([message(1)], timeout=0)) == []
     asked = []
     for number in range(2, 10):
@@ -207,15 +207,15 @@ def test_a_late_reply_is_forgotten_in_time(forget_after: int) -> None:
 def test_what_streams_already_is_not_wrapped_again() -> None:
     strategy = PartialUpdates(quiet(), terms=RoundTerms(late="merge"))
     plain = Scripted({})
-    wrapped = streaming(plain, strategy)
-    assert isinstance(wrapped, StreamingGrid)
-    assert streaming(wrapped, strategy) is wrapped
+    wrapped = incremental(plain, strategy)
+    assert isinstance(wrapped, IncrementalGrid)
+    assert incremental(wrapped, strategy) is wrapped
     reporting = ReportingGrid(plain, lambda *_: None)
-    assert streaming(reporting, strategy) is reporting
+    assert incremental(reporting, strategy) is reporting
     local = LocalGrid(1, scripted_app(manifest(), scripts()[1]))
-    assert streaming(local, strategy) is local
+    assert incremental(local, strategy) is local
     # Other strategies may want their replies in a list.
-    assert streaming(plain, FedAvg()) is plain
+    assert incremental(plain, FedAvg()) is plain
 
 
 class Slow(InProcessGrid):
@@ -352,7 +352,7 @@ def test_a_silent_node_is_not_waited_for_in_every_round() -> None:
     looks: list[int] = []
     for number in range(6):
         grid = Scripted({f"train-{node}": 1 for node in (1, 2)})
-        streamed = StreamingGrid(grid, listener=attendance)
+        streamed = IncrementalGrid(grid, listener=attendance)
         asked = sorted(attendance.due([1, 2, 3]))
         replies = streamed.send_and_receive([message(n) for n in asked], timeout=long)
         assert answers(replies) == ["train-1", "train-2"], number
@@ -367,7 +367,7 @@ def test_an_answer_that_comes_late_brings_a_node_back_though_it_is_not_merged() 
     for _ in range(3):
         attendance.missed(3)
     grid = Scripted({"train-1": 1, "train-3": 2, "train-4": 3})
-    streamed = StreamingGrid(grid, listener=attendance)
+    streamed = IncrementalGrid(grid, listener=attendance)
     assert answers(streamed.send_and_receive([message(1), message(3)])) == ["train-1"]
     assert not attendance.awaits(3)
     assert answers(streamed.send_and_receive([message(4)])) == ["train-4"]
@@ -387,7 +387,7 @@ def test_what_the_superlink_answers_is_booked_under_the_node_that_was_asked() ->
             return found
 
     attendance = Attendance()
-    streamed = StreamingGrid(Failing({}), listener=attendance)
+    streamed = IncrementalGrid(Failing({}), listener=attendance)
     replies = list(streamed.send_and_receive([message(7), message(9)]))
     assert [reply.metadata.src_node_id for reply in replies] == [7, 9]
     # Nor is it a sign of the node.
@@ -419,8 +419,8 @@ class Wrapper(Strategy):
 def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
     terms = RoundTerms(deadline=Deadline(seconds=7.0), late="merge", grace=2.0)
     inner = PartialUpdates(quiet(), terms=terms)
-    grid = streaming(Scripted({}), Wrapper(Wrapper(inner)))
-    assert isinstance(grid, StreamingGrid)
+    grid = incremental(Scripted({}), Wrapper(Wrapper(inner)))
+    assert isinstance(grid, IncrementalGrid)
     assert grid._late and grid._patience == inner.patience and grid._listener is inner.attendance
 
 

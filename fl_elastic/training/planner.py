@@ -29,7 +29,7 @@ from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
 
-__all__ = ["PlanChooser", "with_channels", "worth_for"]
+__all__ = ["Planner", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
 _STEPS_THAT_TELL = 2
@@ -38,7 +38,7 @@ _SEND_ALL = ("full", "filtered")
 _DEEP = 0xDEE9
 
 
-class PlanChooser:
+class Planner:
     """Asks a policy for plans, with scores that are measured when they are due.
 
     Parameters

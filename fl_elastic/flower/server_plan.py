@@ -15,12 +15,12 @@ from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.planning import prefix_knapsack
 from fl_elastic.training import SelectionState, TrainerOptions
 
-__all__ = ["CohortPlanner"]
+__all__ = ["ServerPlanner"]
 
 _LOG = logging.getLogger("fl_elastic")
 
 
-class CohortPlanner:
+class ServerPlanner:
     """Chooses the groups of most importance that a slow client of a round can afford.
 
     Costs are what clients say. They count if most of those that named costs, or as many as any others, name the

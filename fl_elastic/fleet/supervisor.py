@@ -1,4 +1,4 @@
-"""``python -m fl_elastic.fleet.keep PIDFILE COMMAND...``: run a command that leaves nothing behind.
+"""``python -m fl_elastic.fleet.supervisor PIDFILE COMMAND...``: run a command that leaves nothing behind.
 
 It ends with its command, and takes with it whatever that has started, also what has left the session; it ends at
 once when its standard input does, which is how it learns that the process that started it is gone, however
@@ -16,13 +16,12 @@ import threading
 import time
 from pathlib import Path
 
-from fl_elastic.fleet.processes import children_of
-
-__all__ = ["main"]
+__all__ = ["children_of", "is_alive", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE = 8.0  # seconds; Flower's own shutdown takes less
+_PROC = Path("/proc")
 
 
 def main(arguments: list[str]) -> int:
@@ -115,6 +114,31 @@ def _prctl(option: int, value: int) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(option, value, 0, 0, 0)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the ids of all processes that this one started and that have not been collected."""
+    found = []
+    for folder in _PROC.glob("[0-9]*"):
+        fields = _fields(folder)
+        if len(fields) > 1 and fields[1] == str(pid):
+            found.append(int(folder.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not collected does not."""
+    fields = _fields(_PROC / str(pid))
+    return bool(fields) and fields[0] not in ("Z", "X")
+
+
+def _fields(folder: Path) -> list[str]:
+    """Return state, parent and so on; nothing where the process has gone."""
+    try:
+        # The name in brackets may hold blanks and brackets.
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 if __name__ == "__main__":
