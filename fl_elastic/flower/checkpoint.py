@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
     as_record,
@@ -116,6 +117,8 @@ class Checkpointed(Strategy):
                     "to start afresh",
                     self.directory, found.server_round, num_rounds,
                 )  # fmt: skip
+        elif isinstance(self.strategy, PartialUpdates):
+            initial_arrays = self.strategy.round_zero(grid, initial_arrays, timeout, train_config)
         evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
         result = super().start(

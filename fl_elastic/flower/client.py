@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +227,16 @@ class ElasticClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         version, metrics = self._load_weights(parameters, config, told)
+        if told.round_zero:
+            # Asked for once in a run: other messages do not load it.
+            from fl_elastic.training.head_sums import head_sums
+            from fl_elastic.update.head_sums import encode_head_sums
+
+            sums = head_sums(
+                self.model, self.train_loader, seconds=self._budget(told).deadline or math.inf
+            )
+            packed = encode_head_sums(sums, self.manifest)
+            return [np.frombuffer(packed, dtype=np.uint8)], sums.num_examples, metrics
         trainer = ElasticTrainer(
             self.model,
             self.loss_fn,

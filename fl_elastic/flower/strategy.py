@@ -22,7 +22,7 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
     SizeBounds,
 )
-from fl_elastic.errors import UpdateError
+from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
@@ -52,8 +52,9 @@ from fl_elastic.flower.round import (
     longest_step,
     one_line,
 )
+from fl_elastic.flower.round_zero import with_closed_form_head
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.terms import Instructions, RoundTerms
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 
@@ -141,6 +142,10 @@ class PartialUpdates(Strategy):
         RULES.check(self.rule)
         self.merge = merge or MergeOptions()
         self.terms = terms or RoundTerms()
+        if self.terms.round_zero != "none" and sees_each_client(inner):
+            raise RegistryError(
+                "round zero sends exact sums, which differential privacy does not cover: use round_zero='none'"
+            )
         self.fleet = ClientRegistry(self.terms)
         self.downlink = Downlink(codec, changes_only=self.terms.delta_downlink)
         self.server_optimizer = server_optimizer
@@ -226,6 +231,7 @@ class PartialUpdates(Strategy):
 
         With an `average`, that is what ``evaluate_fn`` is given and what the result holds.
         """
+        initial_arrays = self.round_zero(grid, initial_arrays, timeout, train_config)
         result = super().start(
             grid=incremental(grid, self),
             initial_arrays=initial_arrays,
@@ -237,6 +243,32 @@ class PartialUpdates(Strategy):
         )
         result.arrays = averaged(self, result.arrays)
         return result
+
+    def round_zero(
+        self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None
+    ) -> ArrayRecord:
+        """Return the model with a head in closed form, if the terms ask for one; otherwise as it is.
+
+        The inner strategy chooses the clients, as for a round of training. ``on_round`` is called with its record.
+        """
+        if self.terms.round_zero == "none":
+            return arrays
+        manifest = self._remember(arrays, 0)
+        messages = self.inner.configure_train(
+            server_round=0,
+            arrays=parameters_of(self._weights, manifest),
+            config=ConfigRecord(dict(config or {})),
+            grid=grid,
+        )
+        outbox = Outbox("train", self.downlink, grid)
+        asked = outbox.packed(list(messages), lambda _: Instructions(round_zero=True))
+        replies = in_fixed_order(grid.send_and_receive(asked, timeout=timeout))
+        record = RoundRecord(0, downlink_bytes=len(self.downlink.whole))
+        record.downlink_total_bytes = outbox.total_bytes
+        solved = with_closed_form_head(replies, self._weights, manifest, self.limits, record)
+        if self.on_round is not None:
+            self.on_round(record)
+        return as_record(solved)
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""

@@ -20,6 +20,7 @@ __all__ = [
     "IMPORTANCE",
     "KEEP",
     "OVERDUE",
+    "ROUND_ZERO",
     "SEED",
     "Instructions",
     "RoundTerms",
@@ -32,6 +33,7 @@ OVERDUE = "fl_elastic.overdue"
 IMPORTANCE = "fl_elastic.importance"
 BLEND = "fl_elastic.blend"
 CHANGE = "fl_elastic.change"
+ROUND_ZERO = "fl_elastic.round-zero"
 SEED = "fl_elastic.seed"
 KEEP = "fl_elastic.keep"
 GROUPS = "fl_elastic.groups"
@@ -69,6 +71,9 @@ class RoundTerms:
     step_back : bool
         Where the losses that clients report jump, go back to the model before, and take no steps longer than theirs
         from then on (`LossGuard`).
+    round_zero : {"none", "closed_form"}
+        What is done before the first round: nothing, or clients send sums from which the server solves for the
+        model's last linear layer (`fl_elastic.aggregation.closed_form_head`), without a step.
 
     Raises
     ------
@@ -85,6 +90,7 @@ class RoundTerms:
     delta_downlink: bool = False
     grace: float = 1.5
     step_back: bool = True
+    round_zero: Literal["none", "closed_form"] = "none"
 
     def __post_init__(self) -> None:
         if self.quota < 0:
@@ -97,6 +103,8 @@ class RoundTerms:
             )
         if self.late not in ("drop", "merge"):
             raise RegistryError(f"late {self.late!r}: known are drop, merge")
+        if self.round_zero not in ("none", "closed_form"):
+            raise RegistryError(f"round_zero {self.round_zero!r}: known are none, closed_form")
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
 
@@ -134,6 +142,8 @@ class Instructions:
         Whether to keep the model, so that only what changes need be sent next time.
     groups : str
         Names of the groups to train, as a JSON list; empty to let the client choose.
+    round_zero : bool
+        Whether to send sums for a head in closed form instead of training.
     """
 
     deadline: float | None = None
@@ -144,6 +154,7 @@ class Instructions:
     change: str = ""
     keep: bool = False
     groups: str = ""
+    round_zero: bool = False
 
     @property
     def wants_importance(self) -> bool:
@@ -169,6 +180,8 @@ class Instructions:
             config[KEEP] = True
         if self.groups:
             config[GROUPS] = self.groups
+        if self.round_zero:
+            config[ROUND_ZERO] = True
         return config
 
     @classmethod
@@ -189,6 +202,7 @@ class Instructions:
             change=str(config.get(CHANGE, "")),
             keep=bool(config.get(KEEP, False)),
             groups=str(config.get(GROUPS, "")),
+            round_zero=bool(config.get(ROUND_ZERO, False)),
         )
 
     def importance_by_group(self) -> dict[str, float]:

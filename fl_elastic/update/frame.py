@@ -60,6 +60,7 @@ class Kind(IntEnum):
     UPDATE = 1
     WEIGHTS = 2
     CHANGED_WEIGHTS = 3
+    HEAD_SUMS = 4
 
 
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:

@@ -146,6 +146,18 @@ class Cell:
             Simulated seconds that the server waited for them.
         """
         done = list(rounds)
+        self.spend(done, clients, downlink_bytes, rejected, at_least)
+        self._cover(done, clients, groups)
+
+    def spend(
+        self,
+        done: Sequence[ClientRound],
+        clients: Sequence[Client],
+        downlink_bytes: int,
+        rejected: int,
+        at_least: float = 0.0,
+    ) -> None:
+        """Enter the time and bytes of a round; parameters are those of `trained`."""
         costs = [
             round_cost(
                 clients[each.client].device,
@@ -160,7 +172,6 @@ class Cell:
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += downlink_bytes * (len(done) + rejected)
         self.rejected += rejected
-        self._cover(done, clients, groups)
 
     def _cover(
         self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]

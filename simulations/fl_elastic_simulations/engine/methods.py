@@ -45,6 +45,8 @@ def check_methods(scenario: Scenario) -> None:
                     registry.check(name)
             except RegistryError as error:
                 problems.append(f"method {method.name}: {error}")
+        if method.peer is not None and method.round_zero != "none":
+            problems.append(f"method {method.name}: a peer knows no round zero")
         if method.server not in _SERVERS:
             known = sorted(_SERVERS)
             problems.append(
@@ -81,6 +83,7 @@ def method_strategy(
             blend=method.blend,
             plan_source=method.plan_source,  # type: ignore[arg-type]
             share_change=peer is not None,
+            round_zero=method.round_zero,  # type: ignore[arg-type]
         ),
         server_optimizer=None
         if optimizer is None

@@ -75,10 +75,15 @@ class Place:
             data_root=data_root,
         )
 
-    def batches(self) -> Batches:
-        """Return the round's training batches."""
+    def batches(self, *, whole: bool = False) -> Batches:
+        """Return the round's training batches, or those of one whole pass over the client's data."""
         return client_batches(
-            self.scenario, self.data_root, self.seed, self.client.index, self.server_round
+            self.scenario,
+            self.data_root,
+            self.seed,
+            self.client.index,
+            self.server_round,
+            whole=whole,
         )
 
     def test_batches(self) -> Batches:

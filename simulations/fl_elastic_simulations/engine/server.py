@@ -180,6 +180,9 @@ def run_cell(
     state = random.getstate()
     random.seed(seed)
     try:
+        if method.round_zero != "none":
+            # The model that stands until round zero is over.
+            evaluate_fn(0, ArrayRecord(initial))
         strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(initial),
@@ -273,17 +276,17 @@ def _bookkeeping(
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
         told = record.downlink_bytes / slowest if record.rejected else 0.0
-        cell.trained(
-            [
-                _client_round(reply.metrics, reply.steps, reply.uplink_bytes)
-                for reply in record.accepted
-            ],
-            scenario.clients,
-            profile.graph.groups,
-            record.downlink_bytes,
-            len(record.rejected),
-            at_least=max((record.deadline or 0.0) if late else 0.0, told),
-        )
+        done = [
+            _client_round(reply.metrics, reply.steps, reply.uplink_bytes)
+            for reply in record.accepted
+        ]
+        at_least = max((record.deadline or 0.0) if late else 0.0, told)
+        sent, left_out = record.downlink_bytes, len(record.rejected)
+        if record.server_round == 0:
+            cell.spend(done, scenario.clients, sent, left_out, at_least)
+        else:
+            groups = profile.graph.groups
+            cell.trained(done, scenario.clients, groups, sent, left_out, at_least)
 
     return on_round
 

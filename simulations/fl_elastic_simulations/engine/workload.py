@@ -93,15 +93,22 @@ def _limited(labels: npt.NDArray[np.int64], limit: int | None, seed: int) -> npt
 
 
 def client_batches(
-    scenario: Scenario, data_root: str | None, seed: int, client: int, server_round: int
+    scenario: Scenario,
+    data_root: str | None,
+    seed: int,
+    client: int,
+    server_round: int,
+    *,
+    whole: bool = False,
 ) -> Batches:
-    """Return the training batches of one client in one round.
+    """Return the training batches of one client in one round, or of one pass over its data.
 
     Where all clients take the same number of steps, one with fewer examples than a batch has them several times,
     so that its steps cost what was measured.
     """
     dataset, part = scenario_dataset(scenario, data_root), _parts(scenario, data_root, seed)[client]
-    if scenario.training.local_steps is not None and len(part) < scenario.training.batch_size:
+    steps = None if whole else scenario.training.local_steps
+    if steps is not None and len(part) < scenario.training.batch_size:
         part = np.resize(part, scenario.training.batch_size)
     order = np.random.SeedSequence([seed, client, server_round]).generate_state(1)[0]
     return Batches(
@@ -109,7 +116,7 @@ def client_batches(
         dataset.train_y[part],
         scenario.training.batch_size,
         seed=int(order),
-        steps=scenario.training.local_steps,
+        steps=steps,
     )
 
 

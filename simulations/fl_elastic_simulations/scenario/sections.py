@@ -201,6 +201,8 @@ class MethodSection:
         As in `fl_elastic.training.TrainerOptions`.
     inference_prefix : bool
         Whether the frozen prefix runs as inference.
+    round_zero : str
+        ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
     """
 
     name: Text
@@ -229,6 +231,7 @@ class MethodSection:
     exploration: Annotated[Number, Ge(0)] = 0.3
     returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
+    round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
 
 
 @dataclass(frozen=True)

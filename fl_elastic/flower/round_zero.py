@@ -1,0 +1,159 @@
+"""Round zero: before anybody takes a step, clients send sums and the server solves for the model's head."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fl_elastic.aggregation.closed_form import closed_form_head
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord, one_line
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums
+from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.partial import Limits
+
+__all__ = ["with_closed_form_head"]
+
+_LOG = logging.getLogger("fl_elastic")
+# A client counts as no more examples than so many times what is usual, and one whose features are so many times as
+# large, or as small, as usual does not count.
+_UNUSUAL = 10.0
+# Who is usual is known from so many on.
+_FEWEST = 3
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    node: int
+    sums: HeadSums
+    reply: AcceptedReply
+
+    @property
+    def power(self) -> float:
+        """Mean square of an example's features."""
+        return float(np.trace(self.sums.products[:-1, :-1])) / self.sums.num_examples
+
+
+def with_closed_form_head(
+    replies: Iterable[Message],
+    weights: Mapping[str, NDArray[Any]],
+    manifest: Manifest,
+    limits: Limits,
+    record: RoundRecord,
+) -> dict[str, NDArray[Any]]:
+    """Return the model with the head that the clients' sums give; as it is, if no client could send any.
+
+    What is damaged, of another layer than most name, or far from what is usual is left out and named in the log.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        To instructions with ``round_zero``.
+    weights : mapping of str to array
+        The model.
+    manifest : Manifest
+        Of it.
+    limits : Limits
+        What counts the server believes.
+    record : RoundRecord
+        Of round zero: who was counted and who was not is entered into it.
+    """
+    left_out = _LeftOut(record)
+    kept = _usual(
+        _of_one_layer(list(_read(replies, manifest, limits, left_out)), left_out), left_out
+    )
+    record.accepted += [sent.reply for sent in kept]
+    if not kept:
+        _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
+        return dict(weights)
+    total = kept[0].sums
+    for sent in kept[1:]:
+        total = total + sent.sums
+    bias = total.weight.removesuffix("weight") + "bias"
+    outputs = manifest.shape(total.weight)[0]
+    has_bias = bias in manifest.index and manifest.shape(bias) == (outputs,)
+    head = closed_form_head(total, intercept=has_bias)
+    _LOG.info(
+        "round zero: %s in closed form from %d examples of %d clients; its squared error is %.2f of the mean's",
+        total.weight, total.num_examples, len(kept), head.error,
+    )  # fmt: skip
+    solved = dict(weights)
+    solved[total.weight] = head.weight.astype(manifest.array_dtype(total.weight))
+    if has_bias:
+        solved[bias] = head.bias.astype(manifest.array_dtype(bias))
+    return solved
+
+
+@dataclass(frozen=True, eq=False)
+class _LeftOut:
+    record: RoundRecord
+
+    def __call__(self, node: int, reason: str) -> None:
+        reason = one_line(reason)
+        _LOG.warning("round zero: node %s is left out: %s", node, reason)
+        self.record.rejected.append(Rejection(self.record.server_round, node, reason))
+
+
+def _read(
+    replies: Iterable[Message], manifest: Manifest, limits: Limits, left_out: _LeftOut
+) -> Iterable[_Sent]:
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                raise UpdateError(message.error.reason or "no reason given")
+            reply = read_train_reply(message.content)
+            sums = decode_head_sums(reply.packed, manifest, limits)
+        except UpdateError as error:
+            left_out(node, str(error))
+            continue
+        metrics = believed_metrics(reply.metrics)
+        yield _Sent(
+            node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), metrics)
+        )
+
+
+def _of_one_layer(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
+    """Return the sums for the layer, and the kind of target, that most clients name."""
+    kinds = Counter((sent.sums.weight, sent.sums.classes) for sent in found)
+    most = max(kinds, key=lambda kind: kinds[kind], default=None)
+    kept = []
+    for sent in found:
+        if (sent.sums.weight, sent.sums.classes) == most:
+            kept.append(sent)
+        else:
+            left_out(sent.node, f"sums for {sent.sums.weight!r}, not the layer of the others")
+    return kept
+
+
+def _usual(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
+    """Return the sums of clients like the others, none of more examples than so many times what is usual."""
+    if len(found) < _FEWEST:
+        return found
+    power = median(sent.power for sent in found)
+    most = _UNUSUAL * median(sent.sums.num_examples for sent in found)
+    kept = []
+    for sent in found:
+        if not power / _UNUSUAL <= sent.power <= power * _UNUSUAL:
+            times = (sent.power / power) ** 0.5 if power > 0 else np.inf
+            left_out(sent.node, f"its features are {times:.3g} times as large as usual")
+            continue
+        share = min(1.0, most / sent.sums.num_examples)
+        kept.append(sent if share == 1.0 else replace(sent, sums=_scaled(sent.sums, share)))
+    return kept
+
+
+def _scaled(sums: HeadSums, share: float) -> HeadSums:
+    products, targets, squares = (
+        share * each for each in (sums.products, sums.targets, sums.squares)
+    )
+    return replace(sums, products=products, targets=targets, squares=squares)

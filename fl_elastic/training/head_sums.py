@@ -1,0 +1,126 @@
+"""One pass over a client's data for the sums that the best linear head depends on; nothing is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import (
+    batch_shape,
+    call_model,
+    refusing_misfits,
+    split_batch,
+    to_device,
+)
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.update.head_sums import HeadSums
+
+__all__ = ["head_sums"]
+
+
+def head_sums(
+    model: nn.Module, loader: Iterable[Batch], *, seconds: float = float("inf")
+) -> HeadSums:
+    """Return the sums over a loader of what enters the model's last linear layer, and of its targets.
+
+    The model runs in eval mode without gradients; modes are put back.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose output is that of a linear layer, of shape (N, C).
+    loader : iterable of batches
+        Targets are classes, shape (N,), or numbers, shape (N, C).
+    seconds : float
+        No batch is begun after that time; sums over some of the data are sums as well.
+
+    Raises
+    ------
+    TrainingError
+        If the model does not end in a linear layer, targets do not fit it, or there are no data.
+
+    Examples
+    --------
+    >>> found = head_sums(nn.Linear(2, 3), [(torch.ones(4, 2), torch.tensor([0, 1, 1, 2]))])
+    >>> found.weight, found.num_examples, found.targets[-1].tolist()
+    ('weight', 4, [1.0, 2.0, 1.0])
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    total: HeadSums | None = None
+    until = time.monotonic() + seconds
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                seen.clear()
+                batch = to_device(batch, model_device(model))
+                if batch_shape(batch)[:1] != (0,):
+                    with refusing_misfits(batch):
+                        inputs, targets = split_batch(batch)
+                        outputs = call_model(model, inputs)
+                    found = _sums_of(model, seen, outputs, targets)
+                    total = found if total is None else total + found
+                if time.monotonic() > until:
+                    break
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes:
+            module.training = mode
+    if total is None:
+        raise TrainingError("the loader gave no batch: check the client's data")
+    return total
+
+
+def _sums_of(
+    model: nn.Module, seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
+) -> HeadSums:
+    heads = [(layer, given) for layer, given, out in seen if out is outputs]
+    if not heads or outputs.ndim != 2:
+        raise TrainingError(
+            "a head in closed form needs a model whose output is that of a linear layer, of shape (N, C)"
+        )
+    layer, features = heads[-1]
+    wanted, classes = _as_numbers(targets, outputs)
+    # Not every device knows double precision.
+    rows = nn.functional.pad(features.cpu().double(), (0, 1), value=1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return HeadSums(
+        weight=names[id(layer.weight)],
+        products=_array(rows.T @ rows),
+        targets=_array(rows.T @ wanted),
+        squares=_array((wanted**2).sum(dim=0)),
+        classes=classes,
+    )
+
+
+def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
+    """Return targets as one number per output, and whether they are classes."""
+    if isinstance(targets, Tensor) and len(targets) == len(outputs):
+        if targets.is_floating_point() and targets.shape == outputs.shape:
+            return targets.cpu().double(), False
+        whole = not targets.is_floating_point() and targets.ndim == 1
+        if whole and int(targets.min()) >= 0 and int(targets.max()) < outputs.shape[1]:
+            return nn.functional.one_hot(targets.cpu().long(), outputs.shape[1]).double(), True
+    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    raise TrainingError(
+        f"a head in closed form needs classes of shape ({len(outputs)},) below {outputs.shape[1]}, or numbers of "
+        f"shape {tuple(outputs.shape)}; targets are {shape}"
+    )
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return tensor.numpy()

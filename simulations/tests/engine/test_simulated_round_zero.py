@@ -1,0 +1,124 @@
+"""Round zero in a simulation: the head is there before the first round, and its time and bytes are charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choosing_costs import flat_choosing
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.profiling import CostProfile
+from fl_elastic_simulations.engine import client as simulated_client
+from fl_elastic_simulations.engine import server as simulated_server
+from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.methods import check_methods
+from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.workload import client_batches, measure_profile
+from fl_elastic_simulations.scenario import Scenario
+
+SECONDS_OF_A_PASS, SLOWEST, BANDWIDTH = 2.0, 4.0, 1e6
+TABLE: dict[str, Any] = {
+    "seeds": [0],
+    "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3},
+    "model": {"name": "digits_cnn"},
+    "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
+    "fleet": [
+        {"device": "laptop", "slowdown": slowdown, "uplink_bytes_per_second": BANDWIDTH,
+         "downlink_bytes_per_second": BANDWIDTH, "count": 2}
+        for slowdown in (1.0, SLOWEST)
+    ],
+    "methods": ["plain", "solved"],
+    "method": {
+        "plain": {"policy": "full"},
+        "solved": {"policy": "full", "round_zero": "closed_form"},
+    },
+    "target": {"method": "plain"},
+}  # fmt: skip
+
+
+def scenario(**changes: Any) -> Scenario:
+    return Scenario.from_json(json.dumps(TABLE | changes))
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return measure_profile(scenario(), None)
+
+
+@pytest.fixture
+def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run a scenario on a host where every pass over the data takes the same time."""
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    clock = iter(range(10**6))
+    monkeypatch.setattr(
+        simulated_client.time, "thread_time", lambda: SECONDS_OF_A_PASS * next(clock)
+    )
+
+    def run(made: Scenario) -> Mapping[str, Cell]:
+        grid = InProcessGrid(len(made.clients), simulated_client_app())
+        found, _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+        return {cell.method: cell for cell in found}
+
+    return run
+
+
+def test_the_head_is_there_before_the_first_round_and_is_paid_for(ran: Any) -> None:
+    cells = ran(scenario())
+    first, second, *_ = cells["solved"].history
+    assert (first["round"], first["simulated_seconds"]) == (0, 0.0)
+    assert second["round"] == 0
+    assert second["accuracy"] > first["accuracy"] + 0.3
+    assert first["accuracy"] == cells["plain"].history[0]["accuracy"]
+    sent = second["uplink_bytes"] / 4
+    received = second["downlink_bytes"] / 4
+    expected = SLOWEST * SECONDS_OF_A_PASS + (sent + received) / BANDWIDTH
+    assert second["simulated_seconds"] == pytest.approx(expected, rel=1e-6)
+    # Coverage and steps tell of rounds of training alone.
+    assert len(next(iter(cells["solved"].coverage.values()))) == 2
+    assert len(cells["solved"].steps) == len(cells["plain"].steps)
+
+
+def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = simulated_client.ElasticClient.fit
+
+    def fit(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        if "steps" not in found[2]:  # no training's reply
+            seen.append(found[1])
+        return found
+
+    monkeypatch.setattr(simulated_client.ElasticClient, "fit", fit)
+    made = scenario(methods=["solved"], target={"method": "solved"})
+    ran(made)
+    sizes = [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
+    assert sorted(seen) == sorted(sizes)
+
+
+def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(ran: Any) -> None:
+    training = TABLE["training"] | {
+        "rounds": 50,
+        "simulated_seconds": 40.0,
+        "tests": 8,
+        "learning_rate": 1e-9,
+    }
+    cell = ran(scenario(training=training, methods=["solved"], target={"method": "solved"}))[
+        "solved"
+    ]
+    by_time = {row["simulated_seconds"]: row["accuracy"] for row in cell.history}
+    assert by_time[0.0] == by_time[5.0] < by_time[10.0] - 0.3
+
+
+def test_a_peer_has_no_round_zero() -> None:
+    method = {"narrow": {"peer": "heterofl", "round_zero": "closed_form"}}
+    with pytest.raises(ScenarioError, match="a peer knows no round zero"):
+        check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
+    with pytest.raises(ScenarioError, match="round_zero"):
+        scenario(method={"solved": {"round_zero": "open"}, "plain": {}})

@@ -1,0 +1,255 @@
+"""Round zero: a head in closed form from all clients' sums, before anybody takes a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
+from small_federation import arrays_of, as_weights, legacy_app, plain_sgd, quiet, run
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.aggregation.closed_form import closed_form_head
+from fl_elastic.errors import RegistryError
+from fl_elastic.flower import (
+    Checkpointed,
+    ElasticClient,
+    PartialUpdates,
+    RoundTerms,
+    elastic_client_app,
+)
+from fl_elastic.flower.records import train_reply
+from fl_elastic.losses import classification_loss
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.update import Manifest
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
+
+TERMS = RoundTerms(round_zero="closed_form")
+Alter = Callable[[HeadSums], HeadSums]
+
+
+def build() -> nn.Module:
+    """Random features that nobody trains, and a head."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def data(node: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each of four nodes holds one class alone, around a place of its own."""
+    generator = torch.Generator().manual_seed(node)
+    places = torch.randn(4, 8, generator=torch.Generator().manual_seed(99)) * 3
+    classes = torch.full((24,), node - 1) if node else torch.arange(40) % 4
+    inputs = places[classes] + torch.randn(len(classes), 8, generator=generator)
+    return list(zip(inputs.split(8), classes.split(8), strict=True))
+
+
+def client(node: int) -> ElasticClient:
+    return ElasticClient(
+        build(),
+        data(node),
+        data(0),
+        budget=Budget(),
+        loss_fn=classification_loss,
+        optimizer_fn=plain_sgd,
+    )
+
+
+def apps(wrap: Callable[..., ClientApp] = elastic_client_app) -> dict[int, ClientApp]:
+    if wrap is legacy_app:
+        return {node: legacy_app(lambda node=node: client(node)) for node in range(1, 5)}
+    return {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 5)}
+
+
+def accuracy(arrays: ArrayRecord) -> float:
+    model = build()
+    weights = {name: torch.from_numpy(np.array(each)) for name, each in as_weights(arrays).items()}
+    model.load_state_dict(weights, strict=False)
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(dim=1) == y).sum()) for x, y in data(0))
+    return right / 40
+
+
+def start(
+    strategy: Any, rounds: int = 0, alter: Any = None, **options: Any
+) -> tuple[ArrayRecord, list[float]]:
+    """The model before the first round, and the accuracy then and after each round."""
+    seen: list[float] = []
+    models: list[ArrayRecord] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(accuracy(arrays))
+        models.append(arrays)
+        return MetricRecord({"accuracy": seen[-1]})
+
+    chosen = {"apps": apps()} | options
+    run(
+        strategy, chosen["apps"], arrays_of(build()), rounds,
+        alter=alter or (lambda reply: reply), evaluate_fn=evaluate,
+    )  # fmt: skip
+    return models[0], seen
+
+
+def changed(node: int, change: Alter) -> Callable[[Message], Message]:
+    """Let one node send other sums."""
+    manifest = Manifest.of(build())
+
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id != node:
+            return message
+        sums = change(head_sums(build(), data(node)))
+        packed = np.frombuffer(encode_head_sums(sums, manifest), dtype=np.uint8)
+        message.content = train_reply([packed], sums.num_examples, {})
+        return message
+
+    return alter
+
+
+@pytest.mark.parametrize("wrap", [elastic_client_app, legacy_app], ids=["message", "legacy"])
+def test_the_head_is_there_before_anybody_took_a_step(wrap: Callable[..., ClientApp]) -> None:
+    _, seen = start(PartialUpdates(quiet(), terms=TERMS), rounds=2, apps=apps(wrap))
+    _, without = start(PartialUpdates(quiet()), rounds=0)
+    assert without[0] < 0.6
+    assert seen[0] > 0.95
+
+
+def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
+    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), rounds=0, apps=apps())
+    weights, before = as_weights(arrays), as_weights(arrays_of(build()))
+    together = closed_form_head(reduce(add, [head_sums(build(), data(n)) for n in range(1, 5)]))
+    np.testing.assert_allclose(weights["3.weight"], together.weight, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(weights["3.bias"], together.bias, rtol=1e-3, atol=1e-4)
+    for name in set(before) - {"3.weight", "3.bias"}:
+        np.testing.assert_array_equal(weights[name], before[name])
+
+
+def scaled(factor: float, of: str) -> Alter:
+    def change(sums: HeadSums) -> HeadSums:
+        if of == "features":
+            by = np.full(len(sums.products), factor)
+            by[-1] = 1.0
+            return HeadSums(
+                sums.weight,
+                sums.products * np.outer(by, by),
+                sums.targets * by[:, None],
+                sums.squares,
+                True,
+            )
+        return HeadSums(
+            sums.weight, factor * sums.products, factor * sums.targets, factor * sums.squares, True
+        )
+
+    return change
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_who_is_unlike_the_others_is_left_out_and_named(
+    factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fl_elastic")
+    arrays, _ = start(
+        PartialUpdates(quiet(), terms=TERMS), alter=changed(2, scaled(factor, "features"))
+    )
+    others = closed_form_head(reduce(add, [head_sums(build(), data(n)) for n in (1, 3, 4)]))
+    np.testing.assert_allclose(as_weights(arrays)["3.weight"], others.weight, rtol=1e-3, atol=1e-4)
+    assert "node 2 is left out" in caplog.text and "of 3 clients" in caplog.text
+
+
+def test_claimed_examples_do_not_outvote_the_others() -> None:
+    arrays, seen = start(
+        PartialUpdates(quiet(), terms=TERMS), alter=changed(2, scaled(1e6, "everything"))
+    )
+    most = [head_sums(build(), data(n)) for n in (1, 3, 4)] + [
+        scaled(10.0, "everything")(head_sums(build(), data(2)))
+    ]
+    expected = closed_form_head(reduce(add, most))
+    np.testing.assert_allclose(
+        as_weights(arrays)["3.weight"], expected.weight, rtol=1e-2, atol=1e-3
+    )
+    assert seen[0] > 0.7
+
+
+def test_bytes_that_are_no_sums_are_left_out() -> None:
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id == 2:
+            message.content = train_reply([np.zeros(40, dtype=np.uint8)], 5, {})
+        return message
+
+    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), alter=alter)
+    others = closed_form_head(reduce(add, [head_sums(build(), data(n)) for n in (1, 3, 4)]))
+    np.testing.assert_allclose(as_weights(arrays)["3.weight"], others.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_where_nobody_can_send_sums_the_model_stays_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def without_head(node: int) -> ElasticClient:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+        return ElasticClient(
+            model,
+            data(node),
+            data(0),
+            budget=Budget(),
+            loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )
+
+    torch.manual_seed(0)
+    first = arrays_of(nn.Sequential(nn.Linear(8, 4), nn.Tanh()))
+    made = {n: elastic_client_app(lambda _, n=n: without_head(n)) for n in range(1, 5)}
+    result, _ = run(PartialUpdates(quiet(), terms=TERMS), made, first, 1)
+    assert (
+        "no client sent sums" in caplog.text and "output is that of a linear layer" in caplog.text
+    )
+    moved = as_weights(result.arrays)["0.weight"] - as_weights(first)["0.weight"]
+    assert np.isfinite(moved).all() and moved.any()
+
+
+def test_a_resumed_run_does_not_solve_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fl_elastic")
+    for rounds in (1, 2):
+        start(Checkpointed(PartialUpdates(quiet(), terms=TERMS), tmp_path), rounds)
+    assert caplog.text.count("in closed form from") == 1
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
+def test_rounds_go_on_from_the_head(inner: type[FedAvg]) -> None:
+    _, seen = start(PartialUpdates(quiet(inner), terms=TERMS), rounds=2)
+    assert len(seen) == 3 and seen[0] > 0.95
+
+
+def test_it_does_not_go_with_differential_privacy() -> None:
+    inner = DifferentialPrivacyServerSideFixedClipping(quiet(), 0.1, 1.0, 4)
+    with pytest.raises(RegistryError, match="differential privacy"):
+        PartialUpdates(inner, terms=TERMS)
+    with pytest.raises(RegistryError, match="known are none, closed_form"):
+        RoundTerms(round_zero="open")  # type: ignore[arg-type]
+
+
+def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = client(1)
+    slow.budget = Budget(deadline=1e-9)
+    from flwr.app import ConfigRecord
+
+    from fl_elastic.flower.records import instruction, read_instruction
+    from fl_elastic.update import encode_weights, weights_of
+
+    manifest = Manifest.of(build())
+    packed = encode_weights(weights_of(build(), manifest), manifest, version=0)
+    content = instruction("train", packed, ConfigRecord({"fl_elastic.round-zero": True}))
+    arrays, config = read_instruction("train", content)
+    reply, examples, _ = slow.fit(arrays, config)
+    assert examples == 8 == decode_head_sums(reply[0].tobytes(), manifest).num_examples
