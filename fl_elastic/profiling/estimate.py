@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -94,10 +94,11 @@ def estimate_profile(
         started = timer()
         loss = compute_loss(model, loss_fn, part)
         forward = timer() - started
-        with _gradients_let_go(model):
+        # To have memory for all gradients of a large model, and to give it back, is a part of a step.
+        with nullcontext() if memory is None else _gradients_let_go(model):
             nodes = np.nan_to_num(time_nodes(trace, loss, timer))
-        backward = timer() - started - forward
         model.zero_grad(set_to_none=True)
+        backward = timer() - started - forward
         graph = _scaled_graph(trace.graph, scale)
         del trace, loss
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import chain, loss_fn, vectors
+from torch import nn
 
 from fl_elastic.profiling.estimate import estimate_profile, refined
 from fl_elastic.testing import made_up_profile
@@ -73,3 +74,22 @@ def test_without_a_full_step_all_is_scaled_by_the_plans() -> None:
     found = refined(profile, None, 1.0, 1.5)
     assert found.full_step_seconds == pytest.approx(1.5 * profile.full_step_seconds)
     assert found.estimated
+
+
+@pytest.mark.parametrize("memory", [None, 1e9])
+def test_without_a_limit_all_gradients_are_there_at_once_as_in_a_step(memory: float | None) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3))
+    parameters, alive = list(model.parameters()), []
+
+    def count(_: torch.Tensor) -> None:
+        alive.append(sum(each.grad is not None for each in parameters))
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(count)
+    batch = (torch.randn(4, 6), torch.tensor([0, 1, 2, 0]))
+    estimate_profile(
+        model, nn.functional.cross_entropy, batch, memory=memory,
+        optimizer_fn=lambda given: torch.optim.SGD(given, lr=0.1),
+    )  # fmt: skip
+    assert max(alive) == (len(parameters) if memory is None else 1)
+    assert all(parameter.grad is None for parameter in parameters)
