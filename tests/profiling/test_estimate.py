@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,3 +94,20 @@ def test_without_a_limit_all_gradients_are_there_at_once_as_in_a_step(memory: fl
     )  # fmt: skip
     assert max(alive) == (len(parameters) if memory is None else 1)
     assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_an_optimiser_is_tried_out_with_gradients_that_were_written() -> None:
+    """Memory that was never written is one page, which is read faster than memory."""
+    seen: list[torch.Tensor] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            seen.extend(p.grad for group in self.param_groups for p in group["params"])
+            super().step(closure)
+
+    model = nn.Linear(6, 3)
+    batch = (torch.randn(4, 6), torch.tensor([0, 1, 2, 0]))
+    estimate_profile(
+        model, nn.functional.cross_entropy, batch, optimizer_fn=lambda given: Watched(given, lr=0.1)
+    )
+    assert seen and all(bool((gradient != 0).all()) for gradient in seen)
