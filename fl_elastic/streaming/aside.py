@@ -5,10 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["KEPT", "forget_oldest", "name_aside"]
+__all__ = ["KEPT", "forget_oldest", "name_aside", "put_aside"]
 
 KEPT = 3
 """Damaged files of one name that stay."""
+# A database has a log beside it, and the log's index.
+_BESIDE = ("", "-wal", "-shm")
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a damaged file, and what a database has beside it; return where it is now.
+
+    Raises
+    ------
+    OSError
+        If the folder does not let it be renamed.
+    """
+    aside = name_aside(path)
+    for end in _BESIDE:
+        file = path.with_name(path.name + end)
+        if file.exists():
+            file.rename(aside.with_name(aside.name + end))
+    forget_oldest(path)
+    return aside
 
 
 def name_aside(path: Path) -> Path:

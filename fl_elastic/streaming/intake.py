@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.stored import UNLABELLED
 
-__all__ = ["Refused", "checked_batch", "checked_label", "checked_sample", "checked_time"]
+__all__ = [
+    "UNLABELLED",
+    "Like",
+    "Refused",
+    "checked_batch",
+    "checked_label",
+    "checked_sample",
+    "checked_time",
+]
+
+UNLABELLED = -1
+"""Stands for a label that has not come yet."""
 
 _KINDS = "biuf"
 _LARGEST_LABEL = 2**31
 
 
 class Refused(Exception):
-    """Says why something means nothing; never leaves the learner."""
+    """Says why something means nothing; never leaves the learner or the store."""
 
 
-def checked_sample(x: Any, like: NDArray[Any] | None) -> NDArray[Any]:
+class Like(Protocol):
+    """Says what every sample of a stream looks like."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its numbers."""
+
+
+def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     """Return a sample as an array of the same shape and type as the others.
 
     Parameters
     ----------
     x : array-like or Tensor
         What came.
-    like : array or None
-        One of the others; None for the first.
+    like : array, Like or None
+        One of the others, or what they look like; None for the first.
 
     Raises
     ------
@@ -45,14 +67,14 @@ def checked_sample(x: Any, like: NDArray[Any] | None) -> NDArray[Any]:
         raise Refused(f"type {array.dtype} is no number")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise Refused("a number is not finite")
-    if like is None:
-        return np.ascontiguousarray(array)
-    if array.shape != like.shape:
+    if like is not None and array.shape != like.shape:
         raise Refused(f"shape {array.shape} instead of {like.shape}")
+    if like is None or array.dtype == like.dtype:
+        return np.asarray(array, order="C")
     if not np.can_cast(array.dtype, like.dtype, "same_kind"):
         raise Refused(f"type {array.dtype} instead of {like.dtype}")
     with np.errstate(over="ignore"):
-        cast = np.ascontiguousarray(array, like.dtype)
+        cast = np.asarray(array, like.dtype, order="C")
     if cast.dtype.kind == "f" and not np.isfinite(cast).all():
         raise Refused(f"a number is beyond the range of {cast.dtype}")
     return cast
@@ -107,5 +129,5 @@ def checked_time(t: Any) -> float:
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
     if not math.isfinite(value):
-        raise Refused("the time is no number")
+        raise Refused("the time is not finite")
     return value

@@ -25,7 +25,7 @@ from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import Refused, checked_label, checked_time
+from fl_elastic.streaming.intake import UNLABELLED, Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.lookahead import LookAhead
@@ -39,7 +39,6 @@ from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.sender_ids import SenderIds
 from fl_elastic.streaming.store import SampleStore
-from fl_elastic.streaming.stored import UNLABELLED
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger

@@ -19,7 +19,7 @@ from fl_elastic.errors import (
 from fl_elastic.old_state import npz_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.storage import remove_leftovers
-from fl_elastic.streaming.aside import forget_oldest, name_aside
+from fl_elastic.streaming.aside import put_aside
 
 __all__ = ["StateFolder", "load_state", "save_state", "taking_over"]
 
@@ -50,7 +50,7 @@ def load_state(path: Path) -> Archive | None:
             f"the state {path} is of another release ({error}): use the release that wrote it, or another folder"
         ) from None
     except ArchiveError as error:
-        _put_aside(path, str(error))
+        _start_afresh(path, str(error))
         return None
     except OSError as error:
         raise StreamError(f"cannot read the state {path}: {error.strerror or error}") from None
@@ -73,11 +73,9 @@ def taking_over(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _put_aside(path: Path, why: str) -> None:
-    aside = name_aside(path)
+def _start_afresh(path: Path, why: str) -> None:
     try:
-        path.rename(aside)
-        forget_oldest(path)
+        aside = put_aside(path)
     except OSError as error:
         raise StreamError(
             f"the state {path} is damaged ({why}) and cannot be put aside: {error.strerror or error}"

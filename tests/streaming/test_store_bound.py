@@ -18,9 +18,9 @@ import pytest
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.database import LEAST_CAPACITY, Database
-from fl_elastic.streaming.storage_policies import STORAGE_POLICIES
-from fl_elastic.streaming.stored import Offer
+from fl_elastic.streaming.store import LEAST_CAPACITY, Offer
+from fl_elastic.streaming.store.policies import STORAGE_POLICIES
+from fl_elastic.streaming.store.sqlite import Database
 
 
 def stream_for_ever(path: Path, capacity: int, policy: str, size: int) -> None:

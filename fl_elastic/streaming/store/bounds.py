@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 
 __all__ = ["LEAST_CAPACITY", "StoreBounds", "page_size_for"]
 
@@ -26,73 +25,50 @@ _PAGES_ONCE = 12
 _ROW_HEADER = 96
 
 
-@dataclass(frozen=True)
 class StoreBounds:
     """Bytes that each file of a store may take; together never more than its capacity.
 
-    Parameters
-    ----------
-    page : int
-        Bytes of a page of the file.
-    index, log, file : int
-        Bytes of ``-shm``, of ``-wal``, and of the file itself.
-
-    Examples
-    --------
-    >>> bounds = StoreBounds.of(2**20, page=1024)
-    >>> bounds.index + bounds.log + bounds.file <= 2**20
-    True
-    >>> bounds.rows_per_transaction(100), bounds.rows_per_transaction(2**20)
-    (8, 0)
+    >>> bounds = StoreBounds(2**20, page=1024)
+    >>> bounds.log, bounds.pages, bounds.largest_row, bounds.rows_per_transaction(100)
+    (253952, 744, 222263, 8)
     """
 
-    page: int
-    index: int
-    log: int
-    file: int
-
-    @classmethod
-    def of(cls, capacity_bytes: int, page: int) -> StoreBounds:
-        """Share a capacity out: most to the file, and to the log not more than one block can index."""
+    def __init__(self, capacity_bytes: int, page: int) -> None:
+        frame = page + _FRAME_HEADER
         index = max(_INDEX_BYTES, mmap.PAGESIZE)
-        most = _LOG_HEADER + _MOST_FRAMES * (page + _FRAME_HEADER)
-        log = min((capacity_bytes - index) // _SHARE_OF_LOG, most)
-        return cls(page, index, log, (capacity_bytes - index - log) // page * page)
+        # Most goes to the file, and to the log not more than one block can index.
+        self.log = min(
+            (capacity_bytes - index) // _SHARE_OF_LOG, _LOG_HEADER + _MOST_FRAMES * frame
+        )
+        self.page, self.pages = page, (capacity_bytes - index - self.log) // page
+        self._frames = (self.log - _LOG_HEADER) // frame
+        # Bytes of the largest row that the log can take.
+        most = self._frames - _PAGES_ONCE - _PAGES_BESIDE_ROW
+        self.largest_row = most * (page - 4) - _ROW_HEADER - 1
 
-    @property
-    def pages(self) -> int:
-        """Pages that the file may have."""
-        return self.file // self.page
-
-    def pages_of_row(self, row_bytes: int) -> int:
-        """Return how many pages a sample of so many bytes may take."""
-        return (row_bytes + _ROW_HEADER) // (self.page - 4) + 1
+    def rows_per_transaction(self, row_bytes: int) -> int:
+        """Return how many rows may be written together: half of the log, not to shorten it before each of them."""
+        per_row = _PAGES_BESIDE_ROW + self._pages_of_row(row_bytes)
+        return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
     def log_of(self, rows: int, row_bytes: int) -> int:
         """Return what a transaction that writes so many rows of this size may add to the log, in bytes."""
-        pages = _PAGES_ONCE + rows * (_PAGES_BESIDE_ROW + self.pages_of_row(row_bytes))
+        pages = _PAGES_ONCE + rows * (_PAGES_BESIDE_ROW + self._pages_of_row(row_bytes))
         return pages * (self.page + _FRAME_HEADER)
-
-    def rows_per_transaction(self, row_bytes: int) -> int:
-        """Return how many rows of this size may be written together; 0 if not even one fits into the log.
-
-        Half of the log if it can be, so that it need not be shortened before each of them.
-        """
-        frames = (self.log - _LOG_HEADER) // (self.page + _FRAME_HEADER)
-        per_row = _PAGES_BESIDE_ROW + self.pages_of_row(row_bytes)
-        fitting = (frames - _PAGES_ONCE) // per_row
-        return min(max((frames // 2 - _PAGES_ONCE) // per_row, 1), max(fitting, 0))
 
     def rooms(self, used_pages: int, row_bytes: int) -> int:
         """Return how many more rows surely fit into a file with so many pages in use."""
         left = self.pages - used_pages - _SPARE_PAGES
-        own = self.pages_of_row(row_bytes)
+        own = self._pages_of_row(row_bytes)
         # A small row may start a page in the table and in each of three indices.
         return max(left // (own + 4), int(left >= own + 1))
 
     def is_tight(self, used_pages: int, row_bytes: int) -> bool:
         """Whether indices may outgrow the file while one row takes the place of another."""
-        return self.pages - used_pages < self.pages_of_row(row_bytes) + _SPARE_PAGES // 2
+        return self.pages - used_pages < self._pages_of_row(row_bytes) + _SPARE_PAGES // 2
+
+    def _pages_of_row(self, row_bytes: int) -> int:
+        return (row_bytes + _ROW_HEADER) // (self.page - 4) + 1
 
 
 def page_size_for(capacity_bytes: int) -> int:

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
-from fl_elastic.streaming.deletion import Condition
-from fl_elastic.streaming.retrieval import RETRIEVALS
-from fl_elastic.streaming.store_file import Note, StoreFile
-from fl_elastic.streaming.stored import Change, Offer, Placed, Samples, samples_of
+from fl_elastic.streaming.store.changes import Change, Note, Offer, Placed, Relabelled, StoreFile
+from fl_elastic.streaming.store.policies import RETRIEVALS
 
-__all__ = ["SampleStore"]
+__all__ = ["SampleStore", "Samples"]
 
-# SQLite's whole numbers end here, and so do ids.
-_NO_ID = 2**63
+_Table = tuple[NDArray[np.int64], NDArray[np.int64]]
+# Ids, as many as there are, in one value.
+_OF_IDS = "id IN (SELECT value FROM json_each(?))"
 
 
-def _nothing() -> None:
-    """Gather nothing."""
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Some samples of a store; unpacks into inputs and labels.
+
+    Attributes
+    ----------
+    ids : array of int, shape (N,)
+        By which they are labelled or deleted; bigger is newer.
+    x : array, shape (N, ...)
+        Inputs, or features where the store holds those.
+    y : array of int, shape (N,)
+        Labels; -1 for none.
+    t : array of float, shape (N,)
+        When they were observed, in the stream's own seconds.
+    outputs : array of float or None, shape (N, classes)
+        What the model said of them when they were stored, if that was kept for all of them.
+    """
+
+    ids: NDArray[np.int64]
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    t: NDArray[np.float64]
+    outputs: NDArray[np.float32] | None = None
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return iter((self.x, self.y))
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class SampleStore:
@@ -68,27 +97,21 @@ class SampleStore:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        capacity_bytes: int,
-        *,
-        policy: str = "reservoir",
-        encoding: str = "raw",
-        seed: int = 0,
-    ) -> None:
+        self, path: str | os.PathLike[str], capacity_bytes: int, *, policy: str = "reservoir",
+        encoding: str = "raw", seed: int = 0,
+    ) -> None:  # fmt: skip
         self._file = StoreFile(Path(path), int(capacity_bytes), policy, encoding, seed)
-        self._settle: Callable[[], object] = _nothing
+        self._settle: Callable[[], object] = lambda: None
+        self._drawable: tuple[object, _Table] | None = None
 
     def settled_by(self, settle: Callable[[], object]) -> None:
         """Call this before anybody looks: somebody gathers changes to write many of them at once."""
         self._settle = settle
 
     def __len__(self) -> int:
-        self._settle()
-        row = self._file.read("SELECT COALESCE(SUM(n), 0) FROM classes")
-        return int(row[0][0]) if row else 0
+        return sum(self.classes.values())
 
-    def __enter__(self) -> SampleStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,51 +131,34 @@ class SampleStore:
     def seen(self) -> int:
         """Samples that were offered and made sense, kept or not."""
         self._settle()
-        rows = self._file.read("SELECT value FROM meta WHERE key = 'seen'")
-        return int(rows[0][0]) if rows else 0
+        return int(self.noted("seen") or 0)
 
     @property
     def rejected(self) -> dict[str, int]:
         """How many samples made no sense or could not be written, by reason."""
         self._settle()
-        return dict(self._file.rejected)
+        return dict(Counter(json.loads(self.noted("rejected") or "{}")) + self._file.lost)
 
     @property
     def classes(self) -> dict[int, int]:
-        """How many samples of each label there are; `UNLABELLED` for those without."""
+        """How many samples of each label there are; -1 for those without."""
         self._settle()
-        rows = self._file.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y")
-        return {int(label): int(count) for label, count in rows}
+        return dict(self._file.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y"))
 
     @overload
     def add(
-        self,
-        x: ArrayLike,
-        y: int | None = None,
-        t: float | None = None,
-        *,
-        outputs: ArrayLike | None = None,
-        version: str = "",
-    ) -> int | None: ...
+        self, x: ArrayLike, y: int | None = None, t: float | None = None, *,
+        outputs: ArrayLike | None = None, version: str = "",
+    ) -> int | None: ...  # fmt: skip
     @overload
     def add(
-        self,
-        x: ArrayLike,
-        y: Sequence[int] | NDArray[Any],
-        t: ArrayLike | None = None,
-        *,
-        outputs: ArrayLike | None = None,
-        version: str = "",
-    ) -> list[int | None]: ...
+        self, x: ArrayLike, y: Sequence[int] | NDArray[Any], t: ArrayLike | None = None, *,
+        outputs: ArrayLike | None = None, version: str = "",
+    ) -> list[int | None]: ...  # fmt: skip
     def add(
-        self,
-        x: ArrayLike,
-        y: Any = None,
-        t: Any = None,
-        *,
-        outputs: ArrayLike | None = None,
+        self, x: ArrayLike, y: Any = None, t: Any = None, *, outputs: ArrayLike | None = None,
         version: str = "",
-    ) -> int | list[int | None] | None:
+    ) -> int | list[int | None] | None:  # fmt: skip
         """Offer a sample, or a batch where ``y`` is a sequence; return the id of each that was kept.
 
         Parameters
@@ -192,27 +198,23 @@ class SampleStore:
 
     def noted(self, key: str) -> str:
         """Return what was last written under a key together with changes; empty for nothing."""
-        rows = self._file.read("SELECT value FROM meta WHERE key = ?", (key,))
-        return str(rows[0][0]) if rows else ""
+        return self._file.noted(key)
 
     def fits(self, row_bytes: int) -> bool:
         """Whether a sample of so many bytes is not too large for the capacity."""
-        return self._file.database.bounds.rows_per_transaction(row_bytes) > 0
+        return self._file.database.bounds.largest_row >= row_bytes
 
     def label(self, sample_id: int, y: int) -> bool:
         """Give a sample its label, late or again; return whether it is still here."""
         self._settle()
-        return abs(sample_id) < _NO_ID and self._file.label(int(sample_id), int(y))
+        # Looked at first, so that a foreign id costs no transaction.
+        here = self._file.read(f"SELECT id FROM samples WHERE {_OF_IDS}", _listed([sample_id]))
+        return bool(here) and self._file.change([Relabelled(here[0][0], int(y))], "")[0].kept
 
     def sample(
-        self,
-        n: int,
-        *,
-        how: str = "uniform",
-        labelled: bool = True,
-        version: str | None = None,
+        self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
-    ) -> Samples:
+    ) -> Samples:  # fmt: skip
         """Return up to ``n`` different samples.
 
         Parameters
@@ -232,19 +234,16 @@ class SampleStore:
         return self.take(chosen.tolist())
 
     def draw(
-        self,
-        n: int,
-        *,
-        how: str = "uniform",
-        labelled: bool = True,
-        version: str | None = None,
+        self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
-    ) -> NDArray[np.int64]:
+    ) -> NDArray[np.int64]:  # fmt: skip
         """Return the ids of the samples that `sample` would return: `take` several draws at once."""
         self._settle()
         retrieval = RETRIEVALS.get(how)
-        ids, labels = self._file.drawable.table(labelled, version)
-        return ids[retrieval(ids, labels, n, generator or np.random.default_rng())]
+        ids, labels = self._table(labelled, version)
+        if not len(ids):
+            return ids
+        return ids[retrieval(labels, n, generator or np.random.default_rng())]
 
     def take(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids, in their order; those that are gone are left out."""
@@ -253,23 +252,15 @@ class SampleStore:
 
     def found(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids that are in the file already; see `take`."""
-        found: dict[int, Any] = {}
-        wanted = [each for each in ids if abs(each) < _NO_ID]
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
-            marks = ",".join("?" * len(part))
-            query = f"SELECT id, y, t, outputs, x FROM samples WHERE id IN ({marks})"
-            found |= {row[0]: row for row in self._file.read(query, part)}
-        return samples_of([found[each] for each in wanted if each in found], self._file.form)
+        wanted = list(ids)
+        query = f"SELECT id, y, t, outputs, x FROM samples WHERE {_OF_IDS}"
+        rows = {row[0]: row for row in self._file.read(query, _listed(wanted))}
+        return self._samples([rows[each] for each in wanted if each in rows])
 
     def delete(
-        self,
-        ids: Iterable[int] | None = None,
-        *,
-        label: int | None = None,
-        before: float | None = None,
-        other_than_version: str | None = None,
-    ) -> int:
+        self, ids: Iterable[int] | None = None, *, label: int | None = None,
+        before: float | None = None, other_than_version: str | None = None,
+    ) -> int:  # fmt: skip
         """Delete samples for which all that is given holds; return how many.
 
         Parameters
@@ -284,12 +275,50 @@ class SampleStore:
             Only those that were added with another version.
         """
         self._settle()
-        return self._file.delete(Condition.of(ids, label, before, other_than_version))
+        given: dict[str, object] = {
+            _OF_IDS: None if ids is None else _listed(ids), "y = ?": label, "t < ?": before,
+            "version <> ?": other_than_version,
+        }  # fmt: skip
+        given = {clause: value for clause, value in given.items() if value is not None}
+        if not given:
+            raise StoreError("say what to delete: ids, a label, an age or a version")
+        return self._file.delete(" AND ".join(given), [*given.values()])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what was committed is in it."""
         self._settle()
-        self._file.close()
+        self._file.database.connection.close()
+
+    def _table(self, labelled: bool, version: str | None) -> _Table:
+        """Return ids and labels, of samples that have a label or of all, of one version or of any."""
+        state = (self._file.state(), labelled, version)
+        if self._drawable is None or self._drawable[0] != state:
+            wanted = "(y >= 0 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
+            query = f"SELECT id, y FROM samples WHERE {wanted} ORDER BY id"
+            rows = self._file.read(query, labelled, version)
+            ids, labels = np.array(rows, np.int64).reshape(-1, 2).T
+            self._drawable = (state, (ids, labels))
+        return self._drawable[1]
+
+    def _samples(self, rows: Sequence[Any]) -> Samples:
+        """Return samples, from rows of id, label, time, outputs and sample as they lie in the file."""
+        form = self._file.form
+        ids, y, t, told, x = zip(*rows, strict=True) if rows else ((),) * 5
+        outputs = None
+        # A head that grew says more of later samples.
+        if None not in told and len(set(map(len, told))) == 1:
+            outputs = np.frombuffer(bytearray().join(told), np.float32).reshape(len(told), -1)
+        return Samples(
+            ids=np.array(ids, np.int64),
+            x=np.zeros(0, np.float32) if form is None else form.decode(x),
+            y=np.array(y, np.int64),
+            t=np.array(t, np.float64),
+            outputs=outputs,
+        )
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return json.dumps([int(each) for each in ids])
 
 
 def _kept(placed: Sequence[Placed]) -> list[int | None]:
