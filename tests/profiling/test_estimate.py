@@ -111,3 +111,18 @@ def test_an_optimiser_is_tried_out_with_gradients_that_were_written() -> None:
         model, nn.functional.cross_entropy, batch, optimizer_fn=lambda given: Watched(given, lr=0.1)
     )
     assert seen and all(bool((gradient != 0).all()) for gradient in seen)
+
+
+@pytest.mark.parametrize(("width", "share"), [(64, 0.5), (4608, 0.79)])
+def test_a_gradient_that_is_written_anew_is_dearer_than_the_errors_way(
+    width: int, share: float
+) -> None:
+    model = nn.Sequential(nn.Linear(2, width), nn.Linear(width, 2048), nn.Linear(2048, 3))
+    batch = (torch.randn(8, 2), torch.randint(3, (8,)))
+    profile = estimate_profile(
+        model, loss_fn, batch, optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    for index, node in enumerate(profile.graph.nodes):
+        if node.group is not None and profile.graph.groups[node.group].numel > 2048 * 60:
+            own, path = profile.node_update_seconds[index], profile.node_path_seconds[index]
+            assert own / (own + path) == pytest.approx(share, abs=0.02)
