@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from fl_elastic.errors import PlanError
+from fl_elastic.registry import closest
+
 __all__ = ["UNUSED", "BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
 
 UNUSED = "Unused"
@@ -158,6 +161,32 @@ class BackwardGraph:
     def cut_below(self, depth: int) -> Cut | None:
         """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""
         return next((cut for cut in self.cuts if cut.groups_above > depth), None)
+
+    def groups_above(self, place: str) -> int:
+        """Return how many groups lie above the fleet's cut: those down to ``place``, and what no cut parts from it.
+
+        Parameters
+        ----------
+        place : str
+            A group, or a module of whose groups the deepest counts.
+
+        Raises
+        ------
+        PlanError
+            If the model has no such group.
+
+        Examples
+        --------
+        >>> groups = tuple(TensorGroup(name, (), (), GroupKind.LINEAR) for name in ("head", "body.1", "body.0"))
+        >>> BackwardGraph(groups, ()).groups_above("body")
+        3
+        """
+        names = [group.name for group in self.groups]
+        found = [i for i, name in enumerate(names) if name == place or name.startswith(f"{place}.")]
+        if not found:
+            raise PlanError(f"the model has no group {place!r} to cut below{closest(place, names)}")
+        cut = self.cut_below(found[-1])
+        return found[-1] + 1 if cut is None else cut.groups_above
 
     @cached_property
     def head(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
 
-__all__ = ["apply_plan", "frozen_outside", "realised", "training_statistics"]
+__all__ = ["apply_plan", "frozen_outside", "held_in_eval", "realised", "training_statistics"]
 
 _Buffers = list[tuple[dict[str, Any], str, Tensor]]
 
@@ -222,29 +222,50 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     """
     trained = set(plan.trained_parameters)
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    frozen_norms = _frozen_norms(model, trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
         if name not in trained:
             parameter.grad = None
-    for norm in frozen_norms:
+    try:
+        with held_in_eval(model, _frozen_norms(model, trained)):
+            yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+@contextmanager
+def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> Iterator[None]:
+    """Run norms with the statistics that they have, also after ``model.train()``; all modes are put back.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose modes are put back.
+    norms : sequence of nn.Module, optional
+        Which; all of the model that have statistics, if left out.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    if norms is None:
+        norms = [each for each in model.modules() if isinstance(each, NormWithStatistics)]
+    before = [(norm, norm.__dict__.get("train")) for norm in norms]
+    for norm in norms:
         norm.eval()
         # An instance attribute shadows the method, so that model.train() passes this module by.
         norm.__dict__["train"] = _StaysInEval(norm)
     try:
         yield
     finally:
-        for norm in frozen_norms:
+        for norm, shadow in before:
             norm.__dict__.pop("train", None)
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
+            if shadow is not None:
+                norm.__dict__["train"] = shadow
         for module, mode in modes:
             module.training = mode
 
 
 class _StaysInEval:
-    """Stands in for a frozen norm's ``train`` method."""
+    """Stands in for the ``train`` method of a norm."""
 
     def __init__(self, norm: nn.Module) -> None:
         self._norm = norm

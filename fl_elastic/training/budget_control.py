@@ -45,8 +45,8 @@ class BudgetControl:
         Whether the profile is an estimate, so that the first steps are looked at sooner.
     full_seconds : float
         What a full step takes.
-    fits_memory : bool
-        Whether a full step stays within the memory budget, so that one may be timed.
+    times_full_steps : bool
+        Whether a full step may be timed: it stays within the memory budget.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BudgetControl:
         relative: bool = False,
         estimated: bool = False,
         full_seconds: float = 0.0,
-        fits_memory: bool = True,
+        times_full_steps: bool = True,
     ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
@@ -79,7 +79,7 @@ class BudgetControl:
         self._early = estimated
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
-        self._fits_memory = fits_memory
+        self._times_full_steps = times_full_steps
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
 
@@ -128,7 +128,7 @@ class BudgetControl:
         fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
         of that limit, and the others may take an eighth.
         """
-        if not (self._fits_memory and self._compares_with_full_steps):
+        if not (self._times_full_steps and self._compares_with_full_steps):
             return False
         if self._early and not self._references:
             return self.steps >= _FIRST_LOOK - 1

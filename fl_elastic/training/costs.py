@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.estimate import estimated_modes
-from fl_elastic.profiling.measure import OptimizerFn, profile_key
+from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
+from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["costs_for"]
+__all__ = ["costs_for", "lasting_costs"]
 
 
 def costs_for(
@@ -36,4 +41,17 @@ def costs_for(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.clock,
             memory=budget.memory, prefix=options.forward is not None,
         )  # fmt: skip
+    if options.forward is not None and not len(profile.cut_inference_seconds):
+        clock = clock_for(model_device(model), options.clock)
+        profile = measure_prefix(profile, model, batch, clock, repeats=1)
     return estimated_modes(profile, model, policy.modes)
+
+
+def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:
+    """Return the costs of steps in what may be trained, once features of so many examples are kept."""
+    above, forward = None, options.forward
+    if options.cut:
+        above = profile.graph.groups_above(options.cut)
+        if forward is not None:
+            profile = elastic_forward(profile, forward.terms(examples, math.inf), at_least=above)
+    return trainable_part(profile, above, options.kept_head)

@@ -16,13 +16,13 @@ from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last, refusing_misfits, split_batch
 from fl_elastic.groups.graph import BackwardGraph, Cut
-from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import CacheTerms
-from fl_elastic.training.feature_cache import FeatureCache, fingerprint
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
+from fl_elastic.training.feature_store import FeatureStore, fingerprint
 
 __all__ = ["ElasticForward", "ForwardOptions", "ForwardReport"]
 
@@ -36,12 +36,14 @@ class ForwardOptions:
     Parameters
     ----------
     cache_bytes : int
-        Bound of the feature cache; 0 for none. It pays when the same prepared examples come back within one fit,
-        that is, with several epochs and no random augmentation of the inputs.
+        Bound of the feature store; 0 for none. It pays when the same prepared examples come back without random
+        augmentation of the inputs: within a fit of several epochs, or in later fits, where the store is a file and
+        nothing trains below its cut meanwhile.
     precision : {"fp16", "fp32", "int8"}
         How features are stored.
     path : path-like, optional
-        File for the cache instead of memory.
+        File for the features, which stays for later fits and processes; memory if left out. Features of examples
+        that a fit over all data does not meet any more are wiped.
     variants : int
         Prepared variants of each example that the loader draws from (see `Variants`): so many more are kept.
     channels_last : bool
@@ -56,6 +58,11 @@ class ForwardOptions:
     variants: int = 1
     channels_last: bool = True
     augment: Callable[[Tensor], Tensor] | None = None
+
+    def terms(self, examples: int, epochs: float) -> CacheTerms | None:
+        """Return what the store is worth to a plan: passes over so many examples; None without a store."""
+        size = PRECISIONS[self.precision].itemsize
+        return CacheTerms(self.cache_bytes, size, examples, epochs) if self.cache_bytes else None
 
     def __post_init__(self) -> None:
         FeatureCodec(self.precision, (1,))
@@ -104,10 +111,19 @@ class ElasticForward:
         Size of one epoch, and how many the fit was asked for: what a cache is worth depends on them.
     clock : callable
         Gives seconds.
+    groups_above : int, optional
+        How many groups lie above the fleet's cut, where the prefix ends under every plan.
     """
 
     def __init__(
-        self, model: nn.Module, options: ForwardOptions, *, examples: int, epochs: int, clock: Clock
+        self,
+        model: nn.Module,
+        options: ForwardOptions,
+        *,
+        examples: int,
+        epochs: int,
+        clock: Clock,
+        groups_above: int | None = None,
     ) -> None:
         self.options = options
         self.prefix_seconds = 0.0
@@ -121,26 +137,40 @@ class ElasticForward:
         self._split: SplitModel | None = None
         self._whole = False
         self._cut = ""
+        self._groups_above = groups_above
         self._locked: int | None = None
         self._computed = self._found = self._since_found = 0
-        self._cache: FeatureCache | None = None
-        if options.cache_bytes and epochs > 1:
-            self._cache = FeatureCache(options.cache_bytes, options.precision, options.path)
+        self._met: set[SampleId] = set()
+        self._meetings = 0
+        self._store: FeatureStore | None = None
+        if options.cache_bytes and (epochs > 1 or options.path is not None):
+            self._store = FeatureStore(options.cache_bytes, options.precision, options.path)
 
     @property
     def locked_groups(self) -> int | None:
         """How many groups may be trained without losing the features stored so far; None for all."""
-        return self._locked if self._cache is not None and len(self._cache) else None
+        if self._groups_above is not None:
+            return self._groups_above
+        return self._locked if self._store is not None and len(self._store) else None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether features are kept for as long as the fleet's cut stays, so that a step only looks them up."""
+        return self._groups_above is not None and self._store is not None and self._store.lasts
+
+    @property
+    def computed(self) -> int:
+        """Examples whose prefix was computed so far."""
+        return self._computed
 
     @property
     def terms(self) -> CacheTerms | None:
-        """What the planner may count on; None without a cache."""
-        if self._cache is None:
+        """What the planner may count on; None without a store."""
+        if self._store is None:
             return None
-        size = PRECISIONS[self.options.precision].itemsize
         # Once features are stored, staying above their cut costs only the look-up.
-        epochs = math.inf if self.locked_groups is not None else self._epochs
-        return CacheTerms(self.options.cache_bytes, size, self._examples, epochs)
+        found = self._groups_above is None and self.locked_groups is not None
+        return self.options.terms(self._examples, math.inf if found or self.lasts else self._epochs)
 
     @contextmanager
     def splitting(self, graph: BackwardGraph, depth: int, batch: Batch) -> Iterator[None]:
@@ -156,7 +186,7 @@ class ElasticForward:
                 if self._works(split, cut, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
-                    self._open_cache(split, graph, cut, split_batch(batch)[0])
+                    self._open_store(split, graph, cut, split_batch(batch)[0])
                 else:
                     # Steps of the whole model find their forwards and modes.
                     stack.close()
@@ -193,15 +223,20 @@ class ElasticForward:
 
     def report(self) -> ForwardReport:
         """Return what was done so far."""
-        used = 0 if self._cache is None else self._cache.used_bytes
+        used = 0 if self._store is None else self._store.used_bytes
         return ForwardReport(
             self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
         )
 
+    def forget_others(self) -> None:
+        """Wipe the features of examples that were not met, if there were as many meetings as there are examples."""
+        if self._store is not None and self._meetings >= self._examples:
+            self._store.keep_only(self._met)
+
     def close(self) -> None:
-        """Give the cache's memory or file back."""
-        if self._cache is not None:
-            self._cache.close()
+        """Give the store's memory or file back."""
+        if self._store is not None:
+            self._store.close()
 
     def _laid_out(self, features: Tensor) -> Tensor:
         return channels_last(features) if self.options.channels_last else features
@@ -222,8 +257,8 @@ class ElasticForward:
                 self.refused = f"no elastic forward pass: {error}"
         return self._checked[place]
 
-    def _open_cache(self, split: SplitModel, graph: BackwardGraph, cut: Cut, inputs: Any) -> None:
-        if self._cache is None:
+    def _open_store(self, split: SplitModel, graph: BackwardGraph, cut: Cut, inputs: Any) -> None:
+        if self._store is None:
             return
         if not isinstance(inputs, Tensor):
             self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
@@ -239,25 +274,26 @@ class ElasticForward:
             self._constant.add(place)
         prefix = fingerprint(split.prefix_modules, f"{cut.module}/{cut.at_input}")
         try:
-            self._cache.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
+            self._store.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
             self._locked = cut.groups_above
         except BudgetError as error:
             self._give_up(str(error))
 
     def _give_up(self, reason: str) -> None:
         self.refused = f"no feature cache: {reason}"
-        if self._cache is not None:
-            self._cache.close()
-        self._cache = None
+        if self._store is not None:
+            self._store.close()
+        self._store = None
 
     def _features(self, split: SplitModel, inputs: Any) -> Tensor:
-        if self._cache is None:
+        if self._store is None:
             self._computed += _count(inputs)
             return split.features(inputs)
         ids = sample_ids(inputs)
-        rows = self._cache.rows(ids)
-        missing = [index for index, row in enumerate(rows) if row is None]
-        known = [(index, row) for index, row in enumerate(rows) if row is not None]
+        self._met.update(ids)
+        self._meetings += len(ids)
+        known, stored = self._store.read(ids)
+        missing = sorted({*range(len(ids))}.difference(known))
         self._computed += len(missing)
         self._found += len(known)
         self._since_found = 0 if known else self._since_found + len(ids)
@@ -269,15 +305,15 @@ class ElasticForward:
             return split.features(inputs)
         if not known:
             features = split.features(inputs)
-            self._cache.store(ids, features)
+            self._store.store(ids, features)
             return features
-        stored = self._cache.read([row for _, row in known]).to(inputs.device)
+        stored = stored.to(inputs.device)
         if not missing:
             return self._laid_out(stored)
         computed = split.features(inputs[missing])
-        self._cache.store([ids[index] for index in missing], computed)
+        self._store.store([ids[index] for index in missing], computed)
         whole = computed.new_empty(len(ids), *computed.shape[1:])
-        whole[[index for index, _ in known]] = stored
+        whole[known] = stored
         whole[missing] = computed
         return self._laid_out(whole)
 

@@ -20,6 +20,7 @@ from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
+from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
@@ -64,6 +65,8 @@ class Fit:
         What the fit may spend, all in all.
     batches : list of batch
         Those that a probe takes.
+    groups_above : int, optional
+        How many groups lie above the fleet's cut; None without one.
     plans : list of (int, Plan)
         What was chosen and trained, each with the number of steps before it.
     plan : Plan
@@ -81,6 +84,7 @@ class Fit:
     free: FreeMemory
     budget: Budget
     batches: list[Batch]
+    groups_above: int | None = None
     plans: list[tuple[int, Plan]] = field(default_factory=list)
     plan: Plan = field(init=False)
     step_seconds: float = 0.0
@@ -162,6 +166,7 @@ class Fit:
             steps_before = control.steps
             while next_batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
+                computed = 0 if forward is None else forward.computed
                 seconds, whole = log.step(next_batch, plan, tensors, step.take)
                 # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
                 steady = seconds
@@ -174,6 +179,7 @@ class Fit:
                     predicted_seconds=plan.predicted_step_seconds,
                     nearly_full=nearly_full,
                 )
+                self._predict_first_pass(computed)
                 self.planner.state.steps_since_probe += 1
                 look = control.reference_due() or (
                     not to_the_end and (self._probe_due(plan) or control.wants_replan(plan))
@@ -195,7 +201,9 @@ class Fit:
         keep = False
         if self.step.forward is not None:
             forward = self.step.forward
-            planner.go_on(planned_with(self.profile, forward), forward.locked_groups)
+            kept_head = planner.options.kept_head
+            costs = planned_with(self.profile, forward, self.groups_above, kept_head)
+            planner.go_on(costs, forward.locked_groups)
         self._learn()
         if self._probe_due(current):
             drifted = planner.measure_importance(batches)
@@ -266,6 +274,18 @@ class Fit:
         locked = forward.locked_groups or 0
         return prefix_seconds(self.profile, plan.depth, forward.terms, at_least=locked)
 
+    def _predict_first_pass(self, computed: int) -> None:
+        """Charge prediction with what was computed of a prefix whose features last, besides the plan's steps."""
+        forward = self.step.forward
+        if forward is None or not forward.lasts:
+            return
+        examples = forward.computed - computed
+        per_example = prefix_seconds(
+            self.profile, 0, None, at_least=forward.locked_groups or 0
+        ) / max(self.profile.key.batch_shape[0], 1)
+        self.log.predicted_seconds += examples * per_example
+        self.control.predicted += examples * per_example
+
     def _statistics(self) -> dict[str, Tensor]:
         """Return copies of the float buffers that travel: what else than a gradient training may change."""
         return {
@@ -307,11 +327,16 @@ class Fit:
         )
 
 
-def planned_with(profile: CostProfile, forward: ElasticForward | None) -> CostProfile:
-    """Return the costs that plans are made with: those of the forward pass as it will run."""
-    if forward is None:
-        return profile
-    return elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
+def planned_with(
+    profile: CostProfile,
+    forward: ElasticForward | None,
+    groups_above: int | None = None,
+    kept_head: str = "",
+) -> CostProfile:
+    """Return the costs that plans are made with: of the forward pass as it will run, and of what may be trained."""
+    if forward is not None:
+        profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
+    return trainable_part(profile, groups_above, kept_head)
 
 
 def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,23 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device
+from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.options import TrainerOptions
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["head_sums"]
+__all__ = ["head_sums", "head_sums_above_cut"]
 
 
 def head_sums(
-    model: nn.Module, loader: Iterable[Batch], *, seconds: float = float("inf")
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    seconds: float = float("inf"),
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
 ) -> HeadSums:
     """Return the sums over a loader of what enters the model's last linear layer, and of its targets.
 
@@ -40,6 +50,8 @@ def head_sums(
         Targets are classes, shape (N,), or numbers, shape (N, C).
     seconds : float
         No batch is begun after that time; sums over some of the data are sums as well.
+    running : callable, optional
+        Gives the block in which the model runs on a batch; as it is, if left out.
 
     Raises
     ------
@@ -68,7 +80,8 @@ def head_sums(
                 seen.clear()
                 batch = to_device(batch, model_device(model))
                 if batch_shape(batch)[:1] != (0,):
-                    with refusing_misfits(batch):
+                    block = nullcontext() if running is None else running(batch)
+                    with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
                         outputs = call_model(model, inputs)
                     found = _sums_of(model, seen, outputs, targets)
@@ -83,6 +96,40 @@ def head_sums(
     if total is None:
         raise TrainingError("the loader gave no batch: check the client's data")
     return total
+
+
+def head_sums_above_cut(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    graph: BackwardGraph,
+    options: TrainerOptions,
+    *,
+    seconds: float = float("inf"),
+) -> HeadSums:
+    """Return `head_sums`, with the frozen prefix run as in a fit: its features are kept for the fits to come.
+
+    Parameters
+    ----------
+    model, loader, seconds
+        See `head_sums`.
+    graph : BackwardGraph
+        Of a step of the model.
+    options : TrainerOptions
+        With a cut, and how the prefix runs.
+    """
+    assert options.forward is not None
+    device = model_device(model)
+    first = first_batches(loader, 1, device)[0]
+    above = graph.groups_above(options.cut)
+    forward = ElasticForward(
+        model, options.forward, examples=loader_size(loader, first)[1], epochs=1,
+        clock=clock_for(device, options.clock), groups_above=above,
+    )  # fmt: skip
+    try:
+        with forward.splitting(graph, above - 1, first):
+            return head_sums(model, loader, seconds=seconds, running=forward.step)
+    finally:
+        forward.close()
 
 
 def _sums_of(

@@ -61,6 +61,15 @@ class TrainerOptions:
         Weight of ``fleet_importance`` against the model's own, in [0, 1).
     forward : ForwardOptions, optional
         Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
+    cut : str
+        The fleet's cut: the deepest group, or module, that is trained; what lies below it stays as it is whatever
+        the policy says. Empty for none.
+    kept_head : str
+        Group of a head that was solved for (`fl_elastic.aggregation.closed_form_head`) and is not trained.
+    keep_statistics : bool
+        Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
+        pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
+        Their weights and biases are trained as ever.
     profile_seconds, planning_seconds : float
         Where times are not measured (``closed_loop`` off): what a fit is charged with for costs that it had to
         estimate first, and for each plan that has to be made, as a simulation says.
@@ -86,11 +95,19 @@ class TrainerOptions:
     fleet_importance: Mapping[str, float] = field(default_factory=dict)
     blend: float = 0.0
     forward: ForwardOptions | None = None
+    cut: str = ""
+    kept_head: str = ""
+    keep_statistics: bool = False
     profile_seconds: float = 0.0
     planning_seconds: float = 0.0
     clock: str = "auto"
     seed: int = 0
     shared_seed: int | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a part of the model stays as it is whatever the policy says, so that nobody takes full steps."""
+        return bool(self.cut or self.kept_head)
 
     def __post_init__(self) -> None:
         IMPORTANCES.check(self.importance)

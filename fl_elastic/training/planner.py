@@ -96,6 +96,11 @@ class Planner:
         return CHANNEL_SCORES.make(self.policy.channel_score_name or self.options.channel_score)
 
     @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters that this fit's plans choose among."""
+        return [name for group in self._known_costs().graph.groups for name in group.parameters]
+
+    @property
     def batches_needed(self) -> int:
         """Batches that one probe takes."""
         scored = self.importance.batches_needed if self.policy.uses_importance else 1

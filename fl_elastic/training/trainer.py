@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.estimate import refined
 from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
@@ -121,6 +124,12 @@ class ElasticTrainer:
         """The optimiser, kept from fit to fit; None before the first."""
         return self._optimizing.made
 
+    @property
+    def may_train(self) -> list[str]:
+        """Names of the parameters that the last fit could choose among: not what it was told to leave alone."""
+        names = Counter(dict.fromkeys(self.planner.parameters, 1))
+        return [name for name, counts in under_every_name(self.model, names).items() if counts]
+
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
         """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.
 
@@ -154,8 +163,10 @@ class ElasticTrainer:
             ProximalPull.towards_present(self.model, self.options.proximal), clock,
         )  # fmt: skip
         self._tensor_steps.clear()
+        kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
         try:
-            return self._fit(loader, epochs, per_epoch * epochs, batches, log)
+            with kept:
+                return self._fit(loader, epochs, per_epoch * epochs, batches, log)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -165,7 +176,7 @@ class ElasticTrainer:
                 parameter.grad = None
             if self._step.forward is not None:
                 self._step.forward.close()
-                # With it go the features that it kept.
+                # With it go the features that it kept in memory.
                 self._step.forward = None
 
     def _fit(
@@ -184,14 +195,17 @@ class ElasticTrainer:
         if closed_loop:
             estimating = clock() - began if profile is not known else 0.0
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
-        step.forward = self._elastic_forward(epochs, clock)
-        self.planner.begin(planned_with(profile, step.forward), requested, batches, budget)
+        cut = self.options.cut
+        above = profile.graph.groups_above(cut) if cut else None
+        step.forward = self._elastic_forward(epochs, clock, above)
+        costs = planned_with(profile, step.forward, above, self.options.kept_head)
+        self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
-            step.worth = StepImportance(self.model, self._start.weights, profile.graph.groups)
+            step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)
         fit = Fit(
             self.planner, step, self._start, profile,
             self._control(profile, budget, requested), log,
-            FreeMemory(self.budget.memory), self.budget, batches,
+            FreeMemory(self.budget.memory), self.budget, batches, above,
         )  # fmt: skip
         log.selection_seconds += estimating
         log.predicted_seconds += 0.0 if closed_loop else estimating
@@ -199,7 +213,12 @@ class ElasticTrainer:
         fit.charge(clock() - log.began - estimating * closed_loop)
         fit.control.spent += self._closing_seconds * closed_loop
         fit.run(epochs_of(loader, epochs, model_device(self.model)))
-        if profile.estimated and closed_loop and step.forward is None:
+        if (
+            profile.estimated
+            and closed_loop
+            and step.forward is None
+            and not self.options.leaves_out
+        ):
             self.profile = refined(
                 profile, fit.control.full_ratio, fit.plan.predicted_step_seconds, fit.recent_seconds
             )
@@ -207,6 +226,8 @@ class ElasticTrainer:
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
+        if step.forward is not None:
+            step.forward.forget_others()
         report = self._report(fit, epochs)
         self._closing_seconds = clock() - log.ended
         return report
@@ -219,7 +240,7 @@ class ElasticTrainer:
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
-            fits_memory=self.planner.full_step_fits_memory,
+            times_full_steps=self.planner.full_step_fits_memory and not self.options.leaves_out,
         )
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:
@@ -278,13 +299,23 @@ class ElasticTrainer:
         )  # fmt: skip
         return self.profile
 
-    def _elastic_forward(self, epochs: int, clock: Clock) -> ElasticForward | None:
+    def _elastic_forward(
+        self, epochs: int, clock: Clock, groups_above: int | None
+    ) -> ElasticForward | None:
         if self.options.forward is None:
             return None
         return ElasticForward(
             self.model, self.options.forward,
-            examples=self._num_examples, epochs=epochs, clock=clock,
+            examples=self._num_examples, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
+
+
+def _relative_to(costs: CostProfile, profile: CostProfile, budget: Budget) -> Budget:
+    """Return the budget with a speed-up over steps of the whole model as one over those that ``costs`` knows."""
+    if budget.speedup is None or costs is profile:
+        return budget
+    speedup = budget.speedup * costs.full_step_seconds / profile.full_step_seconds
+    return replace(budget, speedup=max(speedup, 1.0))
 
 
 def _refuse_untrainable(model: nn.Module) -> None:

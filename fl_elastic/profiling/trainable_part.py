@@ -1,0 +1,59 @@
+"""The costs of steps that leave a part of the model alone: what lies below the fleet's cut, a head solved for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.profile import CostProfile
+
+__all__ = ["trainable_part"]
+
+
+def trainable_part(
+    profile: CostProfile, groups_above: int | None = None, kept_head: str = ""
+) -> CostProfile:
+    """Return the profile as if the model had only the groups that may be trained.
+
+    The forward pass keeps its costs at each depth, the frozen prefix included, and the error gradient still passes
+    through a head that stays as it is. Whatever chooses by such a profile leaves the rest of the model alone.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of the whole model.
+    groups_above : int, optional
+        How many groups lie above the fleet's cut, see `BackwardGraph.groups_above`; all without one.
+    kept_head : str
+        The head's group, which is not trained; empty where it is. It is where there is nothing else.
+    """
+    graph = profile.graph
+    above = len(graph.groups) if groups_above is None else min(groups_above, len(graph.groups))
+    kept = [g for g in range(above) if not kept_head or graph.groups[g].name != kept_head]
+    if not kept or len(kept) == len(graph.groups):
+        return profile
+    number = {group: place for place, group in enumerate(kept)}
+    part = replace(
+        graph,
+        groups=tuple(graph.groups[group] for group in kept),
+        # What nobody trains runs all the same, and takes memory as inference does.
+        nodes=tuple(
+            replace(node, group=None if node.group is None else number.get(node.group))
+            for node in graph.nodes
+        ),
+        cuts=(),
+    )
+    modes = profile.modes
+    if modes is not None:
+        modes = ModeCosts(modes.modes, modes.update_ratio[kept], modes.path_ratio[kept])
+    return replace(
+        profile,
+        graph=part,
+        optimizer_seconds=profile.optimizer_seconds[kept],
+        forward_seconds=profile.forward_seconds[kept],
+        cut_plain_seconds=np.zeros(0),
+        cut_inference_seconds=np.zeros(0),
+        modes=modes,
+    )

@@ -1,0 +1,119 @@
+"""What a fit is told to leave alone stays as it is, and the rest trains as in a plain loop that freezes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    Residual,
+    chain,
+    conv_net,
+    flat_profile,
+    images,
+    loss_fn,
+    sgd,
+    vectors,
+    weights_of,
+)
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import tensor_groups
+from fl_elastic.groups.torch_private import NormWithStatistics
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
+    "chain": (chain, vectors),
+    "batch norms": (conv_net, images),
+    "group norms": (lambda: conv_net("group"), images),
+    "residual": (Residual, images),
+}
+
+
+def plainly(model: nn.Module, batches: Any, trained: set[str], *, kept_statistics: bool) -> None:
+    """The slow way: freeze by hand, in one loop."""
+    model.train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for module in model.modules():
+        frozen = not any(each.requires_grad for each in module.parameters(recurse=False))
+        if isinstance(module, NormWithStatistics) and (kept_statistics or frozen):
+            module.eval()
+    optimizer = sgd([each for each in model.parameters() if each.requires_grad])
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss_fn(model(inputs), targets).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kept_statistics", [False, True])
+@pytest.mark.parametrize("kept_head", [False, True])
+@pytest.mark.parametrize(
+    "forward", [None, ForwardOptions(), ForwardOptions(cache_bytes=1 << 20, precision="fp32")]
+)
+def test_the_rest_trains_as_in_a_plain_loop(
+    name: str, kept_statistics: bool, kept_head: bool, forward: ForwardOptions | None, tmp_path: Any
+) -> None:
+    make, data = MODELS[name]
+    torch.manual_seed(1)
+    start, batches = make(), data(4)
+    groups = tensor_groups(start, loss_fn, batches[0])
+    for place in (1, 2, len(groups) - 1):
+        plain, elastic = copy.deepcopy(start), copy.deepcopy(start)
+        if forward is not None and forward.cache_bytes:
+            forward = ForwardOptions(1 << 20, "fp32", tmp_path / f"{place}.bin")
+        trainer = ElasticTrainer(
+            elastic.train(), loss_fn, sgd, budget=Budget(), policy="full",
+            options=TrainerOptions(
+                closed_loop=False, cut=groups[place].name, forward=forward,
+                kept_head=groups[0].name if kept_head else "", keep_statistics=kept_statistics,
+            ),
+        )  # fmt: skip
+        trainer.fit(batches)
+        above = trainer.profile.graph.groups_above(groups[place].name)  # type: ignore[union-attr]
+        trained = {n for group in groups[int(kept_head) : above] for n in group.parameters}
+        assert set(trainer.update().deltas) >= trained
+        plainly(plain, batches, trained, kept_statistics=kept_statistics)
+        expected = weights_of(plain)
+        for key, value in weights_of(elastic).items():
+            if value.is_floating_point():
+                torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def test_norms_run_as_before_after_the_fit() -> None:
+    model = conv_net().train()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(), options=TrainerOptions(keep_statistics=True)
+    )
+    trainer.fit(images(3))
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert all(module.training for module in model.modules())
+    model.eval()
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_speed_up_above_a_cut_is_still_over_full_training() -> None:
+    # Everything above the cut takes less than half of a full step, so all of it is trained.
+    model = conv_net()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=1.1), profile=flat_profile(model, images(1)[0]),
+        options=TrainerOptions(cut="11", deep_every=0, closed_loop=False),
+    )  # fmt: skip
+    report = trainer.fit(images(6))
+    assert set(trainer.update().steps) == {"11.weight", "11.bias"}
+    assert report.steps == report.requested_steps
+
+
+def test_a_fit_below_whose_cut_nothing_is_says_so() -> None:
+    trainer = ElasticTrainer(
+        chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(cut="nowhere")
+    )
+    with pytest.raises(PlanError, match="no group 'nowhere'"):
+        trainer.fit(vectors(2))
