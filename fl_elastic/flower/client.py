@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.given_policy import GivenPolicy
-from fl_elastic.flower.records import HAVE, PACKED, TENSORS, failure
+from fl_elastic.flower.records import HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
@@ -32,12 +32,14 @@ from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
+    ForwardOptions,
     MetricsFn,
     SelectionState,
     TrainerOptions,
     evaluate,
 )
 from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.costs import lasting_costs
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -47,6 +49,9 @@ from fl_elastic.update import (
     load_weights,
     weights_of,
 )
+
+if TYPE_CHECKING:
+    from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["ElasticClient"]
 
@@ -122,6 +127,9 @@ class ElasticClient(NumPyClient):
     client_id : str
         Who this client is: with the run's seed and the round it gives the seed of its random choices.
         `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
+    feature_bytes : int
+        What the features at the fleet's cut may take in ``state_dir``, as fp16; 0 keeps none. They tell about the
+        data as the data themselves do: they stay on the device, and go when a fit does not meet their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
         over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
@@ -144,6 +152,7 @@ class ElasticClient(NumPyClient):
         device: str = "",
         state_dir: str | Path | None = None,
         client_id: str = "",
+        feature_bytes: int = 256 << 20,
         metrics_fn: MetricsFn | None = None,
     ) -> None:
         POLICIES.make(policy)
@@ -158,6 +167,7 @@ class ElasticClient(NumPyClient):
         self.epochs = epochs
         self.metrics_fn = metrics_fn
         self.codec = codec
+        self.feature_bytes = feature_bytes
         self.options = options or TrainerOptions()
         self.device = device
         self.manifest = Manifest.of(model)
@@ -229,12 +239,9 @@ class ElasticClient(NumPyClient):
         version, metrics = self._load_weights(parameters, config, told)
         if told.round_zero:
             # Asked for once in a run: other messages do not load it.
-            from fl_elastic.training.head_sums import head_sums
             from fl_elastic.update.head_sums import encode_head_sums
 
-            sums = head_sums(
-                self.model, self.train_loader, seconds=self._budget(told).deadline or math.inf
-            )
+            sums = self._head_sums(told)
             packed = encode_head_sums(sums, self.manifest)
             return [np.frombuffer(packed, dtype=np.uint8)], sums.num_examples, metrics
         trainer = ElasticTrainer(
@@ -263,6 +270,9 @@ class ElasticClient(NumPyClient):
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile)
         metrics |= self.report.to_metrics()
+        if told.cut or told.kept_head:
+            indices = sorted(self.manifest.index[name] for name in trainer.may_train)
+            metrics[MAY_TRAIN] = json.dumps(indices)
         if told.wants_importance and trainer.state.complete:
             # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
@@ -278,6 +288,21 @@ class ElasticClient(NumPyClient):
             return list(weights.values()), update.num_examples, metrics
         packed = self._encoded(update)
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
+
+    def _head_sums(self, told: Instructions) -> HeadSums:
+        """Return the sums of round zero; features at the fleet's cut are kept on the way."""
+        from fl_elastic.training.head_sums import head_sums, head_sums_above_cut
+
+        seconds = self._budget(told).deadline or math.inf
+        options = self._options(told)
+        if options.forward is None or not options.cut:
+            return head_sums(self.model, self.train_loader, seconds=seconds)
+        batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
+        self._profile = self._known_profile() or self._measure(batch, options)
+        self._state.keep_profile(self._profile)
+        return head_sums_above_cut(
+            self.model, self.train_loader, self._profile.graph, options, seconds=seconds
+        )
 
     def _encoded(self, update: PartialUpdate) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
@@ -301,7 +326,7 @@ class ElasticClient(NumPyClient):
         """
         try:
             if config.get(QUERY):
-                known = self.capabilities()
+                known = self.capabilities(Instructions.from_config(config))
                 return 0.0, known.num_examples, known.to_metrics()
             _, metrics = self._load_weights(parameters, config, Instructions.from_config(config))
             result = evaluate(
@@ -315,16 +340,17 @@ class ElasticClient(NumPyClient):
         told = {} if result.accuracy is None else {"accuracy": result.accuracy}
         return result.loss, result.num_examples, {**told, **result.metrics, **metrics}
 
-    def capabilities(self) -> Capabilities:
-        """Return what this device can do in a round; its costs are measured if they are not known."""
+    def capabilities(self, told: Instructions | None = None) -> Capabilities:
+        """Return what this device can do in such a round; its costs are measured if they are not known."""
+        options = self._options(told or Instructions())
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
         per_epoch, examples = loader_size(self.train_loader, batch)
         self._profile = self._known_profile()
         if self._profile is None:
-            self._profile = self._measure(batch)
+            self._profile = self._measure(batch, options)
             self._state.keep_profile(self._profile)
         return Capabilities.of(
-            self._profile, self._budget(Instructions()),
+            lasting_costs(self._profile, options, examples), self._budget(Instructions()),
             device=self.device, num_examples=examples, steps=per_epoch * self.epochs,
         )  # fmt: skip
 
@@ -348,7 +374,9 @@ class ElasticClient(NumPyClient):
             self.budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink
         )
 
-    def _options(self, told: Instructions, proximal: float, server_round: int) -> TrainerOptions:
+    def _options(
+        self, told: Instructions, proximal: float = 0.0, server_round: int = 0
+    ) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""
         options = self.options
         return replace(
@@ -362,7 +390,22 @@ class ElasticClient(NumPyClient):
             proximal=max(proximal, options.proximal),
             fleet_importance=told.importance_by_group(),
             blend=told.blend,
+            cut=told.cut or options.cut,
+            kept_head=told.kept_head or options.kept_head,
+            keep_statistics=told.keep_statistics or options.keep_statistics,
+            forward=self._forward(told),
         )
+
+    def _forward(self, told: Instructions) -> ForwardOptions | None:
+        """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
+        forward, directory = self.options.forward, self._state.directory
+        if forward is None and (told.cut or self.options.cut):
+            forward = ForwardOptions(cache_bytes=self.feature_bytes)
+        if forward is None or not forward.cache_bytes or forward.path is not None:
+            return forward
+        if directory is None:
+            return forward
+        return replace(forward, path=directory / f"features-{self.manifest.hash}.bin")
 
     def _load_weights(
         self, parameters: list[NDArray[Any]], config: dict[str, Any], told: Instructions
@@ -403,9 +446,8 @@ class ElasticClient(NumPyClient):
             self._profile = self._state.profile(profile_key(self.model, batch, self.optimizer_fn))
         return self._profile
 
-    def _measure(self, batch: Batch) -> CostProfile:
+    def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
         return estimate_profile(
             self.model, self.loss_fn, batch, optimizer_fn=self.optimizer_fn,
-            clock=self.options.clock, memory=self.budget.memory,
-            prefix=self.options.forward is not None,
+            clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,
         )  # fmt: skip

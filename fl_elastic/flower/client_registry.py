@@ -45,6 +45,8 @@ class ClientRegistry:
     def __init__(self, terms: RoundTerms) -> None:
         self.terms = terms
         self.capabilities: dict[int, Capabilities] = {}
+        # Group of a head that is solved for and not trained.
+        self.kept_head = ""
         self.importance: dict[str, float] = {}
         self.attendance = Attendance()
         self.groups: GroupNames | None = None
@@ -105,7 +107,9 @@ class ClientRegistry:
         content = RecordDict(
             {
                 "evaluateins.parameters": ArrayRecord(),
-                "evaluateins.config": ConfigRecord({**scalars, QUERY: True}),
+                "evaluateins.config": ConfigRecord(
+                    {**scalars, **self.evaluation().to_config(), QUERY: True}
+                ),
             }
         )
         questions = [Message(content, node, "evaluate") for node in asked]
@@ -167,13 +171,17 @@ class ClientRegistry:
             blend=terms.blend,
             seed=server_round if terms.plan_source == "shared_rng" else None,
             change=self._change,
-            keep=terms.delta_downlink,
+            keep=terms.sends_changes,
             groups=self._groups,
+            cut=terms.cut_group,
+            kept_head=self.kept_head,
+            keep_statistics=terms.keeps_statistics,
         )
 
     def evaluation(self) -> Instructions:
         """Return what every node is told when it evaluates."""
-        return Instructions(keep=self.terms.delta_downlink)
+        terms = self.terms
+        return Instructions(keep=terms.sends_changes, cut=terms.cut_group, kept_head=self.kept_head)
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""
@@ -219,6 +227,8 @@ class ClientRegistry:
         """Return what must outlast a restart of the server."""
         arrays = dict(self._stored) if self._ledger is None else self._ledger.to_arrays()
         arrays |= self._cohort.to_arrays()
+        if self.kept_head:
+            arrays["kept-head"] = np.array(self.kept_head)
         if self._change:
             arrays["change"] = np.array(self._change)
         if self.importance:
@@ -237,6 +247,7 @@ class ClientRegistry:
             raise ValueError("importance is not all numbers from 0")
         self.importance = found
         self._change = str(stored.pop("change", ""))
+        self.kept_head = str(stored.pop("kept-head", ""))[:_LONGEST_NAME]
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
         self._stored, self._ledger = stored, None
 

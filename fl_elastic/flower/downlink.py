@@ -72,6 +72,13 @@ class Downlink:
             self.held = {}
         self.log.record(version, before, weights)
 
+    def amend(self, weights: _Weights) -> None:
+        """Send this model under the same version from now on: nobody was told to keep the one before."""
+        before, self._weights, self._packed = self._weights, weights, {}
+        if self.changes_only:
+            self._checksum = _checksum(weights)
+            self.log.amend(before, weights)
+
     @property
     def whole(self) -> bytes:
         """The packed model."""
@@ -159,8 +166,9 @@ class Outbox:
         self.sent_bytes: dict[int, int] = {}
         self._kind = kind
         self._downlink = downlink
-        self._grid = grid
+        self.grid = grid
         self._configs: dict[int, ConfigRecord] = {}
+        self._bare: dict[int, ConfigRecord] = {}
         self._contents: dict[tuple[int, int], RecordDict] = {}
 
     @property
@@ -173,20 +181,30 @@ class Outbox:
     ) -> list[Message]:
         """Replace the content of each message; those that are told the same share it."""
         configs: dict[tuple[int, Instructions], ConfigRecord] = {}
+        bare: dict[int, ConfigRecord] = {}
         olds = [message.content for message in messages]
         for message, old in zip(messages, olds, strict=True):
             node = message.metadata.dst_node_id
             key = id(old), instructions(node)
             if key not in configs:
                 config = next(iter(old.config_records.values()), ConfigRecord())
+                bare[key[0]] = config
                 configs[key] = ConfigRecord({**config, **key[1].to_config()})
-            self._configs[node] = configs[key]
+            self._configs[node], self._bare[node] = configs[key], bare[key[0]]
             message.content = self._content(node)
         return messages
 
+    def blank(self, nodes: Iterable[int]) -> list[Message]:
+        """Return messages to these nodes with the inner strategy's settings alone, to be packed anew."""
+        return [
+            Message(RecordDict({"config": self._bare[node]}), node, self._kind)
+            for node in nodes
+            if node in self._bare
+        ]
+
     def whole_again(self, nodes: Iterable[int]) -> Iterable[Message]:
         """Send the whole model to nodes that said they need it; return the replies, none if time is up."""
-        grid = self._grid
+        grid = self.grid
         left = grid.seconds_left() if isinstance(grid, IncrementalGrid) else None
         known = [node for node in nodes if node in self._configs]
         if not known or left == 0:

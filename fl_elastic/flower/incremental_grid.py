@@ -19,6 +19,7 @@ __all__ = [
     "IncrementalGrid",
     "Listener",
     "Patient",
+    "collecting",
     "incremental",
     "warned_of_a_wrapper",
 ]
@@ -108,7 +109,7 @@ class IncrementalGrid(Grid):
         stop: threading.Event | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self._grid = grid
+        self.inner = grid
         self._listener = listener
         self._patience = patience
         self._late = late
@@ -125,7 +126,7 @@ class IncrementalGrid(Grid):
         """Push the messages; return an iterator over replies, which ends when all are there or time is up."""
         sent = list(messages)
         training = any(message.metadata.message_type == "train" for message in sent)
-        pushed = list(self._grid.push_messages(sent))
+        pushed = list(self.inner.push_messages(sent))
         now = time.monotonic()
         # Flower has None for a message that could not be stored.
         waiting = {
@@ -161,7 +162,7 @@ class IncrementalGrid(Grid):
                 # In the order in which they were sent, those of earlier rounds last.
                 late = list(self._outstanding) if training else []
                 arrived = []
-                for message in self._grid.pull_messages([*waiting, *late]):
+                for message in self.inner.pull_messages([*waiting, *late]):
                     answered = message.metadata.reply_to_message_id
                     old = self._outstanding.pop(answered, None)
                     sent = waiting.pop(answered, old)
@@ -215,24 +216,24 @@ class IncrementalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Delegate."""
-        return self._grid.push_messages(messages)
+        return self.inner.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Delegate."""
-        return self._grid.pull_messages(message_ids)
+        return self.inner.pull_messages(message_ids)
 
     def get_node_ids(self) -> Iterable[int]:
         """Delegate."""
-        return self._grid.get_node_ids()
+        return self.inner.get_node_ids()
 
     def set_run(self, run: Any) -> None:
         """Delegate."""
-        self._grid.set_run(run)
+        self.inner.set_run(run)
 
     @property
     def run(self) -> Any:
         """Delegate."""
-        return self._grid.run
+        return self.inner.run
 
     def create_message(
         self,
@@ -243,7 +244,7 @@ class IncrementalGrid(Grid):
         ttl: float | None = None,
     ) -> Message:
         """Delegate."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
 
 def incremental(grid: Grid, strategy: object) -> Grid:
@@ -265,6 +266,11 @@ def incremental(grid: Grid, strategy: object) -> Grid:
         late=inside.merges_late,
         listener=getattr(inside, "attendance", None),
     )
+
+
+def collecting(grid: Grid) -> Grid:
+    """Return the grid that collects all replies and books no times."""
+    return grid.inner if isinstance(grid, IncrementalGrid) else grid
 
 
 def warned_of_a_wrapper(grid: Grid) -> bool:

@@ -26,6 +26,7 @@ from fl_elastic.flower.terms import IMPORTANCE
 __all__ = [
     "ERROR",
     "HAVE",
+    "MAY_TRAIN",
     "PACKED",
     "STALE",
     "TENSORS",
@@ -53,6 +54,7 @@ HAVE = "fl_elastic.have"
 STALE = "fl_elastic.stale"
 """Metric key by which a client says that it needs the whole model."""
 
+MAY_TRAIN = "fl_elastic.may-train"
 TENSORS = "fl_elastic.tensors"
 """Metric key of the indices of the arrays in a reply, as a JSON list, where they are not those of all tensors."""
 
@@ -72,6 +74,7 @@ class TrainReply:
     num_examples: int
     metrics: dict[str, Any]
     importance: object = None
+    may_train: object = None
     have: int | None = None
 
 
@@ -172,6 +175,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         num_examples=num_examples,
         metrics=_numbers(metrics),
         importance=metrics.get(IMPORTANCE),
+        may_train=metrics.get(MAY_TRAIN),
         have=_version(metrics),
     )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.downlink import Outbox
+from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
@@ -62,6 +63,8 @@ class Round:
         Clients that could not train from it, as their loss was not finite.
     stale : dict of int to str
         Nodes that need the whole model, and why.
+    left_alone : LeftAlone, optional
+        Hears what may be trained, where the fleet has a cut or a head that is solved for.
     """
 
     weights: _Weights
@@ -75,6 +78,7 @@ class Round:
     losses: list[float] = field(default_factory=list)
     diverged: int = 0
     stale: dict[int, str] = field(default_factory=dict)
+    left_alone: LeftAlone | None = None
 
     @property
     def number(self) -> int:
@@ -192,6 +196,8 @@ class RoundRecord:
         Tensors that too few clients trained for a robust rule, and how many did.
     shortened : dict of int to int
         Nodes that changed tensors by many times more than is usual, and how many tensors.
+    trains : bool
+        Whether clients trained; False where they sent sums for a head in closed form.
     stepped_back : str
         Why the round's updates were dropped and the model before was put back; empty where it was not.
     """
@@ -204,6 +210,7 @@ class RoundRecord:
     rejected: list[Rejection] = field(default_factory=list)
     stayed: dict[str, int] = field(default_factory=dict)
     shortened: dict[int, int] = field(default_factory=dict)
+    trains: bool = True
     stepped_back: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -21,7 +21,7 @@ from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 
-__all__ = ["with_closed_form_head"]
+__all__ = ["LastSolved", "Solved", "with_closed_form_head"]
 
 _LOG = logging.getLogger("fl_elastic")
 # A client counts as no more examples than so many times what is usual, and one whose features are so many times as
@@ -43,13 +43,40 @@ class _Sent:
         return float(np.trace(self.sums.products[:-1, :-1])) / self.sums.num_examples
 
 
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """The model with a head in closed form, and the layer that it is; empty where no client sent sums."""
+
+    weights: dict[str, NDArray[Any]]
+    layer: str
+
+
+class LastSolved:
+    """The model as it was when its head was last solved for: what is tested and handed out.
+
+    Until the next time the features move on under a head that stays.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, NDArray[Any]] = {}
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what must outlast a restart of the server."""
+        return dict(self.weights)
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `to_arrays` gave."""
+        self.weights = dict(arrays)
+
+
 def with_closed_form_head(
     replies: Iterable[Message],
     weights: Mapping[str, NDArray[Any]],
     manifest: Manifest,
     limits: Limits,
     record: RoundRecord,
-) -> dict[str, NDArray[Any]]:
+    holds: Callable[[int, int | None], None],
+) -> Solved:
     """Return the model with the head that the clients' sums give; as it is, if no client could send any.
 
     What is damaged, of another layer than most name, or far from what is usual is left out and named in the log.
@@ -66,15 +93,17 @@ def with_closed_form_head(
         What counts the server believes.
     record : RoundRecord
         Of round zero: who was counted and who was not is entered into it.
+    holds : callable
+        Hears of each node which version of the model it says it keeps, if any.
     """
     left_out = _LeftOut(record)
     kept = _usual(
-        _of_one_layer(list(_read(replies, manifest, limits, left_out)), left_out), left_out
+        _of_one_layer(list(_read(replies, manifest, limits, left_out, holds)), left_out), left_out
     )
     record.accepted += [sent.reply for sent in kept]
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
-        return dict(weights)
+        return Solved(dict(weights), "")
     total = kept[0].sums
     for sent in kept[1:]:
         total = total + sent.sums
@@ -90,7 +119,7 @@ def with_closed_form_head(
     solved[total.weight] = head.weight.astype(manifest.array_dtype(total.weight))
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
-    return solved
+    return Solved(solved, total.weight.removesuffix("weight").removesuffix("."))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +133,11 @@ class _LeftOut:
 
 
 def _read(
-    replies: Iterable[Message], manifest: Manifest, limits: Limits, left_out: _LeftOut
+    replies: Iterable[Message],
+    manifest: Manifest,
+    limits: Limits,
+    left_out: _LeftOut,
+    holds: Callable[[int, int | None], None],
 ) -> Iterable[_Sent]:
     for message in replies:
         node = message.metadata.src_node_id
@@ -116,6 +149,7 @@ def _read(
         except UpdateError as error:
             left_out(node, str(error))
             continue
+        holds(node, reply.have)
         metrics = believed_metrics(reply.metrics)
         yield _Sent(
             node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), metrics)

@@ -65,10 +65,10 @@ class SecurePartialUpdates(LegacyStrategy):
     def __init__(self, inner: LegacyStrategy, *, terms: RoundTerms | None = None) -> None:
         self.inner = inner
         self.fleet = ClientRegistry(terms or RoundTerms(plan_source="server"))
-        if self.fleet.terms.plan_source != "server" or self.fleet.terms.delta_downlink:
+        if self.fleet.terms.plan_source != "server" or self.fleet.terms.sends_changes:
             raise RegistryError(
                 "under secure aggregation all clients train the same: use plan_source 'server', "
-                "without delta_downlink"
+                "without delta_downlink or a cut"
             )
         self._arrays: list[NDArray[Any]] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -27,7 +28,7 @@ from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
-from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
+from fl_elastic.flower.incremental_grid import collecting, incremental, warned_of_a_wrapper
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
@@ -41,6 +42,7 @@ from fl_elastic.flower.inner import (
     whole_model,
 )
 from fl_elastic.flower.intake import Intake
+from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
@@ -52,7 +54,7 @@ from fl_elastic.flower.round import (
     longest_step,
     one_line,
 )
-from fl_elastic.flower.round_zero import with_closed_form_head
+from fl_elastic.flower.round_zero import LastSolved, with_closed_form_head
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import Instructions, RoundTerms
 from fl_elastic.update import Manifest
@@ -61,6 +63,7 @@ from fl_elastic.update.partial import Limits
 __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
+_PATIENCE_SECONDS = 3600.0
 _QUARTER = Deadline(quantile=0.25)
 _Weights = dict[str, NDArray[Any]]
 
@@ -121,7 +124,9 @@ class PartialUpdates(Strategy):
     >>> strategy = PartialUpdates(FedAdam(eta=0.1), rule="contributors")
     """
 
-    keeps = frozenset({"average", "downlink", "fleet", "guard", "server_optimizer", "sizes"})
+    keeps = frozenset(
+        {"average", "downlink", "fleet", "guard", "server_optimizer", "sizes", "solved"}
+    )
     """Attributes whose state belongs into a checkpoint."""
 
     def __init__(
@@ -147,13 +152,14 @@ class PartialUpdates(Strategy):
                 "round zero sends exact sums, which differential privacy does not cover: use round_zero='none'"
             )
         self.fleet = ClientRegistry(self.terms)
-        self.downlink = Downlink(codec, changes_only=self.terms.delta_downlink)
+        self.downlink = Downlink(codec, changes_only=self.terms.sends_changes)
         self.server_optimizer = server_optimizer
         self.average = average
         self.limits = limits or Limits()
         self.on_round = on_round
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
+        self.solved = LastSolved()
         self._weights: _Weights = {}
         self._round: Round | None = None
         self._warned = False
@@ -229,7 +235,8 @@ class PartialUpdates(Strategy):
     ) -> Result:
         """Run the rounds on a grid that hands over each reply as it comes; otherwise as Flower's own.
 
-        With an `average`, that is what ``evaluate_fn`` is given and what the result holds.
+        With an `average`, that is what ``evaluate_fn`` is given and what the result holds; where the head is solved
+        for again and again, the model of the last time.
         """
         initial_arrays = self.round_zero(grid, initial_arrays, timeout, train_config)
         result = super().start(
@@ -260,15 +267,49 @@ class PartialUpdates(Strategy):
             config=ConfigRecord(dict(config or {})),
             grid=grid,
         )
+        return as_record(self._solved(list(messages), grid, RoundRecord(0, trains=False), timeout))
+
+    def _solved(
+        self, messages: list[Message], grid: Grid, record: RoundRecord, timeout: float
+    ) -> _Weights:
+        """Ask for sums by these messages; return the model with the head that they give."""
+        zero = record.server_round == 0
+        told = Instructions(
+            deadline=record.deadline, round_zero=True, cut=self.terms.cut_group,
+            # Later on the model is asked about before it has its version.
+            keep=self.terms.sends_changes and zero,
+        )  # fmt: skip
         outbox = Outbox("train", self.downlink, grid)
-        asked = outbox.packed(list(messages), lambda _: Instructions(round_zero=True))
+        asked = outbox.packed(messages, lambda _: told)
         replies = in_fixed_order(grid.send_and_receive(asked, timeout=timeout))
-        record = RoundRecord(0, downlink_bytes=len(self.downlink.whole))
+        record.downlink_bytes = len(self.downlink.whole)
         record.downlink_total_bytes = outbox.total_bytes
-        solved = with_closed_form_head(replies, self._weights, manifest, self.limits, record)
+        solved = with_closed_form_head(
+            replies, self._weights, Manifest.of_arrays(self._weights), self.limits, record,
+            self.downlink.holds if zero else lambda *_: None,
+        )  # fmt: skip
+        record.accepted = [
+            replace(each, downlink_bytes=outbox.sent_bytes.get(each.node_id, 0))
+            for each in record.accepted
+        ]
+        if solved.layer and self.terms.solve_every:
+            self.fleet.kept_head, self.solved.weights = solved.layer, solved.weights
         if self.on_round is not None:
             self.on_round(record)
-        return as_record(solved)
+        return solved.weights
+
+    def _solve_again(self, this: Round) -> None:
+        """Solve for the head of the model as it is after a round, from sums of those who took part."""
+        every = self.terms.solve_every if self.fleet.kept_head else 0
+        nodes = [each.node_id for each in this.record.accepted if not each.staleness]
+        if not every or this.number % every or not nodes:
+            return
+        record = RoundRecord(this.number, deadline=this.record.deadline, trains=False)
+        timeout = self.patience() or _PATIENCE_SECONDS
+        # One that books no times: a pass for sums is no round of training.
+        grid = collecting(this.outbox.grid)
+        self._weights = self._solved(this.outbox.blank(nodes), grid, record, timeout)
+        self.downlink.amend(self._weights)
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""
@@ -289,6 +330,9 @@ class PartialUpdates(Strategy):
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
             Outbox("train", self.downlink, grid),
             RoundRecord(server_round),
+            left_alone=LeftAlone(manifest)
+            if self.terms.cut_group or self.fleet.kept_head
+            else None,
         )
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
@@ -353,6 +397,7 @@ class PartialUpdates(Strategy):
             return None, metrics
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
+        self._solve_again(this)
         if undo is not None:
             self.guard.keep(this.weights, undo)
         return as_record(self._weights), metrics
@@ -441,6 +486,8 @@ class PartialUpdates(Strategy):
         )  # fmt: skip
         if limit is not None:
             new = no_longer_than(limit, before, merged, new, this.manifest)
+        if this.left_alone is not None:
+            new = this.left_alone.put_back(new, before)
         self._keep(new, this.number + 1)
         self.fleet.moved(before, self._weights)
         if self.average is not None:

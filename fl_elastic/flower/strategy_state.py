@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
+from fl_elastic.flower.round_zero import LastSolved
 
 __all__ = [
     "EvaluateFn",
@@ -164,7 +165,10 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
-    """Return the mean of the strategy's global models; ``arrays``, the newest one, where it keeps none."""
+    """Return the mean of the strategy's global models, or that whose head was last solved for; else ``arrays``."""
+    solved = getattr(strategy, "solved", None)
+    if isinstance(solved, LastSolved) and solved.weights:
+        return as_record(solved.weights)
     average = getattr(strategy, "average", None)
     if not isinstance(average, ModelAverage) or not average.rounds:
         return arrays

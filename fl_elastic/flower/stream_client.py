@@ -17,6 +17,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
+from fl_elastic.flower.terms import Instructions
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.measure import OptimizerFn
@@ -131,12 +132,12 @@ class StreamClient(ElasticClient):
         self._shares, self._left = Shares(0.0), left
         self._joined: LabelledWeights | None = None
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, told: Instructions | None = None) -> Capabilities:
         """Return what this device can do in a round; its costs are measured if they are not known."""
         self.loss_fn = self._replay.loss(self._plain_loss)
         try:
             self._visited()
-            return super().capabilities()
+            return super().capabilities(told)
         finally:
             self._end_visit()
 

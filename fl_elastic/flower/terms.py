@@ -15,10 +15,13 @@ from fl_elastic.update.partial import MAX_VERSION
 __all__ = [
     "BLEND",
     "CHANGE",
+    "CUT",
     "DEADLINE",
     "GROUPS",
     "IMPORTANCE",
     "KEEP",
+    "KEEP_STATISTICS",
+    "KEPT_HEAD",
     "OVERDUE",
     "ROUND_ZERO",
     "SEED",
@@ -36,8 +39,12 @@ CHANGE = "fl_elastic.change"
 ROUND_ZERO = "fl_elastic.round-zero"
 SEED = "fl_elastic.seed"
 KEEP = "fl_elastic.keep"
+CUT = "fl_elastic.cut"
+KEPT_HEAD = "fl_elastic.kept-head"
+KEEP_STATISTICS = "fl_elastic.keep-statistics"
 GROUPS = "fl_elastic.groups"
 
+_FIXED = "fixed:"
 _MOST_GROUPS = 10_000
 _LONGEST_TEXT = 1 << 20
 
@@ -74,11 +81,24 @@ class RoundTerms:
     round_zero : {"none", "closed_form"}
         What is done before the first round: nothing, or clients send sums from which the server solves for the
         model's last linear layer (`fl_elastic.aggregation.closed_form_head`), without a step.
+    solve_every : int
+        After so many rounds the server solves for the head again, from sums of the features as they are then; in
+        between nobody trains it, so that it does not drift apart where clients have few classes each. 0 has it
+        trained like everything else after round zero.
+    cut : str
+        The fleet's cut: ``"none"``, or ``"fixed:GROUP"``, the deepest group (or module) that anybody trains. What
+        lies below it stays bit-identical everywhere, so that clients compute its features once and keep them, and
+        only what lies above it travels, to clients as well.
 
     Raises
     ------
     RegistryError
         If a value is none of these.
+
+    Notes
+    -----
+    With a head in closed form, or a cut, norms keep their statistics (`TrainerOptions.keep_statistics`): head and
+    features were found with them.
     """
 
     deadline: Deadline | None = None
@@ -91,6 +111,8 @@ class RoundTerms:
     grace: float = 1.5
     step_back: bool = True
     round_zero: Literal["none", "closed_form"] = "none"
+    solve_every: int = 5
+    cut: str = "none"
 
     def __post_init__(self) -> None:
         if self.quota < 0:
@@ -105,8 +127,27 @@ class RoundTerms:
             raise RegistryError(f"late {self.late!r}: known are drop, merge")
         if self.round_zero not in ("none", "closed_form"):
             raise RegistryError(f"round_zero {self.round_zero!r}: known are none, closed_form")
+        if self.solve_every < 0:
+            raise RegistryError(f"solve_every {self.solve_every} must not be negative")
+        if self.cut != "none" and not (self.cut.startswith(_FIXED) and self.cut != _FIXED):
+            raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP")
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
+
+    @property
+    def cut_group(self) -> str:
+        """The deepest group that anybody trains; empty for no cut."""
+        return self.cut.removeprefix(_FIXED) if self.cut.startswith(_FIXED) else ""
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether norms keep their statistics."""
+        return self.round_zero != "none" or bool(self.cut_group)
+
+    @property
+    def sends_changes(self) -> bool:
+        """Whether clients keep the model, so that only what changed is sent."""
+        return self.delta_downlink or bool(self.cut_group)
 
     @property
     def wants_importance(self) -> bool:
@@ -144,6 +185,12 @@ class Instructions:
         Names of the groups to train, as a JSON list; empty to let the client choose.
     round_zero : bool
         Whether to send sums for a head in closed form instead of training.
+    cut : str
+        The deepest group that anybody trains; empty for none.
+    kept_head : str
+        Group of the head that the server solves for and nobody trains; empty for none.
+    keep_statistics : bool
+        Whether norms keep their statistics.
     """
 
     deadline: float | None = None
@@ -155,6 +202,9 @@ class Instructions:
     keep: bool = False
     groups: str = ""
     round_zero: bool = False
+    cut: str = ""
+    kept_head: str = ""
+    keep_statistics: bool = False
 
     @property
     def wants_importance(self) -> bool:
@@ -182,6 +232,12 @@ class Instructions:
             config[GROUPS] = self.groups
         if self.round_zero:
             config[ROUND_ZERO] = True
+        if self.cut:
+            config[CUT] = self.cut
+        if self.kept_head:
+            config[KEPT_HEAD] = self.kept_head
+        if self.keep_statistics:
+            config[KEEP_STATISTICS] = True
         return config
 
     @classmethod
@@ -203,6 +259,9 @@ class Instructions:
             keep=bool(config.get(KEEP, False)),
             groups=str(config.get(GROUPS, "")),
             round_zero=bool(config.get(ROUND_ZERO, False)),
+            cut=str(config.get(CUT, "")),
+            kept_head=str(config.get(KEPT_HEAD, "")),
+            keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
         )
 
     def importance_by_group(self) -> dict[str, float]:

@@ -50,6 +50,12 @@ class ChangeLog:
                 self._changed[name] = version
         self._versions.append(version)
 
+    def amend(self, old: Weights, new: Weights) -> None:
+        """Note what differs between two models under the last recorded version, of which nobody holds the first."""
+        for name, array in new.items():
+            if name not in old or not _same_bits(old[name], array):
+                self._changed[name] = self._versions[-1]
+
     def since(self, version: int) -> frozenset[str] | None:
         """Return the tensors that changed after ``version``; None if the log does not know that version."""
         if version not in self._versions:

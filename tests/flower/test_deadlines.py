@@ -156,7 +156,7 @@ class Growing(InProcessGrid):
 
 class Waiting(FedAvg):
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Any:
-        grid._grid.connected = {1: 2, 2: 4}[server_round]  # type: ignore[attr-defined]
+        grid.inner.connected = {1: 2, 2: 4}[server_round]  # type: ignore[attr-defined]
         return super().configure_train(server_round, arrays, config, grid)
 
 

@@ -253,3 +253,84 @@ def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, config = read_instruction("train", content)
     reply, examples, _ = slow.fit(arrays, config)
     assert examples == 8 == decode_head_sums(reply[0].tobytes(), manifest).num_examples
+
+
+def models_of(rounds: int, terms: RoundTerms, **options: Any) -> tuple[PartialUpdates, list[Any]]:
+    """Run with real clients; return the strategy and the records of its rounds."""
+    records: list[Any] = []
+    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    start(strategy, rounds, **options)
+    return strategy, records
+
+
+def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
+    strategy, records = models_of(5, RoundTerms(round_zero="closed_form", solve_every=2))
+    assert [(each.server_round, each.trains) for each in records] == [
+        (0, False), (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True),
+    ]  # fmt: skip
+    trained = {
+        name for each in records if each.trains for one in each.accepted for name in one.steps
+    }
+    assert trained == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    # What is handed out is the model of round four, with the head that fits its features.
+    model = build()
+    weights = {name: torch.from_numpy(each) for name, each in strategy.solved.weights.items()}
+    model.load_state_dict(weights, strict=False)
+    head = closed_form_head(reduce(add, [head_sums(model, data(n)) for n in range(1, 5)]))
+    np.testing.assert_allclose(
+        strategy.solved.weights["3.weight"], head.weight, rtol=1e-2, atol=1e-3
+    )
+    assert not np.array_equal(strategy.solved.weights["0.weight"], strategy._weights["0.weight"])
+
+
+def test_what_is_tested_is_the_model_that_was_solved_for_last() -> None:
+    _, seen = start(
+        PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=3)), rounds=3
+    )
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_without_solving_again_the_head_is_trained_like_the_rest() -> None:
+    _, records = models_of(2, RoundTerms(round_zero="closed_form", solve_every=0))
+    assert [each.trains for each in records] == [False, True, True]
+    assert all("3.weight" in one.steps for each in records[1:] for one in each.accepted)
+
+
+def test_norms_keep_their_statistics_under_a_head_that_was_solved_for() -> None:
+    strategy, _ = models_of(2, RoundTerms(round_zero="closed_form"))
+    before = as_weights(arrays_of(build()))
+    for name in ("1.running_mean", "1.running_var"):
+        np.testing.assert_array_equal(strategy._weights[name], before[name])
+    assert not np.array_equal(strategy._weights["1.weight"], before["1.weight"])
+
+
+def test_a_resumed_run_still_leaves_the_head_to_the_server(tmp_path: Path) -> None:
+    terms, records = RoundTerms(round_zero="closed_form", solve_every=3), []
+    for rounds in (2, 3):
+        strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+        _, seen = start(Checkpointed(strategy, tmp_path), rounds)
+    assert [(each.server_round, each.trains) for each in records] == [
+        (0, False), (1, True), (2, True), (3, True), (3, False),
+    ]  # fmt: skip
+    assert all("3.weight" not in one.steps for one in records[3].accepted)
+    assert seen[0] > 0.95
+
+
+def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id == 2:
+            message.content = train_reply([np.zeros(40, dtype=np.uint8)], 5, {})
+        return message
+
+    _, records = models_of(2, RoundTerms(round_zero="closed_form", solve_every=2), alter=alter)
+    again = records[-1]
+    assert not again.trains and sorted(each.node_id for each in again.accepted) == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [({"solve_every": -1}, "solve_every -1"), ({"cut": "fixed:"}, "none, fixed:GROUP"), ({"cut": "low"}, "'low'")],
+)  # fmt: skip
+def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) -> None:
+    with pytest.raises(RegistryError, match=said):
+        RoundTerms(**terms)

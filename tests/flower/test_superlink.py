@@ -21,6 +21,8 @@ from real_processes import (
     with_all_below,
 )
 
+from fl_elastic.archive import Kind, read_archive
+
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
 PROJECT = """
@@ -115,8 +117,9 @@ ROUND_SECONDS = 25
 class Fleet:
     """A SuperLink and three SuperNodes on the loopback; node 0 falls asleep while it trains."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, app_code: str = APP, *, sleeper: bool = True) -> None:
         self.place = place
+        self.sleeper = sleeper
         self.results = place / "results"
         self.asleep = place / "asleep"
         self.port = free_port()
@@ -128,7 +131,7 @@ class Fleet:
         app.mkdir()
         self.results.mkdir()
         (app / "pyproject.toml").write_text(PROJECT)
-        (app / "tiny_fleet.py").write_text(APP.replace("TIMEOUT", str(ROUND_SECONDS)))
+        (app / "tiny_fleet.py").write_text(app_code.replace("TIMEOUT", str(ROUND_SECONDS)))
         (place / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "fleet"\n\n[superlink.fleet]\n'
             f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -142,7 +145,7 @@ class Fleet:
         assert wait_until(lambda: listening(self.port), 60), self.log("superlink")
         for node in range(3):
             settings = f'partition-id={node} state-dir="{self.place / f"state{node}"}"'
-            if node == 0:
+            if node == 0 and self.sleeper:
                 settings += f' asleep="{self.asleep}"'
             self.nodes.append(
                 self._start(
@@ -221,5 +224,45 @@ def test_the_run_completes_when_a_node_dies_in_training(fleet: Fleet) -> None:
     assert all(len(list((fleet.place / f"state{node}").iterdir())) == 2 for node in (1, 2))
     stored = sorted((fleet.results / "checkpoints").iterdir())
     assert [path.name for path in stored] == ["round-000001.npz", "round-000002.npz"]
-    with np.load(stored[0]) as one, np.load(stored[1]) as two:
-        assert not np.array_equal(one["array/2.weight"], two["array/2.weight"])
+    one, two = (read_archive(path, Kind("fl_elastic.checkpoint")).arrays for path in stored)
+    assert not np.array_equal(one["array/2.weight"], two["array/2.weight"])
+
+
+LASTING = (
+    APP.replace(
+        "nn.Linear(6, 12), nn.ReLU()", "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU()"
+    )
+    .replace("import Checkpointed, ElasticClient,", "import ElasticClient, RoundTerms,")
+    .replace('Checkpointed(strategy, results / "checkpoints")', "strategy")
+    .replace("num_rounds=2", "num_rounds=3")
+    .replace(
+        "        on_round=",
+        '        terms=RoundTerms(round_zero="closed_form", solve_every=2, cut="fixed:2"),\n        on_round=',
+    )
+)
+
+
+def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, LASTING, sleeper=False)
+    try:
+        fleet.start()
+        run_id = fleet.submit()
+        done = fleet.results / "rounds.json"
+        assert wait_until(done.exists, 8 * ROUND_SECONDS), fleet.log("superlink")
+        assert wait_until(lambda: fleet.status(run_id).startswith("finished"), 30, every=1)
+        assert fleet.status(run_id) == "finished:completed"
+    finally:
+        fleet.close()
+    rounds = json.loads(done.read_text())
+    assert [(each["server_round"], each["trains"]) for each in rounds] == [
+        (0, False), (1, True), (2, True), (2, False), (3, True),
+    ]  # fmt: skip
+    for record in rounds:
+        assert len(record["accepted"]) == 3
+        trained = {name for reply in record["accepted"] for name in reply["steps"]}
+        assert trained == ({"2.weight", "2.bias"} if record["trains"] else set())
+        sent = {reply["downlink_bytes"] for reply in record["accepted"]}
+        assert (sent == {record["downlink_bytes"]}) == (record["server_round"] == 0)
+    assert all(
+        len(list((fleet.place / f"state{node}").glob("features-*"))) == 1 for node in range(3)
+    )

@@ -1,0 +1,181 @@
+"""The fleet's cut: nobody trains below it, clients keep the features there, and only what is above travels."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
+from small_models import images, loss_fn
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower.left_alone import LeftAlone
+from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
+from fl_elastic.training import FitReport
+from fl_elastic.update import Manifest, encode_weights, weights_of
+
+CUT = "6"
+
+
+def build() -> nn.Module:
+    torch.manual_seed(3)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 8), (8, 8)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def federation(
+    folder: Path,
+    rounds: int,
+    terms: RoundTerms,
+    policy: str = "full",
+    alter: Any = lambda reply: reply,
+    **options: Any,
+) -> tuple[dict[str, Any], list[Any], list[FitReport]]:
+    """Four clients whose processes live for one message; return the model, the records and the fits."""
+    records: list[Any] = []
+    reports: list[FitReport] = []
+
+    class Noted(ElasticClient):
+        def fit(self, *given: Any) -> Any:
+            found = super().fit(*given)
+            if self.report is not None:
+                reports.append(self.report)
+            return found
+
+    def client_of(node: int) -> ElasticClient:
+        return Noted(
+            build(), local_data(node), images(2, seed=99), budget=Budget(), policy=policy,
+            loss_fn=loss_fn, optimizer_fn=plain_sgd, state_dir=folder / str(node), **options,
+        )  # fmt: skip
+
+    apps = {node: elastic_client_app(lambda _, node=node: client_of(node)) for node in range(1, 5)}
+    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    result, _ = run(strategy, apps, arrays_of(build()), rounds, alter)
+    return as_weights(result.arrays), records, reports
+
+
+def below(name: str) -> bool:
+    return int(name.partition(".")[0]) < int(CUT)
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic", "last_k", "random"])
+def test_what_lies_below_stays_as_it_is_under_every_policy(tmp_path: Path, policy: str) -> None:
+    found, records, _ = federation(tmp_path, 2, RoundTerms(cut=f"fixed:{CUT}"), policy)
+    for name, before in as_weights(arrays_of(build())).items():
+        if below(name) or "running" in name:
+            np.testing.assert_array_equal(found[name], before)
+    trained = {name for each in records for one in each.accepted for name in one.steps}
+    assert trained and not any(below(name) for name in trained)
+
+
+def test_features_are_computed_once_in_a_run(tmp_path: Path) -> None:
+    _, _, reports = federation(tmp_path, 3, RoundTerms(cut=f"fixed:{CUT}"))
+    forwards = [each.forward for each in reports if each.forward is not None]
+    assert [each.refused for each in forwards] == [""] * 12
+    assert sum(each.computed for each in forwards) == sum(each.found for each in forwards) / 2 == 60
+
+
+def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:
+    terms = RoundTerms(cut=f"fixed:{CUT}")
+    kept, _, _ = federation(tmp_path / "kept", 3, terms)
+    plain, _, reports = federation(tmp_path / "plain", 3, terms, feature_bytes=0)
+    assert all(each.forward is not None and each.forward.found == 0 for each in reports)
+    for name, value in plain.items():
+        np.testing.assert_allclose(kept[name], value, rtol=5e-3, atol=5e-3)
+
+
+def test_the_pass_of_round_zero_leaves_the_features_for_the_rounds(tmp_path: Path) -> None:
+    terms = RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
+    _, records, reports = federation(tmp_path, 1, terms)
+    assert [each.trains for each in records] == [False, True] and len(records[0].accepted) == 4
+    assert [each.forward.computed for each in reports if each.forward is not None] == [0] * 4
+
+
+def test_only_what_is_above_is_sent_once_the_model_is_there(tmp_path: Path) -> None:
+    _, records, _ = federation(tmp_path, 3, RoundTerms(cut=f"fixed:{CUT}"))
+    first, *later = [[one.downlink_bytes for one in each.accepted] for each in records]
+    assert set(first) == {records[0].downlink_bytes}
+    assert all(sent < 0.7 * first[0] for each in later for sent in each)
+    assert all(one.uplink_bytes < 0.7 * first[0] for each in records for one in each.accepted)
+
+
+@pytest.mark.parametrize("says", ["everything", "nothing", "rubbish"])
+def test_who_trains_below_the_cut_changes_nothing_there(tmp_path: Path, says: str) -> None:
+    """It trains the whole model, and says whatever it likes of what may be trained."""
+    manifest = Manifest.of(build())
+    said = {"everything": json.dumps([*range(len(manifest))]), "rubbish": "[[" * 9999}
+
+    def alter(message: Any) -> Any:
+        if message.metadata.src_node_id == 2:
+            client = ElasticClient(
+                build(), local_data(2), images(1), budget=Budget(), loss_fn=loss_fn,
+                optimizer_fn=plain_sgd, policy="full",
+            )  # fmt: skip
+            packed = encode_weights(weights_of(build(), manifest), manifest, version=1)
+            arrays = [np.frombuffer(packed, dtype=np.uint8)]
+            reply, examples, metrics = client.fit(arrays, {PACKED: True})
+            told = {MAY_TRAIN: said[says]} if says in said else {}
+            message.content = train_reply(reply, examples, metrics | told)
+        return message
+
+    found, records, _ = federation(tmp_path, 1, RoundTerms(cut=f"fixed:{CUT}"), alter=alter)
+    (liar,) = [one for one in records[0].accepted if one.node_id == 2]
+    assert "0.weight" in liar.steps
+    for name, before in as_weights(arrays_of(build())).items():
+        assert np.array_equal(found[name], before) == (
+            below(name) or not name.endswith(("weight", "bias"))
+        )
+
+
+def test_a_cut_that_the_model_does_not_have_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fl_elastic")
+    federation(tmp_path, 1, RoundTerms(cut="fixed:nowhere"))
+    assert "no group 'nowhere' to cut below" in caplog.text
+
+
+def test_another_models_features_are_never_used(tmp_path: Path) -> None:
+    terms = RoundTerms(cut=f"fixed:{CUT}")
+    federation(tmp_path, 1, terms)
+    with torch.no_grad():
+        other = build()
+        other[0].weight += 0.1  # type: ignore[union-attr, operator]
+    client = ElasticClient(
+        other, local_data(1), images(1), budget=Budget(), loss_fn=loss_fn,
+        optimizer_fn=plain_sgd, policy="full", state_dir=tmp_path / "1",
+    )  # fmt: skip
+    client.fit([*as_weights(arrays_of(other)).values()], {"fl_elastic.cut": CUT})
+    assert client.report is not None and client.report.forward is not None
+    assert client.report.forward.found == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (["[2]", "[2]", "[0, 1, 2]"], [0, 1]),
+        (["[2]", "[0]", "[0, 1, 2]"], []),
+        (["[2]", "nothing", None], []),
+        (["[2]", "[2]", "[1.5]", "[-1]", "[99]"], []),
+        (["[]", "[]", "[]"], [0, 1, 2]),
+        ([], []),
+    ],
+)
+def test_what_more_than_half_say_counts(said: list[Any], kept: list[int]) -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(3)])
+    manifest = Manifest.of(model)
+    heard = LeftAlone(manifest)
+    for each in said:
+        heard.hear(each)
+    before = {name: np.zeros(1) for name in manifest.names}
+    after = heard.put_back({name: np.ones(1) for name in manifest.names}, before)
+    assert [manifest.index[name] for name, each in after.items() if not each.any()] == kept
