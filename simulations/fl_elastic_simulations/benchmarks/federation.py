@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
-from fl_elastic_simulations.benchmarks.federation_methods import METHODS
 from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
 from fl_elastic_simulations.benchmarks.federation_summary import summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import (
@@ -24,6 +23,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     FederationTask,
     bandwidth_of,
     method_key,
+    methods_of,
     task_scenario,
 )
 from fl_elastic_simulations.benchmarks.quiet import quiet_log
@@ -64,6 +64,7 @@ def bench_federation(
     results: Results,
     data_root: str | Path | None = None,
     *,
+    among: Mapping[str, FederationTask] = TASKS,
     tasks: Iterable[str] = (),
     seeds: Iterable[int] = SEEDS,
     methods: Iterable[str] = (),
@@ -83,12 +84,14 @@ def bench_federation(
         The table.
     data_root : path-like, optional
         Where the datasets are.
+    among : mapping of str to FederationTask
+        The benchmark's tasks.
     tasks : iterable of str
-        Names in `TASKS`; all of them if none is given.
+        Names of them; all if none is given.
     seeds : iterable of int
         Of splits, first weights and batches.
     methods : iterable of str
-        Names in `METHODS`; all of them if none is given.
+        Names of their methods; all if none is given.
     quick : bool
         A quarter of the time of two tasks with one seed.
     workers : int
@@ -102,9 +105,9 @@ def bench_federation(
         If a task or method is unknown.
     """
     root = str(data_root_folder(data_root))
-    names = chosen_tasks(tasks or (_QUICK_TASKS if quick else ()), TASKS)
-    chosen = {name: _quick(TASKS[name]) if quick else TASKS[name] for name in names}
-    wanted = chosen_tasks(methods, METHODS, what="method")
+    names = chosen_tasks(tasks or (_QUICK_TASKS if quick else ()), among)
+    chosen = {name: _quick(among[name]) if quick else among[name] for name in names}
+    wanted = chosen_tasks(methods, methods_of(among), what="method")
     profiles = results.path.parent / "federation"
     for name, task in chosen.items():
         task_costs(name, task, profiles, root)
@@ -132,7 +135,7 @@ def bench_federation(
                 results.add(f"summary {name} | {method}", row)
         if results.rows:
             write_federation_page(
-                results.rows, results.measured_with(), results.path.with_suffix(".html")
+                results.rows, results.measured_with(), results.path.with_suffix(".html"), among
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["METHODS", "OURS", "REFERENCE"]
+__all__ = ["ACROSS_ROUNDS", "METHODS", "OURS", "REFERENCE"]
 
 Table = dict[str, Any]
 
@@ -40,4 +40,23 @@ METHODS: dict[str, Table] = {
 Under a deadline each pays for what it needs to know. Whoever trains everything, and ``heterofl``, must know the
 time of its own steps, which it sees as it trains: nothing is charged. All others pay for a cost profile in each
 client's first fit, and for a choice in each fit where not everything fits; ``fedel`` also for its probes.
+"""
+
+_CUT = "fixed:features.14"
+_SOLVED: Table = {"round_zero": "closed_form"}
+
+ACROSS_ROUNDS: dict[str, Table] = {
+    REFERENCE: METHODS[REFERENCE],
+    "fewer full steps, our server": METHODS["fewer full steps, our server"],
+    # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
+    "fewer full steps, solved head": _FULL | {"budgeted": True} | _SOLVED,
+    "fixed cut, trained head": _FULL | {"cut": _CUT} | _SERVER,
+    "fixed cut, solved head": _FULL | {"cut": _CUT} | _SOLVED,
+    "fl_elastic, solved head": {"policy": "elastic", "blend": 0.5} | _SOLVED,
+    "fl_elastic, fixed cut, solved head": {"policy": "elastic", "blend": 0.5, "cut": _CUT}
+    | _SOLVED,
+}
+"""Methods that keep from round to round what they found, and plain ones beside them.
+
+Under a solved head the model is tested as it was when its head was last solved for.
 """

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
+from fl_elastic_simulations.benchmarks.federation_methods import OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import Curve, summarise_task
-from fl_elastic_simulations.benchmarks.federation_tasks import SEEDS, TASKS
+from fl_elastic_simulations.benchmarks.federation_tasks import (
+    SEEDS,
+    TASKS,
+    FederationTask,
+    methods_of,
+)
 from fl_elastic_simulations.report.document import (
     Figure,
     Section,
@@ -51,17 +56,20 @@ HEADINGS = (
 )
 HIGHLIGHTED = (
     REFERENCE, OURS, "fewer full steps, our server", "fedel", "timelyfl, our server", "heterofl",
+    "fewer full steps, solved head", "fixed cut, trained head", "fixed cut, solved head",
+    "fl_elastic, fixed cut, solved head",
 )  # fmt: skip
 _FAINT = Ink("#8592a0", "solid").faint(0.35)
 _TIMES = 120
 _Rows = Mapping[str, Mapping[str, Any]]
+Tasks = Mapping[str, FederationTask]
 _NONE_YET = "No cell of this table is measured yet."
 
 
-def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
+def federation_table(rows: _Rows, task: str, among: Tasks = TASKS) -> list[tuple[str, ...]]:
     """Return the cells of a task's table under `HEADINGS`."""
     table: list[tuple[str, ...]] = []
-    for method, row in summarise_task(rows, task, list(METHODS)).items():
+    for method, row in summarise_task(rows, task, list(among[task].methods)).items():
         reached = f" ({row['reached']} of {row['seeds']})" if row["reached"] < row["seeds"] else ""
         table.append(
             (
@@ -84,34 +92,32 @@ def federation_table(rows: _Rows, task: str) -> list[tuple[str, ...]]:
     return table
 
 
-def federation_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+def federation_markdown(rows: _Rows, among: Tasks = TASKS) -> list[str]:
     """Return the lines of one Markdown table of all methods in these tasks.
 
     Final accuracy in %, with the 95 % interval where there are several seeds, and in brackets how many times
     sooner, with how many times fewer bytes sent, and with how many times fewer bytes sent and received the method
     reaches the accuracy of waiting; with how many seeds, if not all. A cell without all of its seeds says so.
     """
-    return _markdown(rows, tasks, _short)
+    return _markdown(rows, among, _short)
 
 
-def charged_markdown(rows: _Rows, tasks: Sequence[str]) -> list[str]:
+def charged_markdown(rows: _Rows, among: Tasks = TASKS) -> list[str]:
     """Return the lines of a Markdown table of what choosing and cost profiles take.
 
     Simulated seconds of all clients together, mean over seeds, and in brackets their share of all clients' time.
     """
-    return _markdown(rows, tasks, _charged)
+    return _markdown(rows, among, _charged)
 
 
-def _markdown(
-    rows: _Rows, tasks: Sequence[str], cell: Callable[[Mapping[str, Any]], str]
-) -> list[str]:
-    found = {task: summarise_task(rows, task, list(METHODS)) for task in tasks}
-    shown = [task for task in tasks if found[task]]
+def _markdown(rows: _Rows, among: Tasks, cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    found = {name: summarise_task(rows, name, list(task.methods)) for name, task in among.items()}
+    shown = [task for task in among if found[task]]
     if not shown:
         return [_NONE_YET]
-    titles = " | ".join(TASKS[task].title for task in shown)
+    titles = " | ".join(among[task].title for task in shown)
     lines = [f"| method | {titles} |", "| --- |" + " --- |" * len(shown)]
-    for method in METHODS:
+    for method in methods_of(among):
         cells = [cell(found[task][method]) if method in found[task] else "" for task in shown]
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
@@ -140,11 +146,11 @@ def _charged(row: Mapping[str, Any]) -> str:
     )
 
 
-def filled(text: str, rows: _Rows) -> str:
+def filled(text: str, rows: _Rows, mark: str = "federation", among: Tasks = TASKS) -> str:
     r"""Return a document with the tables of these rows between its marks.
 
-    A mark is ``<!-- federation accuracy -->`` or ``<!-- federation charges -->``, and the table ends with
-    ``<!-- end -->``.
+    A mark is ``<!-- federation accuracy -->`` or ``<!-- federation charges -->`` (or another word in place of
+    federation, for another benchmark's rows), and the table ends with ``<!-- end -->``.
 
     >>> filled("<!-- federation accuracy -->\nold\n<!-- end -->", {}).splitlines()[1]
     'No cell of this table is measured yet.'
@@ -152,38 +158,40 @@ def filled(text: str, rows: _Rows) -> str:
     tables = {"accuracy": federation_markdown, "charges": charged_markdown}
 
     def table(found: re.Match[str]) -> str:
-        lines = tables[found[2]](rows, list(TASKS))
+        lines = tables[found[2]](rows, among)
         return "\n".join([found[1], *lines, found[3]])
 
-    return _MARKED.sub(table, text)
+    marked = rf"(<!-- {mark} (accuracy|charges) -->)\n.*?(<!-- end -->)"
+    return re.sub(marked, table, text, flags=re.DOTALL)
 
 
-_MARKED = re.compile(
-    r"(<!-- federation (accuracy|charges) -->)\n.*?(<!-- end -->)", flags=re.DOTALL
-)
-
-
-def write_federation_page(rows: _Rows, environment: Mapping[str, Any], path: Path) -> Path:
+def write_federation_page(
+    rows: _Rows, environment: Mapping[str, Any], path: Path, among: Tasks = TASKS
+) -> Path:
     """Write the page; tasks without a finished cell are left out."""
     return write_document(
         path, "federation", title="Unequal clients: every method in the same fleets",
-        sections=[_section(rows, name) for name in TASKS if federation_table(rows, name)],
+        sections=[
+            _section(rows, name, among) for name in among if federation_table(rows, name, among)
+        ],
         facts=environment, times=TIMES, missing=MISSING,
     )  # fmt: skip
 
 
-def _section(rows: _Rows, task: str) -> Section:
+def _section(rows: _Rows, task: str, among: Tasks) -> Section:
     found = {
-        method: curves for method in METHODS if (curves := _curves(rows, f"{task} | {method} | "))
+        method: curves
+        for method in among[task].methods
+        if (curves := _curves(rows, f"{task} | {method} | "))
     }
     shown = [method for method in HIGHLIGHTED if method in found]
     return Section(
         task,
-        TASKS[task].title,
+        among[task].title,
         "Accuracy against simulated time, the mean of the seeds. Methods without a name here are faint.",
         _chart(found, shown),
         shown,
-        Grid(HEADINGS, tuple(federation_table(rows, task))),
+        Grid(HEADINGS, tuple(federation_table(rows, task, among))),
     )
 
 

@@ -153,6 +153,34 @@ def federation(
     _show(results, as_json, prefix="summary ")
 
 
+@bench.command("across-rounds")
+def across_rounds(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Run this method only (repeatable).")
+    ] = None,
+) -> None:
+    """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
+    from fl_elastic_simulations.benchmarks import Results, bench_federation
+    from fl_elastic_simulations.benchmarks.federation import SEEDS
+    from fl_elastic_simulations.benchmarks.federation_tasks import PRETRAINED
+
+    results = Results(output or _FOLDER / "across_rounds.json", fresh=fresh)
+    bench_federation(
+        results, data_root,
+        among=PRETRAINED, seeds=seed or SEEDS, methods=method or (), workers=workers,
+        tell=Console(stderr=True).print,
+    )  # fmt: skip
+    _show(results, as_json, prefix="summary ")
+
+
 @bench.command("stream-federation")
 def stream_federation(
     output: _Output = None,

@@ -34,8 +34,8 @@ class ClientRound:
         Measured median step on the measuring host.
     steps, requested_steps : int
         Steps taken, and those of a full round.
-    uplink_bytes : int
-        Size of its update.
+    uplink_bytes, downlink_bytes : int
+        Size of its update, and of what it was sent.
     """
 
     client: int
@@ -45,6 +45,7 @@ class ClientRound:
     steps: int
     requested_steps: int
     uplink_bytes: int
+    downlink_bytes: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Cell:
         rounds: Iterable[ClientRound],
         clients: Sequence[Client],
         groups: Sequence[TensorGroup],
-        downlink_bytes: int,
+        left_out_bytes: int,
         rejected: int,
         at_least: float = 0.0,
     ) -> None:
@@ -138,22 +139,22 @@ class Cell:
             The whole fleet.
         groups : sequence of TensorGroup
             Of the model.
-        downlink_bytes : int
-            Size of the model as it was sent to each client.
+        left_out_bytes : int
+            What those clients were sent whose updates were not merged.
         rejected : int
             Clients that got the model and whose updates were not merged.
         at_least : float
             Simulated seconds that the server waited for them.
         """
         done = list(rounds)
-        self.spend(done, clients, downlink_bytes, rejected, at_least)
+        self.spend(done, clients, left_out_bytes, rejected, at_least)
         self._cover(done, clients, groups)
 
     def spend(
         self,
         done: Sequence[ClientRound],
         clients: Sequence[Client],
-        downlink_bytes: int,
+        left_out_bytes: int,
         rejected: int,
         at_least: float = 0.0,
     ) -> None:
@@ -163,14 +164,14 @@ class Cell:
                 clients[each.client].device,
                 host_seconds=each.host_seconds,
                 uplink_bytes=each.uplink_bytes,
-                downlink_bytes=downlink_bytes,
+                downlink_bytes=each.downlink_bytes,
             )
             for each in done
         ]
         self.client_seconds += sum(cost.total for cost in costs)
         self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
-        self.spent["downlink_bytes"] += downlink_bytes * (len(done) + rejected)
+        self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
         self.rejected += rejected
 
     def _cover(

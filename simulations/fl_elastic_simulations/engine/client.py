@@ -20,14 +20,15 @@ from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
-from fl_elastic.flower.terms import DEADLINE, Instructions
+from fl_elastic.flower.terms import CUT, DEADLINE, Instructions
 from fl_elastic.profiling import CostProfile, load_profile
+from fl_elastic.training.costs import lasting_costs
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
-from fl_elastic_simulations.engine.place import Place
+from fl_elastic_simulations.engine.place import FEATURE_BYTES, Place
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
@@ -125,15 +126,18 @@ class _Role:
     def capabilities(self) -> Capabilities:
         """Return what the device can do, in its own seconds."""
         batches, device = self.place.batches(), self.client.device
+        told = Instructions.from_config(self.config)
+        options = self.place.options(cut=told.cut, kept_head=told.kept_head)
+        profile = lasting_costs(self.profile, options, batches.dataset_size)
         return Capabilities(
             device=device.name,
             num_examples=batches.dataset_size,
             steps=len(batches) * self.scenario.training.local_epochs,
-            full_step_seconds=self.profile.full_step_seconds * device.slowdown,
-            model_bytes=float(self.profile.parameter_bytes.sum()),
+            full_step_seconds=profile.full_step_seconds * device.slowdown,
+            model_bytes=float(profile.parameter_bytes.sum()),
             # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
             bandwidth=device.uplink_bytes_per_second / CODECS.make(self.method.codec).share,
-            groups=GroupCosts.of(self.profile).slowed(device.slowdown),
+            groups=GroupCosts.of(profile).slowed(device.slowdown),
         )
 
     def fit(self, arrays: list[NDArray[Any]]) -> _Reply:
@@ -148,9 +152,9 @@ class _Role:
                 f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
             )
         charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
-        profile = plan = 0.0
+        plan = 0.0
+        profile = 0.0 if charges.fits else self._profile_seconds(told, deadline)
         if self.choosing is not None and self._limited(deadline):
-            profile = 0.0 if charges.fits else self.choosing.profile(self.method)
             plan = self.choosing.plan(self.method, self.client.device.name)
         packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
         lost = ERROR in metrics
@@ -164,10 +168,24 @@ class _Role:
         client = self.elastic_client()
         # Its time is simulated: it looks at all of its data, however slow this host is.
         client.budget, client.train_loader = Budget(), self.place.batches(whole=True)
+        config = {key: value for key, value in self.config.items() if key != DEADLINE}
+        charges, profile = Charges.load(self.charges_file), 0.0
+        if config.get(CUT) and not charges.fits:
+            profile = self._profile_seconds(Instructions.from_config(config), None)
+            charges.add(profile * self.client.device.slowdown, 0.0, lost=False)
+            charges.save(self.charges_file)
         started = time.thread_time()
-        packed, examples, metrics = client.fit(arrays, self._host_config())
-        spent = {"predicted-seconds": time.thread_time() - started, "step-seconds": 0.0}
+        packed, examples, metrics = client.fit(arrays, config)
+        spent = {"predicted-seconds": profile + time.thread_time() - started, "step-seconds": 0.0}
         return packed, examples, metrics | spent | {"steps": 0, "requested-steps": 0}
+
+    def _profile_seconds(self, told: Instructions, deadline: float | None) -> float:
+        """Return what a first estimate of costs takes: who keeps to a cut makes one to know where it lies."""
+        if self.choosing is None:
+            return 0.0
+        if told.cut:
+            return self.choosing.profile_seconds
+        return self.choosing.profile(self.method) if self._limited(deadline) else 0.0
 
     def _trained(
         self, arrays: list[NDArray[Any]], deadline: float | None, profile: float, plan: float
@@ -222,6 +240,7 @@ class _Role:
             ),
             profile=profile,
             state_dir=self.state_directory,
+            feature_bytes=FEATURE_BYTES if self.method.keep_features else 0,
             **place.for_client(),
         )
 

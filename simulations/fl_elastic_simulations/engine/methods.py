@@ -45,8 +45,8 @@ def check_methods(scenario: Scenario) -> None:
                     registry.check(name)
             except RegistryError as error:
                 problems.append(f"method {method.name}: {error}")
-        if method.peer is not None and method.round_zero != "none":
-            problems.append(f"method {method.name}: a peer knows no round zero")
+        if method.peer is not None and (method.round_zero, method.cut) != ("none", "none"):
+            problems.append(f"method {method.name}: a peer knows no round zero and no cut")
         if method.server not in _SERVERS:
             known = sorted(_SERVERS)
             problems.append(
@@ -84,6 +84,8 @@ def method_strategy(
             plan_source=method.plan_source,  # type: ignore[arg-type]
             share_change=peer is not None,
             round_zero=method.round_zero,  # type: ignore[arg-type]
+            solve_every=method.solve_every,
+            cut=method.cut,
         ),
         server_optimizer=None
         if optimizer is None

@@ -23,7 +23,10 @@ from fl_elastic_simulations.engine.workload import (
 )
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
-__all__ = ["Place"]
+__all__ = ["FEATURE_BYTES", "Place"]
+
+FEATURE_BYTES = 1 << 30
+"""What a simulated device keeps of features at the most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +106,16 @@ class Place:
             deep_every=method.deep_every,
             returns=method.returns,
             proximal=method.proximal,
-            forward=ForwardOptions() if method.inference_prefix else None,
+            forward=self._forward(bool(others.get("cut"))),
             seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
             **others,
         )
+
+    def _forward(self, cut: bool) -> ForwardOptions | None:
+        """Return how the frozen prefix runs."""
+        if cut and self.method.keep_features:
+            return ForwardOptions(cache_bytes=FEATURE_BYTES)
+        return ForwardOptions() if cut or self.method.inference_prefix else None
 
     def budget(
         self,

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fl_elastic.errors import ModelError, ScenarioError
-from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile
@@ -276,30 +276,28 @@ def _bookkeeping(
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
         told = record.downlink_bytes / slowest if record.rejected else 0.0
-        done = [
-            _client_round(reply.metrics, reply.steps, reply.uplink_bytes)
-            for reply in record.accepted
-        ]
+        done = [_client_round(reply) for reply in record.accepted]
         at_least = max((record.deadline or 0.0) if late else 0.0, told)
-        sent, left_out = record.downlink_bytes, len(record.rejected)
-        if record.server_round == 0:
-            cell.spend(done, scenario.clients, sent, left_out, at_least)
+        lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
+        left_out = len(record.rejected)
+        if not record.trains:
+            cell.spend(done, scenario.clients, lost, left_out, at_least)
         else:
             groups = profile.graph.groups
-            cell.trained(done, scenario.clients, groups, sent, left_out, at_least)
+            cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
 
     return on_round
 
 
-def _client_round(
-    metrics: dict[str, float], steps: dict[str, int], uplink_bytes: int
-) -> ClientRound:
+def _client_round(reply: AcceptedReply) -> ClientRound:
+    metrics = reply.metrics
     return ClientRound(
         client=int(metrics["client"]),
-        tensors=frozenset(steps),
+        tensors=frozenset(reply.steps),
         host_seconds=metrics["predicted-seconds"],
         step_seconds=metrics["step-seconds"],
         steps=int(metrics["steps"]),
         requested_steps=int(metrics["requested-steps"]),
-        uplink_bytes=uplink_bytes,
+        uplink_bytes=reply.uplink_bytes,
+        downlink_bytes=reply.downlink_bytes,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.named_models import check_model_name
 from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
 from fl_elastic_simulations.data.datasets import check_dataset_name
@@ -160,6 +161,11 @@ class FleetSection:
     name: Text | None = None
 
 
+def _check_cut(cut: str) -> None:
+    """Raise RegistryError unless it is a cut that a server can announce."""
+    RoundTerms(cut=cut)
+
+
 @dataclass(frozen=True)
 class MethodSection:
     """``[method.NAME]``: one way to train the federation, to be compared with the others.
@@ -203,6 +209,12 @@ class MethodSection:
         Whether the frozen prefix runs as inference.
     round_zero : str
         ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
+    solve_every : int
+        Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
+    cut : str
+        ``none``, or ``fixed:GROUP``: the deepest group, or module, that anybody trains.
+    keep_features : bool
+        Whether clients keep the features at the cut from round to round.
     """
 
     name: Text
@@ -232,6 +244,9 @@ class MethodSection:
     returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
+    solve_every: Annotated[Whole, Ge(0)] = 5
+    cut: Annotated[Text, approved(_check_cut)] = "none"
+    keep_features: Truth = True
 
 
 @dataclass(frozen=True)

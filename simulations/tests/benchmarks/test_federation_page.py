@@ -18,9 +18,11 @@ from fl_elastic_simulations.benchmarks.federation_page import (
     filled,
     write_federation_page,
 )
+from fl_elastic_simulations.benchmarks.federation_tasks import TASKS
 from fl_elastic_simulations.report.formats import MISSING, TIMES
 
 TASK = "har-correlated"
+ONE = {TASK: TASKS[TASK]}
 
 
 def cell(level: float, up: float, down: float = 1e6, choosing: float = 0.0) -> dict[str, Any]:
@@ -68,21 +70,21 @@ def test_the_table_holds_what_was_measured(rows: dict[str, dict[str, Any]]) -> N
 def test_the_short_table_says_where_only_some_seeds_got_there(
     rows: dict[str, dict[str, Any]],
 ) -> None:
-    lines = {line.split(" | ")[0][2:]: line for line in federation_markdown(rows, [TASK])}
+    lines = {line.split(" | ")[0][2:]: line for line in federation_markdown(rows, ONE)}
     assert lines[OURS].endswith("(1.5x, 3.0x, 2.0x) [2 of 3 seeds] |")
     assert lines["fedel"].endswith("(never) [2 of 3 seeds] |")
     rows[f"{TASK} | fedel | 1"] = cell(0.6, 1e6)
-    (line,) = (each for each in federation_markdown(rows, [TASK]) if each.startswith("| fedel"))
+    (line,) = (each for each in federation_markdown(rows, ONE) if each.startswith("| fedel"))
     assert line.endswith("x in 1 of 2) [2 of 3 seeds] |")
     everything = rows | {f"{TASK} | {REFERENCE} | 2": cell(0.4, 1e6)}
-    (line,) = (e for e in federation_markdown(everything, [TASK]) if e.startswith(f"| {REFERENCE}"))
+    (line,) = (e for e in federation_markdown(everything, ONE) if e.startswith(f"| {REFERENCE}"))
     assert line.endswith("(1.0x, 1.0x, 1.0x) |")
 
 
 def test_what_choosing_takes_is_named_in_seconds_and_shares(
     rows: dict[str, dict[str, Any]],
 ) -> None:
-    lines = {line.split(" | ")[0][2:]: line for line in charged_markdown(rows, [TASK])}
+    lines = {line.split(" | ")[0][2:]: line for line in charged_markdown(rows, ONE)}
     assert lines[REFERENCE] == f"| {REFERENCE} | none |"
     assert lines[OURS] == f"| {OURS} | 4 s (10.0 %), 1 s (2.5 %) |"
 
@@ -96,7 +98,7 @@ def test_documents_hold_exactly_the_tables_between_their_marks(
     )
     new = filled(text, rows)
     assert new == filled(new, rows) != text
-    for line in (*federation_markdown(rows, [TASK]), *charged_markdown(rows, [TASK])):
+    for line in (*federation_markdown(rows, ONE), *charged_markdown(rows, ONE)):
         assert line in new.splitlines()
     assert "old" not in new and new.startswith("before\n") and new.endswith("after\n")
     assert filled(new, {}).count("No cell of this table is measured yet.") == 2

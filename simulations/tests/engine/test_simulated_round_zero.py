@@ -116,9 +116,62 @@ def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(
     assert by_time[0.0] == by_time[5.0] < by_time[10.0] - 0.3
 
 
+@pytest.mark.parametrize("keep_features", [True, False])
+def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
+    ran: Any, keep_features: bool
+) -> None:
+    method = TABLE["method"] | {
+        "cut": {
+            "policy": "full", "cut": "fixed:conv4", "round_zero": "closed_form",
+            "keep_features": keep_features,
+        }
+    }  # fmt: skip
+    made = scenario(method=method, methods=["plain", "cut"])
+    cells = ran(made)
+    plain, cut = (cells[name].history for name in ("plain", "cut"))
+    whole = plain[1]["downlink_bytes"] / 4
+    first = cut[1]["downlink_bytes"] / 4
+    assert first == pytest.approx(whole, rel=0.01)
+    later = (cut[-1]["downlink_bytes"] - cut[1]["downlink_bytes"]) / 8
+    assert later < 0.9 * whole
+    trained = [
+        any(shares) for shares in zip(*next(iter(cells["cut"].coverage.values())), strict=True)
+    ]
+    assert trained == [False, True, True, *[False] * (len(trained) - 3)]
+
+
+def test_who_keeps_to_a_cut_pays_for_knowing_where_it_lies(
+    ran: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, profile=3.0)
+    )
+    cut = {"policy": "full", "cut": "fixed:conv4"}
+    method = TABLE["method"] | {"cut": cut, "both": cut | {"round_zero": "closed_form"}}
+    cells = ran(scenario(method=method, methods=["plain", "cut", "both"]))
+    assert cells["plain"].profile_seconds == 0.0
+    # Two clients of each speed, once each.
+    expected = 3.0 * 2 * (1.0 + SLOWEST)
+    assert cells["cut"].profile_seconds == cells["both"].profile_seconds == expected
+
+
+def test_looking_up_features_is_cheaper_than_computing_them(ran: Any) -> None:
+    made: dict[str, Any] = {"policy": "full", "cut": "fixed:norm4"}
+    method = TABLE["method"] | {
+        "kept": made, "computed": made | {"keep_features": False}
+    }  # fmt: skip
+    # So many rounds that each example comes back several times.
+    training = TABLE["training"] | {"rounds": 40, "evaluate_every": 40}
+    cells = ran(scenario(method=method, methods=["plain", "kept", "computed"], training=training))
+    assert cells["kept"].client_seconds < cells["computed"].client_seconds
+    assert cells["computed"].client_seconds < cells["plain"].client_seconds
+
+
 def test_a_peer_has_no_round_zero() -> None:
     method = {"narrow": {"peer": "heterofl", "round_zero": "closed_form"}}
     with pytest.raises(ScenarioError, match="a peer knows no round zero"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
+    with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP"):
+        scenario(method={"solved": {"cut": "low"}, "plain": {}})
     with pytest.raises(ScenarioError, match="round_zero"):
         scenario(method={"solved": {"round_zero": "open"}, "plain": {}})
