@@ -27,15 +27,15 @@ EVERYTHING = HEAD | {"stem.weight", "norm.running_mean"}
 def done(client: int, **changes: object) -> ClientRound:
     fields: dict[str, object] = {
         "tensors": EVERYTHING, "host_seconds": 2.0, "step_seconds": 0.1, "steps": 10,
-        "requested_steps": 10, "uplink_bytes": 1_000_000,
+        "requested_steps": 10, "uplink_bytes": 1_000_000, "downlink_bytes": 4_000_000,
     }  # fmt: skip
     return ClientRound(client=client, **(fields | changes))  # type: ignore[arg-type]
 
 
-def trained(*rounds: ClientRound, downlink_bytes: int = 4_000_000, rejected: int = 0) -> Cell:
+def trained(*rounds: ClientRound, rejected: int = 0) -> Cell:
     cell = Cell("elastic", 3)
     cell.evaluated(len(cell.history), 0.1, 2.3)
-    cell.trained(rounds, CLIENTS, GROUPS, downlink_bytes, rejected)
+    cell.trained(rounds, CLIENTS, GROUPS, 4_000_000 * rejected, rejected)
     cell.evaluated(len(cell.history), 0.5, 1.1)
     return cell
 
@@ -60,10 +60,16 @@ def test_a_round_takes_as_long_as_its_slowest_client() -> None:
     assert cell.rows()[0]["simulated_seconds"] == 0
 
 
+def test_each_client_pays_for_what_it_was_sent() -> None:
+    cell = trained(done(0, host_seconds=1.0, downlink_bytes=1_000_000), done(2))
+    assert cell.rows()[1]["simulated_seconds"] == pytest.approx(10 + 1 + 0.5)
+    assert cell.rows()[1]["downlink_bytes"] == 5_000_000
+
+
 def test_costs_add_up_over_rounds() -> None:
     cell = trained(done(2))
     one = cell.rows()[1]
-    cell.trained([done(2), done(2)], CLIENTS, GROUPS, 4_000_000, 0)
+    cell.trained([done(2), done(2)], CLIENTS, GROUPS, 0, 0)
     cell.evaluated(len(cell.history), 0.6, 1.0)
     two = cell.rows()[2]
     assert two["round"] == 2
@@ -109,7 +115,7 @@ def test_what_is_written_can_be_read() -> None:
     cell.scenario = "0123456789abcdef"
     again = Cell.from_json(cell.to_json())
     assert again == cell
-    again.trained([done(2)], CLIENTS, GROUPS, 4_000_000, 0)
+    again.trained([done(2)], CLIENTS, GROUPS, 0, 0)
     again.evaluated(2, 0.7, 0.9)
     assert again.rows()[2]["uplink_bytes"] == 3_000_000
 
