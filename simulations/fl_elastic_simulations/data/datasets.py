@@ -12,13 +12,15 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
 from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module
@@ -109,7 +111,9 @@ def data_root_folder(data_root: str | Path | None = None) -> Path:
     return Path(chosen).expanduser().resolve() if chosen else cache_folder()
 
 
-def load_dataset(name: str, data_root: str | Path | None = None) -> Dataset:
+def load_dataset(
+    name: str, data_root: str | Path | None = None, image_size: int | None = None
+) -> Dataset:
     """Return a dataset; each one is read once per process.
 
     Parameters
@@ -119,19 +123,23 @@ def load_dataset(name: str, data_root: str | Path | None = None) -> Dataset:
         ``har``), or ``module:callable``: a function that returns a `Dataset`, of the data root or of nothing.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
+    image_size : int, optional
+        Height and width to which images are resized (bilinear): the size that a pretrained model expects.
 
     Raises
     ------
     DatasetError
-        If the name is unknown, the files are missing or damaged, or a function of one's own fails or returns
-        something else.
+        If the name is unknown, the files are missing or damaged, a function of one's own fails or returns
+        something else, or what is to be resized are no images.
 
     Examples
     --------
     >>> load_dataset("digits").input_shape
     (1, 8, 8)
+    >>> load_dataset("digits", image_size=16).input_shape
+    (1, 16, 16)
     """
-    return _load(name, data_root_folder(data_root))
+    return _load(name, data_root_folder(data_root), image_size)
 
 
 def check_dataset_name(name: str) -> None:
@@ -142,13 +150,34 @@ def check_dataset_name(name: str) -> None:
 
 
 @cache
-def _load(name: str, root: Path) -> Dataset:
+def _load(name: str, root: Path, image_size: int | None) -> Dataset:
+    if image_size is not None:
+        return _resized(_load(name, root, None), image_size)
     try:
         check_dataset_name(name)
         own = None if name in DATASETS else from_module("dataset", name)
     except RegistryError as error:
         raise DatasetError(str(error)) from error
     return DATASETS.get(name).read(root) if own is None else _own(name, own, root)
+
+
+def _resized(data: Dataset, size: int) -> Dataset:
+    """Return a dataset with images of this height and width."""
+    if len(data.input_shape) != 3:
+        raise DatasetError(
+            f"{data.name}: inputs of shape {data.input_shape} are no images to be resized to {size}"
+        )
+
+    def resized(images: FloatArray) -> FloatArray:
+        found = nn.functional.interpolate(
+            torch.from_numpy(images), (size, size), mode="bilinear", antialias=True
+        )
+        return np.asarray(found.numpy(), np.float32)
+
+    shape = (data.input_shape[0], size, size)
+    return replace(
+        data, train_x=resized(data.train_x), test_x=resized(data.test_x), input_shape=shape
+    )
 
 
 def _own(name: str, make: Any, root: Path) -> Dataset:

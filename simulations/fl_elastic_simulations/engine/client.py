@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,8 @@ class _Role:
         told = Instructions.from_config(self.config)
         if told.round_zero:
             return self._sums(arrays)
+        if not self.method.budgeted:
+            self.place.check_memory(self.profile)
         deadline = told.deadline
         needed = self.capabilities().full_round_seconds
         if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
@@ -274,6 +276,7 @@ class _Role:
             seed=self.place.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
+            check_memory=partial(self.place.check_memory, self.profile),
         )
 
 

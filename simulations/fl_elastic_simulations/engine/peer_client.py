@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class PeerClient:
         How updates are written.
     state_directory : Path
         Where the method's notes are kept from round to round.
+    check_memory : callable
+        Raises TrainingError if the device cannot hold a step that trains these parameters.
     """
 
     peer: str
@@ -79,6 +82,7 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
+    check_memory: Callable[[Collection[str]], None]
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -116,6 +120,7 @@ class PeerClient:
         finally:
             # Also of a round that it stays out of: a method may do something else in the next one.
             write_atomically(self._memory_file, json.dumps(memory).encode())
+        self.check_memory(result.update.deltas.keys())
         packed = encode(result.update, manifest, self.codec)
         metrics = {
             "train-loss": float(result.loss),

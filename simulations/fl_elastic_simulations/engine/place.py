@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ScenarioError
+from fl_elastic.errors import ScenarioError, TrainingError
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
@@ -150,8 +153,20 @@ class Place:
         share = client.uplink_share if POLICIES.make(method.policy).selects else None
         written = CODECS.make(method.codec).share * model_bytes
         return Budget(
-            deadline=min(limits, default=None), uplink=None if share is None else share * written
+            deadline=min(limits, default=None),
+            memory=client.memory_bytes,
+            uplink=None if share is None else share * written,
         )
+
+    def check_memory(self, profile: CostProfile, trained: Collection[str] | None = None) -> None:
+        """Raise TrainingError if the device cannot hold a plain step that trains these parameters, or all."""
+        groups, limit = profile.graph.groups, self.client.memory_bytes
+        mask = [trained is None or any(name in trained for name in g.parameters) for g in groups]
+        needed = mask_bytes(profile, np.array(mask))
+        if limit is not None and needed > limit:
+            raise TrainingError(
+                f"a step takes {needed / 1e6:.0f} MB, the device has {limit / 1e6:.0f} MB"
+            )
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments that any client of this place has, whatever it trains on."""

@@ -45,7 +45,7 @@ _EVALUATION_BATCH = 32
 
 def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
     """Return the scenario's dataset; loaded once per process."""
-    return load_dataset(scenario.data.dataset, data_root)
+    return load_dataset(scenario.data.dataset, data_root, scenario.data.image_size)
 
 
 @lru_cache(maxsize=8)

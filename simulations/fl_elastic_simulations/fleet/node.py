@@ -64,7 +64,9 @@ class ScenarioNode:
         use_fastest_execution(settings, model, classification_loss, measured_on)
         common: dict[str, Any] = {
             **place.for_client(),
-            "budget": Budget(deadline=settings.deadline) if method.budgeted else Budget(),
+            "budget": Budget(deadline=settings.deadline, memory=place.client.memory_bytes)
+            if method.budgeted
+            else Budget(),
             # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
             # round costs by the measured profile, as in a simulation, whatever else the device does now.
             "options": place.options(

@@ -15,7 +15,6 @@ __all__ = ["Device", "catalogue", "device"]
 
 OVERRIDABLE = (
     "slowdown",
-    "memory_bytes",
     "uplink_bytes_per_second",
     "downlink_bytes_per_second",
 )
@@ -35,7 +34,7 @@ class Device:
         Training step time relative to the host that measured (1.0); bigger is slower. The
         catalogue's reference is one core of a modern x86 server: a rough, relative figure.
     memory_bytes : int
-        Memory of the whole device.
+        Memory of the whole device, of which training gets what is left over.
     uplink_bytes_per_second, downlink_bytes_per_second : float
         Bandwidth of the device's own link, to and from the server.
     source : str
@@ -62,7 +61,7 @@ class Device:
 
     def __post_init__(self) -> None:
         """Reject figures that would stop or reverse the clock."""
-        for figure in OVERRIDABLE:
+        for figure in (*OVERRIDABLE, "memory_bytes"):
             value = getattr(self, figure)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or value <= 0:
@@ -101,7 +100,7 @@ def device(name: str, **overrides: float | None) -> Device:
     name : str
         A name of the catalogue.
     **overrides : float or None
-        ``slowdown``, ``memory_bytes``, ``uplink_bytes_per_second`` or
+        ``slowdown``, ``uplink_bytes_per_second`` or
         ``downlink_bytes_per_second``; ``None`` keeps the catalogue's figure. What was replaced is
         noted in ``source``.
 

@@ -57,12 +57,15 @@ class Client:
         How many times faster than a full round its local training must be.
     uplink_share : float, optional
         Share of a full update that it may send per round.
+    memory_bytes : int, optional
+        What training may take beyond the weights and inference.
     """
 
     index: int
     device: Device
     speedup: float
     uplink_share: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,14 +183,18 @@ class Scenario:
             hardware = device(
                 entry.device,
                 slowdown=entry.slowdown,
-                memory_bytes=entry.memory_bytes,
                 uplink_bytes_per_second=entry.uplink_bytes_per_second,
                 downlink_bytes_per_second=entry.downlink_bytes_per_second,
             )
             if entry.name is not None:
                 hardware = replace(hardware, name=entry.name, label=entry.name)
             for _ in range(entry.count):
-                clients.append(Client(len(clients), hardware, entry.speedup, entry.uplink_share))
+                clients.append(
+                    Client(
+                        len(clients), hardware, entry.speedup, entry.uplink_share,
+                        entry.memory_bytes,
+                    )
+                )  # fmt: skip
         return tuple(clients)
 
     def method_named(self, name: str) -> MethodSection:

@@ -47,6 +47,8 @@ class DataSection:
         Size of the smallest client.
     train_limit, test_limit : int, optional
         Use only so many examples, drawn at random: the files of some datasets are sorted by class.
+    image_size : int, optional
+        Height and width to which images are resized.
     """
 
     dataset: Annotated[Text, approved(check_dataset_name)]
@@ -56,6 +58,7 @@ class DataSection:
     train_limit: Count | None = None
     test_limit: Count | None = None
     layout: Annotated[Text, known_among("layout", lambda: LAYOUTS)] = "independent"
+    image_size: Annotated[Whole, Ge(1), Le(4096)] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,11 @@ class FleetSection:
         How many times faster than a full round their local training must be.
     uplink_share : float, optional
         Share of a full update that they may send per round.
-    slowdown, memory_bytes, uplink_bytes_per_second, downlink_bytes_per_second : optional
+    memory_bytes : int, optional
+        What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; left out, it is not
+        limited: how much of a device its system leaves over, the catalogue does not know. A client that trains
+        everything without a budget, and cannot, is left out of every round.
+    slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
 

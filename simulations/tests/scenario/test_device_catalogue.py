@@ -51,10 +51,10 @@ def test_every_figure_has_a_source(name: str) -> None:
 
 
 def test_an_override_replaces_the_figure_and_is_noted() -> None:
-    changed = device("pi_4b", slowdown=7.0, memory_bytes=2**30)
-    assert (changed.slowdown, changed.memory_bytes) == (7.0, 2**30)
+    changed = device("pi_4b", slowdown=7.0, downlink_bytes_per_second=2e6)
+    assert (changed.slowdown, changed.downlink_bytes_per_second) == (7.0, 2e6)
     assert changed.uplink_bytes_per_second == device("pi_4b").uplink_bytes_per_second
-    assert changed.source.endswith("Overridden: memory_bytes, slowdown.")
+    assert changed.source.endswith("Overridden: downlink_bytes_per_second, slowdown.")
 
 
 def test_none_keeps_the_figure() -> None:
@@ -74,7 +74,7 @@ def test_an_unknown_figure_is_refused() -> None:
 
 
 @given(
-    figure=st.sampled_from(["slowdown", "memory_bytes", "uplink_bytes_per_second"]),
+    figure=st.sampled_from(["slowdown", "downlink_bytes_per_second", "uplink_bytes_per_second"]),
     value=st.sampled_from([0, -1.0, math.inf, math.nan, True]),
 )
 def test_figures_must_be_positive_numbers(figure: str, value: float) -> None:

@@ -1,0 +1,101 @@
+"""Devices of a scenario that cannot hold a full step: left out where everything is trained, trained in part else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from choosing_costs import flat_choosing
+
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic_simulations.engine import server as simulated_server
+from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.workload import measure_profile
+from fl_elastic_simulations.scenario import Scenario
+
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"policy": "full"},
+    "fewer": {"policy": "full", "budgeted": True},
+    "elastic": {"policy": "elastic"},
+    "peer": {"peer": "random_layers"},
+}
+
+
+def scenario(memory: int | None = None) -> Scenario:
+    table = {
+        "seeds": [0],
+        "data": {"dataset": "digits"},
+        "model": {"name": "digits_cnn"},
+        "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
+        "fleet": [
+            {"name": "large", "device": "laptop", "slowdown": 1.0, "count": 2},
+            {"name": "small", "device": "laptop", "slowdown": 1.0, "count": 2}
+            | ({} if memory is None else {"memory_bytes": memory}),
+        ],
+        "methods": list(METHODS),
+        "method": METHODS,
+        "target": {"method": "plain"},
+    }
+    return Scenario.from_json(json.dumps(table))
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return measure_profile(scenario(), None)
+
+
+def head_and_all(profile: CostProfile) -> tuple[float, float]:
+    everything = np.ones(len(profile), bool)
+    head = np.zeros(len(profile), bool)
+    head[profile.graph.head] = True
+    return mask_bytes(profile, head), mask_bytes(profile, everything, lean=True)
+
+
+@pytest.fixture
+def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+
+    def run(made: Scenario) -> dict[str, Cell]:
+        grid = InProcessGrid(len(made.clients), simulated_client_app())
+        found, _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+        return {cell.method: cell for cell in found}
+
+    return run
+
+
+def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(
+    ran: Any, profile: CostProfile
+) -> None:
+    least, most = head_and_all(profile)
+    cells = ran(scenario(memory=int((least + most) / 2)))
+    # Two rounds, two devices.
+    assert cells["plain"].rejected == 4
+    assert max(cells["plain"].coverage["small"][-1]) == 0.0
+    assert cells["elastic"].rejected == 0
+    assert 0.0 < np.mean(cells["elastic"].coverage["small"][-1]) < 1.0
+    assert min(cells["elastic"].coverage["large"][-1]) == 1.0
+
+
+def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> None:
+    # Random layers train everything where nothing limits them.
+    plain = mask_bytes(profile, np.ones(len(profile), bool))
+    cells = ran(scenario(memory=int(plain) + 1))
+    assert {name: cell.rejected for name, cell in cells.items()} == dict.fromkeys(METHODS, 0)
+
+
+def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(
+    ran: Any, profile: CostProfile
+) -> None:
+    least, _ = head_and_all(profile)
+    cells = ran(scenario(memory=int(least / 2)))
+    assert cells["peer"].rejected == 4 and max(cells["peer"].coverage["small"][-1]) == 0.0
+    # Nor can any policy train what does not even fit for the head.
+    assert cells["elastic"].rejected == 4 and cells["fewer"].rejected == 4
