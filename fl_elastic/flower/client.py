@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, UpdateError
+from fl_elastic.errors import BudgetError, ElasticError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
@@ -39,7 +39,7 @@ from fl_elastic.training import (
     evaluate,
 )
 from fl_elastic.training.batches import first_batches, loader_size
-from fl_elastic.training.costs import lasting_costs
+from fl_elastic.training.costs import lasting_costs, with_prefix
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -243,7 +243,11 @@ class ElasticClient(NumPyClient):
 
             sums = self._head_sums(told)
             packed = encode_head_sums(sums, self.manifest)
-            return [np.frombuffer(packed, dtype=np.uint8)], sums.num_examples, metrics
+            examples = max(self._examples, sums.num_examples)
+            return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
+        if told.cut_worth:
+            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
+            return [np.zeros(0, np.uint8)], 0, metrics
         trainer = ElasticTrainer(
             self.model,
             self.loss_fn,
@@ -303,6 +307,36 @@ class ElasticClient(NumPyClient):
         return head_sums_above_cut(
             self.model, self.train_loader, self._profile.graph, options, seconds=seconds
         )
+
+    def _cut_worth(self, told: Instructions) -> dict[str, float]:
+        """Return what training down to each place gains per second, by the deepest group that is trained."""
+        from fl_elastic.profiling.memory import mask_bytes
+        from fl_elastic.training.cut_worth import cut_worth
+
+        # Features would be kept below whichever cut it becomes.
+        options = replace(self._options(told), forward=self._forward(True))
+        batches = first_batches(self.train_loader, 2, model_device(self.model))
+        self._profile = with_prefix(
+            self._known_profile() or self._measure(batches[0], options),
+            self.model, batches[0], options,
+        )  # fmt: skip
+        self._state.keep_profile(self._profile)
+        memory = self.budget.memory
+        needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))
+        if memory is not None and needed > memory:
+            raise BudgetError(
+                f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
+            )
+        return cut_worth(
+            self.model, self.loss_fn, self.optimizer_fn, batches, self._profile, options,
+            self._examples,
+        )  # fmt: skip
+
+    @property
+    def _examples(self) -> int:
+        """Training examples, as far as the loader tells."""
+        batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
+        return loader_size(self.train_loader, batch)[1]
 
     def _encoded(self, update: PartialUpdate) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
@@ -393,13 +427,13 @@ class ElasticClient(NumPyClient):
             cut=told.cut or options.cut,
             kept_head=told.kept_head or options.kept_head,
             keep_statistics=told.keep_statistics or options.keep_statistics,
-            forward=self._forward(told),
+            forward=self._forward(bool(told.cut or self.options.cut)),
         )
 
-    def _forward(self, told: Instructions) -> ForwardOptions | None:
+    def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
         forward, directory = self.options.forward, self._state.directory
-        if forward is None and (told.cut or self.options.cut):
+        if forward is None and below_cut:
             forward = ForwardOptions(cache_bytes=self.feature_bytes)
         if forward is None or not forward.cache_bytes or forward.path is not None:
             return forward

@@ -17,6 +17,7 @@ from fl_elastic.aggregation import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities
+from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.server_plan import ServerPlanner
@@ -44,6 +45,7 @@ class ClientRegistry:
 
     def __init__(self, terms: RoundTerms) -> None:
         self.terms = terms
+        self.cut = FleetCut(terms)
         self.capabilities: dict[int, Capabilities] = {}
         # Group of a head that is solved for and not trained.
         self.kept_head = ""
@@ -86,7 +88,7 @@ class ClientRegistry:
             }
             self._change = json.dumps(change)
 
-    def meet(self, grid: Grid, config: ConfigRecord) -> None:
+    def meet(self, grid: Grid, config: ConfigRecord, told: Instructions | None = None) -> None:
         """Ask the nodes that have not said what they can do, again and ever more rarely those that do not say.
 
         Parameters
@@ -95,6 +97,8 @@ class ClientRegistry:
             To all connected nodes.
         config : ConfigRecord
             That training messages carry; passed on with the question.
+        told : Instructions, optional
+            What a round is like; left out, as rounds are now.
         """
         if not self.terms.needs_capabilities:
             return
@@ -108,13 +112,35 @@ class ClientRegistry:
             {
                 "evaluateins.parameters": ArrayRecord(),
                 "evaluateins.config": ConfigRecord(
-                    {**scalars, **self.evaluation().to_config(), QUERY: True}
+                    {**scalars, **(told or self.evaluation()).to_config(), QUERY: True}
                 ),
             }
         )
         questions = [Message(content, node, "evaluate") for node in asked]
         for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if asked else ():
             self._learn(reply)
+
+    def whole_round_seconds(self, grid: Grid, config: ConfigRecord) -> float | None:
+        """Return how long a round without a cut may take; None if it may take as long as it likes."""
+        self.meet(grid, config, Instructions(keep=self.terms.sends_changes))
+        seconds = self.deadline_seconds()
+        if self.terms.has_cut:
+            self.forget_capabilities()
+        return seconds
+
+    def forget_capabilities(self) -> None:
+        """Ask every node again what it can do, as it may do other things now."""
+        self.capabilities.clear()
+        self._pauses.clear()
+
+    def fastest(self, nodes: Iterable[int], count: int) -> set[int]:
+        """Return so many of these nodes: those whose rounds take least, by what they said."""
+
+        def seconds(node: int) -> tuple[float, int]:
+            known = self.capabilities.get(node)
+            return (math.inf if known is None else known.full_round_seconds), node
+
+        return set(sorted(nodes, key=seconds)[:count])
 
     def asks(self, node: int) -> bool:
         """Whether a node is asked in this round: at first, and again after one, two, four and so on rounds."""
@@ -173,7 +199,7 @@ class ClientRegistry:
             change=self._change,
             keep=terms.sends_changes,
             groups=self._groups,
-            cut=terms.cut_group,
+            cut=self.cut.group,
             kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
         )
@@ -181,7 +207,7 @@ class ClientRegistry:
     def evaluation(self) -> Instructions:
         """Return what every node is told when it evaluates."""
         terms = self.terms
-        return Instructions(keep=terms.sends_changes, cut=terms.cut_group, kept_head=self.kept_head)
+        return Instructions(keep=terms.sends_changes, cut=self.cut.group, kept_head=self.kept_head)
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""
@@ -229,6 +255,7 @@ class ClientRegistry:
         arrays |= self._cohort.to_arrays()
         if self.kept_head:
             arrays["kept-head"] = np.array(self.kept_head)
+        arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
         if self._change:
             arrays["change"] = np.array(self._change)
         if self.importance:
@@ -248,6 +275,8 @@ class ClientRegistry:
         self.importance = found
         self._change = str(stored.pop("change", ""))
         self.kept_head = str(stored.pop("kept-head", ""))[:_LONGEST_NAME]
+        cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
+        self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
         self._stored, self._ledger = stored, None
 

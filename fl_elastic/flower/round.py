@@ -197,9 +197,11 @@ class RoundRecord:
     shortened : dict of int to int
         Nodes that changed tensors by many times more than is usual, and how many tensors.
     trains : bool
-        Whether clients trained; False where they sent sums for a head in closed form.
+        Whether clients trained; False where they sent sums for a head in closed form, or said what cuts are worth.
     stepped_back : str
         Why the round's updates were dropped and the model before was put back; empty where it was not.
+    cut : str
+        The deepest group that anybody trained; empty for no cut.
     """
 
     server_round: int
@@ -212,6 +214,7 @@ class RoundRecord:
     shortened: dict[int, int] = field(default_factory=dict)
     trains: bool = True
     stepped_back: str = ""
+    cut: str = ""
 
 
 def log_record(record: RoundRecord, rule: str) -> None:

@@ -36,6 +36,8 @@ class _Sent:
     node: int
     sums: HeadSums
     reply: AcceptedReply
+    # Of the client, who may have had the time for some of them only.
+    examples: int
 
     @property
     def power(self) -> float:
@@ -151,9 +153,11 @@ def _read(
             continue
         holds(node, reply.have)
         metrics = believed_metrics(reply.metrics)
+        whole = sums.num_examples <= reply.num_examples <= limits.max_examples
         yield _Sent(
-            node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), metrics)
-        )
+            node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), metrics),
+            reply.num_examples if whole else sums.num_examples,
+        )  # fmt: skip
 
 
 def _of_one_layer(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
@@ -170,20 +174,32 @@ def _of_one_layer(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
 
 
 def _usual(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
-    """Return the sums of clients like the others, none of more examples than so many times what is usual."""
-    if len(found) < _FEWEST:
-        return found
-    power = median(sent.power for sent in found)
-    most = _UNUSUAL * median(sent.sums.num_examples for sent in found)
-    kept = []
-    for sent in found:
-        if not power / _UNUSUAL <= sent.power <= power * _UNUSUAL:
-            times = (sent.power / power) ** 0.5 if power > 0 else np.inf
-            left_out(sent.node, f"its features are {times:.3g} times as large as usual")
-            continue
-        share = min(1.0, most / sent.sums.num_examples)
-        kept.append(sent if share == 1.0 else replace(sent, sums=_scaled(sent.sums, share)))
-    return kept
+    """Return the sums of clients like the others, each with the weight of all of its examples.
+
+    Who had the time for some of its examples only stands for all of them, and nobody for more than so many times
+    what is usual. All together count as many examples as were seen.
+    """
+    kept, most = found, np.inf
+    if len(found) >= _FEWEST:
+        power = median(sent.power for sent in found)
+        most = _UNUSUAL * median(sent.examples for sent in found)
+        kept = []
+        for sent in found:
+            if not power / _UNUSUAL <= sent.power <= power * _UNUSUAL:
+                times = (sent.power / power) ** 0.5 if power > 0 else np.inf
+                left_out(sent.node, f"its features are {times:.3g} times as large as usual")
+                continue
+            kept.append(sent)
+    stands_for = [min(sent.examples, most) for sent in kept]
+    seen = sum(min(sent.sums.num_examples, most) for sent in kept)
+    shares = [
+        each / sent.sums.num_examples * seen / sum(stands_for)
+        for each, sent in zip(stands_for, kept, strict=True)
+    ]
+    return [
+        sent if share == 1.0 else replace(sent, sums=_scaled(sent.sums, share))
+        for share, sent in zip(shares, kept, strict=True)
+    ]
 
 
 def _scaled(sums: HeadSums, share: float) -> HeadSums:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -25,10 +24,11 @@ from fl_elastic.aggregation import (
 )
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.attendance import Attendance
+from fl_elastic.flower.between_rounds import BetweenRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
-from fl_elastic.flower.incremental_grid import collecting, incremental, warned_of_a_wrapper
+from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
@@ -54,9 +54,9 @@ from fl_elastic.flower.round import (
     longest_step,
     one_line,
 )
-from fl_elastic.flower.round_zero import LastSolved, with_closed_form_head
+from fl_elastic.flower.round_zero import LastSolved
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.terms import Instructions, RoundTerms
+from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 
@@ -160,6 +160,9 @@ class PartialUpdates(Strategy):
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
         self.solved = LastSolved()
+        self._between = BetweenRounds(
+            self.fleet, self.downlink, self.limits, self.solved, self._tell
+        )
         self._weights: _Weights = {}
         self._round: Round | None = None
         self._warned = False
@@ -260,56 +263,19 @@ class PartialUpdates(Strategy):
         """
         if self.terms.round_zero == "none":
             return arrays
-        manifest = self._remember(arrays, 0)
-        messages = self.inner.configure_train(
-            server_round=0,
-            arrays=parameters_of(self._weights, manifest),
-            config=ConfigRecord(dict(config or {})),
-            grid=grid,
+        config = ConfigRecord(dict(config or {}))
+        manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
+        messages = list(
+            self.inner.configure_train(
+                server_round=0,
+                arrays=parameters_of(self._weights, manifest),
+                config=config,
+                grid=grid,
+            )
         )
-        return as_record(self._solved(list(messages), grid, RoundRecord(0, trains=False), timeout))
-
-    def _solved(
-        self, messages: list[Message], grid: Grid, record: RoundRecord, timeout: float
-    ) -> _Weights:
-        """Ask for sums by these messages; return the model with the head that they give."""
-        zero = record.server_round == 0
-        told = Instructions(
-            deadline=record.deadline, round_zero=True, cut=self.terms.cut_group,
-            # Later on the model is asked about before it has its version.
-            keep=self.terms.sends_changes and zero,
-        )  # fmt: skip
+        record.deadline = self.fleet.whole_round_seconds(grid, config)
         outbox = Outbox("train", self.downlink, grid)
-        asked = outbox.packed(messages, lambda _: told)
-        replies = in_fixed_order(grid.send_and_receive(asked, timeout=timeout))
-        record.downlink_bytes = len(self.downlink.whole)
-        record.downlink_total_bytes = outbox.total_bytes
-        solved = with_closed_form_head(
-            replies, self._weights, Manifest.of_arrays(self._weights), self.limits, record,
-            self.downlink.holds if zero else lambda *_: None,
-        )  # fmt: skip
-        record.accepted = [
-            replace(each, downlink_bytes=outbox.sent_bytes.get(each.node_id, 0))
-            for each in record.accepted
-        ]
-        if solved.layer and self.terms.solve_every:
-            self.fleet.kept_head, self.solved.weights = solved.layer, solved.weights
-        if self.on_round is not None:
-            self.on_round(record)
-        return solved.weights
-
-    def _solve_again(self, this: Round) -> None:
-        """Solve for the head of the model as it is after a round, from sums of those who took part."""
-        every = self.terms.solve_every if self.fleet.kept_head else 0
-        nodes = [each.node_id for each in this.record.accepted if not each.staleness]
-        if not every or this.number % every or not nodes:
-            return
-        record = RoundRecord(this.number, deadline=this.record.deadline, trains=False)
-        timeout = self.patience() or _PATIENCE_SECONDS
-        # One that books no times: a pass for sums is no round of training.
-        grid = collecting(this.outbox.grid)
-        self._weights = self._solved(this.outbox.blank(nodes), grid, record, timeout)
-        self.downlink.amend(self._weights)
+        return as_record(self._between.solve(messages, outbox, self._weights, record, timeout))
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""
@@ -330,9 +296,7 @@ class PartialUpdates(Strategy):
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
             Outbox("train", self.downlink, grid),
             RoundRecord(server_round),
-            left_alone=LeftAlone(manifest)
-            if self.terms.cut_group or self.fleet.kept_head
-            else None,
+            left_alone=LeftAlone(manifest) if self.terms.has_cut or self.fleet.kept_head else None,
         )
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
@@ -354,6 +318,11 @@ class PartialUpdates(Strategy):
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
+        if self.fleet.cut.due(server_round):
+            asking = RoundRecord(server_round, trains=False)
+            if self._between.move_cut(messages, grid, asking):
+                self.fleet.meet(grid, config)
+        this.record.cut = self.fleet.cut.group
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
@@ -397,7 +366,11 @@ class PartialUpdates(Strategy):
             return None, metrics
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
-        self._solve_again(this)
+        timeout = self.patience() or _PATIENCE_SECONDS
+        solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
+        if solved is not None:
+            self._weights = solved
+            self.downlink.amend(solved)
         if undo is not None:
             self.guard.keep(this.weights, undo)
         return as_record(self._weights), metrics
@@ -406,8 +379,11 @@ class PartialUpdates(Strategy):
         """Hand over the record of the round."""
         this.record.downlink_total_bytes = this.outbox.total_bytes
         log_record(this.record, RULES.name_of(self.rule))
+        self._tell(this.record)
+
+    def _tell(self, record: RoundRecord) -> None:
         if self.on_round is not None:
-            self.on_round(this.record)
+            self.on_round(record)
 
     def _step_back(self, this: Round, reason: str) -> ArrayRecord:
         """Put the model before the last round back; this round's updates start from a bad one and are dropped."""

@@ -16,6 +16,7 @@ __all__ = [
     "BLEND",
     "CHANGE",
     "CUT",
+    "CUT_WORTH",
     "DEADLINE",
     "GROUPS",
     "IMPORTANCE",
@@ -40,6 +41,7 @@ ROUND_ZERO = "fl_elastic.round-zero"
 SEED = "fl_elastic.seed"
 KEEP = "fl_elastic.keep"
 CUT = "fl_elastic.cut"
+CUT_WORTH = "fl_elastic.cut-worth"
 KEPT_HEAD = "fl_elastic.kept-head"
 KEEP_STATISTICS = "fl_elastic.keep-statistics"
 GROUPS = "fl_elastic.groups"
@@ -86,9 +88,10 @@ class RoundTerms:
         between nobody trains it, so that it does not drift apart where clients have few classes each. 0 has it
         trained like everything else after round zero.
     cut : str
-        The fleet's cut: ``"none"``, or ``"fixed:GROUP"``, the deepest group (or module) that anybody trains. What
-        lies below it stays bit-identical everywhere, so that clients compute its features once and keep them, and
-        only what lies above it travels, to clients as well.
+        The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
+        ``"moving"``: the server moves it to where clients say that training gains most per second
+        (`fl_elastic.training.cut_worth`). What lies below it stays bit-identical everywhere, so that clients
+        compute its features once and keep them, and only what lies above it travels, to clients as well.
 
     Raises
     ------
@@ -129,25 +132,32 @@ class RoundTerms:
             raise RegistryError(f"round_zero {self.round_zero!r}: known are none, closed_form")
         if self.solve_every < 0:
             raise RegistryError(f"solve_every {self.solve_every} must not be negative")
-        if self.cut != "none" and not (self.cut.startswith(_FIXED) and self.cut != _FIXED):
-            raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP")
+        if self.cut not in ("none", "moving") and not (
+            self.cut.startswith(_FIXED) and self.cut != _FIXED
+        ):
+            raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
 
     @property
     def cut_group(self) -> str:
-        """The deepest group that anybody trains; empty for no cut."""
+        """The deepest group that anybody trains, where that is fixed; empty where it is not."""
         return self.cut.removeprefix(_FIXED) if self.cut.startswith(_FIXED) else ""
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether there is a cut, fixed or moving."""
+        return self.cut != "none"
 
     @property
     def keeps_statistics(self) -> bool:
         """Whether norms keep their statistics."""
-        return self.round_zero != "none" or bool(self.cut_group)
+        return self.round_zero != "none" or self.has_cut
 
     @property
     def sends_changes(self) -> bool:
         """Whether clients keep the model, so that only what changed is sent."""
-        return self.delta_downlink or bool(self.cut_group)
+        return self.delta_downlink or self.has_cut
 
     @property
     def wants_importance(self) -> bool:
@@ -158,7 +168,7 @@ class RoundTerms:
     def needs_capabilities(self) -> bool:
         """Whether the server has to ask what the devices can do."""
         by_speed = self.deadline is not None and self.deadline.quantile is not None
-        return by_speed or self.plan_source == "server"
+        return by_speed or self.plan_source == "server" or self.cut == "moving"
 
 
 @dataclass(frozen=True)
@@ -191,6 +201,8 @@ class Instructions:
         Group of the head that the server solves for and nobody trains; empty for none.
     keep_statistics : bool
         Whether norms keep their statistics.
+    cut_worth : bool
+        Whether to say what training down to each place would gain per second, instead of training.
     """
 
     deadline: float | None = None
@@ -205,6 +217,7 @@ class Instructions:
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False
+    cut_worth: bool = False
 
     @property
     def wants_importance(self) -> bool:
@@ -238,6 +251,8 @@ class Instructions:
             config[KEPT_HEAD] = self.kept_head
         if self.keep_statistics:
             config[KEEP_STATISTICS] = True
+        if self.cut_worth:
+            config[CUT_WORTH] = True
         return config
 
     @classmethod
@@ -262,6 +277,7 @@ class Instructions:
             cut=str(config.get(CUT, "")),
             kept_head=str(config.get(KEPT_HEAD, "")),
             keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
+            cut_worth=bool(config.get(CUT_WORTH, False)),
         )
 
     def importance_by_group(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["costs_for", "lasting_costs"]
+__all__ = ["costs_for", "lasting_costs", "with_prefix"]
 
 
 def costs_for(
@@ -41,10 +41,17 @@ def costs_for(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.clock,
             memory=budget.memory, prefix=options.forward is not None,
         )  # fmt: skip
-    if options.forward is not None and not len(profile.cut_inference_seconds):
-        clock = clock_for(model_device(model), options.clock)
-        profile = measure_prefix(profile, model, batch, clock, repeats=1)
-    return estimated_modes(profile, model, policy.modes)
+    return estimated_modes(with_prefix(profile, model, batch, options), model, policy.modes)
+
+
+def with_prefix(
+    profile: CostProfile, model: nn.Module, batch: Batch, options: TrainerOptions
+) -> CostProfile:
+    """Return the profile with what a frozen prefix costs, where the options have one and it is not known."""
+    if options.forward is None or len(profile.cut_inference_seconds):
+        return profile
+    clock = clock_for(model_device(model), options.clock)
+    return measure_prefix(profile, model, batch, clock, repeats=1)
 
 
 def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:

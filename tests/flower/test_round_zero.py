@@ -252,7 +252,31 @@ def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     content = instruction("train", packed, ConfigRecord({"fl_elastic.round-zero": True}))
     arrays, config = read_instruction("train", content)
     reply, examples, _ = slow.fit(arrays, config)
-    assert examples == 8 == decode_head_sums(reply[0].tobytes(), manifest).num_examples
+    assert decode_head_sums(reply[0].tobytes(), manifest).num_examples == 8
+    assert examples == 24
+
+
+@pytest.mark.parametrize(
+    ("claim", "counted"), [(24, 24), (8, 8), (7, 8), (10**7, 240), (10**15, 8)]
+)
+def test_who_had_no_time_for_all_of_its_data_counts_as_if_it_had(claim: int, counted: int) -> None:
+    """Otherwise slow devices would count less, and their data with them; nobody counts as a whole fleet."""
+    part = head_sums(build(), data(2)[:1])
+    whole = [head_sums(build(), data(node)) for node in (1, 3, 4)]
+
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id == 2:
+            packed = np.frombuffer(encode_head_sums(part, Manifest.of(build())), dtype=np.uint8)
+            message.content = train_reply([packed], claim, {})
+        return message
+
+    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), alter=alter)
+    seen = (3 * 24 + 8) / (3 * 24 + counted)
+    shares = [(each, seen) for each in whole] + [(part, seen * counted / 8)]
+    total = reduce(add, [scaled(share, "count")(each) for each, share in shares])
+    expected = closed_form_head(total)
+    weights = as_weights(arrays)
+    np.testing.assert_allclose(weights["3.weight"], expected.weight, rtol=1e-3, atol=1e-4)
 
 
 def models_of(rounds: int, terms: RoundTerms, **options: Any) -> tuple[PartialUpdates, list[Any]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
-from fl_elastic.flower.terms import CUT, DEADLINE, Instructions
+from fl_elastic.flower.terms import DEADLINE, Instructions
+from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.update import CODECS
+from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
 from fl_elastic_simulations.engine.method_model import method_model
@@ -144,7 +148,9 @@ class _Role:
         """Train as the method says, unless the update would come too late."""
         told = Instructions.from_config(self.config)
         if told.round_zero:
-            return self._sums(arrays)
+            return self._sums(arrays, told)
+        if told.cut_worth:
+            return self._cut_worth(arrays)
         if not self.method.budgeted:
             self.place.check_memory(self.profile)
         deadline = told.deadline
@@ -165,27 +171,55 @@ class _Role:
         charges.save(self.charges_file)
         return packed, examples, metrics
 
-    def _sums(self, arrays: list[NDArray[Any]]) -> _Reply:
+    def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
         """Send sums for a head in closed form; they cost what they took on this host."""
-        client = self.elastic_client()
-        # Its time is simulated: it looks at all of its data, however slow this host is.
-        client.budget, client.train_loader = Budget(), self.place.batches(whole=True)
+        client, batches = self.elastic_client(), self.place.batches(whole=True)
+        # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
+        client.budget, client.train_loader = Budget(), self._passed_in_time(batches, told)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        charges, profile = Charges.load(self.charges_file), 0.0
-        if config.get(CUT) and not charges.fits:
-            profile = self._profile_seconds(Instructions.from_config(config), None)
-            charges.add(profile * self.client.device.slowdown, 0.0, lost=False)
-            charges.save(self.charges_file)
+        profile = self._first_profile(told) if told.cut else 0.0
         started = time.thread_time()
+        packed, _, metrics = client.fit(arrays, config)
+        spent = profile + time.thread_time() - started
+        return packed, batches.dataset_size, metrics | _no_steps(spent)
+
+    def _passed_in_time(self, batches: Batches, told: Instructions) -> Iterable[Batch]:
+        """Return the batches that the device can run through the model until the deadline, at least one."""
+        if told.deadline is None or self.method.stragglers != "fit" or not self.method.budgeted:
+            return batches
+        profile = self.profile
+        # The first pass finds no features as yet.
+        if self.place.server_round:
+            options = self.place.options(cut=told.cut)
+            profile = lasting_costs(profile, options, batches.dataset_size)
+        each = float(profile.forward_seconds[0]) * self.client.device.slowdown
+        count = max(1, int(told.deadline / each))
+        return batches if count >= len(batches) else list(islice(batches, count))
+
+    def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
+        """Say what cuts are worth, which takes two steps of everything."""
+        client = self.elastic_client()
+        config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        spent = {"predicted-seconds": profile + time.thread_time() - started, "step-seconds": 0.0}
-        return packed, examples, metrics | spent | {"steps": 0, "requested-steps": 0}
+        profile = self._first_profile(Instructions.from_config(config))
+        spent = profile + 2 * self.profile.full_step_seconds
+        return packed, examples, metrics | _no_steps(spent)
+
+    def _first_profile(self, told: Instructions) -> float:
+        """Charge the estimate of costs to a client that has made none as yet; return its seconds on this host."""
+        charges = Charges.load(self.charges_file)
+        if charges.fits:
+            return 0.0
+        seconds = self._profile_seconds(told, None)
+        charges.add(seconds * self.client.device.slowdown, 0.0, lost=False)
+        charges.save(self.charges_file)
+        return seconds
 
     def _profile_seconds(self, told: Instructions, deadline: float | None) -> float:
         """Return what a first estimate of costs takes: who keeps to a cut makes one to know where it lies."""
         if self.choosing is None:
             return 0.0
-        if told.cut:
+        if told.cut or told.cut_worth:
             return self.choosing.profile_seconds
         return self.choosing.profile(self.method) if self._limited(deadline) else 0.0
 
@@ -278,6 +312,13 @@ class _Role:
             state_directory=self.state_directory,
             check_memory=partial(self.place.check_memory, self.profile),
         )
+
+
+def _no_steps(host_seconds: float) -> dict[str, Any]:
+    """Return the metrics of a client that did something else than training, for so long on this host."""
+    return {
+        "predicted-seconds": host_seconds, "step-seconds": 0.0, "steps": 0, "requested-steps": 0,
+    }  # fmt: skip
 
 
 @lru_cache(maxsize=4)

@@ -150,9 +150,9 @@ class FleetSection:
     uplink_share : float, optional
         Share of a full update that they may send per round.
     memory_bytes : int, optional
-        What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; left out, it is not
-        limited: how much of a device its system leaves over, the catalogue does not know. A client that trains
-        everything without a budget, and cannot, is left out of every round.
+        What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; no limit if left
+        out, as the catalogue does not know what a device's system leaves over. A client that trains everything
+        without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """

@@ -1,4 +1,4 @@
-"""Devices of a scenario that cannot hold a full step: left out where everything is trained, trained in part else."""
+"""Devices of a scenario that cannot hold a full step: they train a part of the model, or are left out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+"""What a server asks of its clients between rounds: sums to solve for the head, and what cuts are worth."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.client_registry import ClientRegistry
+from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.incremental_grid import collecting
+from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.round import (
+    AcceptedReply,
+    Rejection,
+    RoundRecord,
+    in_fixed_order,
+    one_line,
+)
+from fl_elastic.flower.round_zero import LastSolved, with_closed_form_head
+from fl_elastic.flower.terms import Instructions, read_importance
+from fl_elastic.update import Manifest
+from fl_elastic.update.partial import Limits
+
+__all__ = ["BetweenRounds"]
+
+_LOG = logging.getLogger("fl_elastic")
+_Weights = dict[str, NDArray[Any]]
+# Two steps of everything, and in a process that knows nothing of its costs an estimate of them.
+_PATIENCE_SECONDS = 300.0
+# So many of the fastest say what cuts are worth: at least three, so that one of them decides nothing.
+_ASKED_SHARE, _FEWEST = 1 / 3, 3
+
+
+class BetweenRounds:
+    """Asks clients for what is not training.
+
+    Parameters
+    ----------
+    fleet : ClientRegistry
+        Who they are, and where the fleet's cut lies.
+    downlink : Downlink
+        Sends the model.
+    limits : Limits
+        What counts the server believes.
+    solved : LastSolved
+        Is given the model each time a head was solved for.
+    on_round : callable, optional
+        Called with a record of what was asked and answered.
+    """
+
+    def __init__(
+        self,
+        fleet: ClientRegistry,
+        downlink: Downlink,
+        limits: Limits,
+        solved: LastSolved,
+        on_round: Callable[[RoundRecord], None] | None,
+    ) -> None:
+        self._fleet = fleet
+        self._downlink = downlink
+        self._limits = limits
+        self._solved = solved
+        self._on_round = on_round
+
+    def solve(
+        self,
+        messages: Iterable[Message],
+        outbox: Outbox,
+        weights: _Weights,
+        record: RoundRecord,
+        timeout: float,
+    ) -> _Weights:
+        """Ask for sums by these messages; return the model with the head that they give."""
+        terms, zero = self._fleet.terms, record.server_round == 0
+        told = Instructions(
+            deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group,
+            # Later on the model is asked about before it has its version.
+            keep=terms.sends_changes and zero,
+        )  # fmt: skip
+        replies = self._asked(messages, outbox, told, record, timeout)
+        solved = with_closed_form_head(
+            replies, weights, Manifest.of_arrays(weights), self._limits, record,
+            self._downlink.holds if zero else lambda *_: None,
+        )  # fmt: skip
+        if solved.layer and terms.solve_every:
+            self._fleet.kept_head, self._solved.weights = solved.layer, solved.weights
+        self._close(record, outbox)
+        return solved.weights
+
+    def solve_again(
+        self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
+    ) -> _Weights | None:
+        """Solve for the head of the model as it is after a round, from sums of those who took part.
+
+        Returns None where it is not the time for it. It lasts no longer than the round's deadline: a client that
+        cannot go through all of its data sends sums over some of them.
+        """
+        every = self._fleet.terms.solve_every if self._fleet.kept_head else 0
+        nodes = [each.node_id for each in ended.accepted if not each.staleness]
+        if not every or ended.server_round % every or not nodes:
+            return None
+        record = RoundRecord(ended.server_round, deadline=ended.deadline, trains=False)
+        # A grid that books no times: a pass for sums is no round of training.
+        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        return self.solve(outbox.blank(nodes), again, weights, record, timeout)
+
+    def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
+        """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.
+
+        It is done before the round, with the model that the round sends.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            The inner strategy's, for the round; they stay as they are.
+        grid : Grid
+            To ask by.
+        record : RoundRecord
+            Of the asking.
+        """
+        fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
+        told = replace(fleet.evaluation(), cut="", cut_worth=True)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        fastest = fleet.fastest(nodes, max(_FEWEST, int(_ASKED_SHARE * len(nodes))))
+        asked = [
+            Message(message.content, message.metadata.dst_node_id, "train")
+            for message in messages
+            if message.metadata.dst_node_id in fastest
+        ]
+        shares = []
+        for message in self._asked(asked, outbox, told, record, _PATIENCE_SECONDS):
+            node = message.metadata.src_node_id
+            try:
+                if message.has_error():
+                    raise UpdateError(message.error.reason or "no reason given")
+                reply = read_train_reply(message.content)
+            except UpdateError as error:
+                reason = one_line(str(error))
+                _LOG.warning("node %s did not say what cuts are worth: %s", node, reason)
+                record.rejected.append(Rejection(record.server_round, node, reason))
+                self._downlink.forget(node)
+                continue
+            self._downlink.holds(node, reply.have)
+            shares.append(read_importance(reply.importance, fleet.groups))
+            metrics = believed_metrics(reply.metrics)
+            record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
+        moved = fleet.cut.decide([each for each in shares if each])
+        if moved:
+            # What a device needs for a round is what it needs above the cut.
+            fleet.forget_capabilities()
+        self._close(record, outbox)
+        return moved
+
+    def _asked(
+        self,
+        messages: Iterable[Message],
+        outbox: Outbox,
+        told: Instructions,
+        record: RoundRecord,
+        timeout: float,
+    ) -> list[Message]:
+        packed = outbox.packed(list(messages), lambda _: told)
+        record.downlink_bytes = len(self._downlink.whole)
+        return in_fixed_order(outbox.grid.send_and_receive(packed, timeout=timeout))
+
+    def _close(self, record: RoundRecord, outbox: Outbox) -> None:
+        """Enter what was sent, and hand the record over."""
+        record.cut = self._fleet.cut.group
+        record.downlink_total_bytes = outbox.total_bytes
+        record.accepted = [
+            replace(each, downlink_bytes=outbox.sent_bytes.get(each.node_id, 0))
+            for each in record.accepted
+        ]
+        if self._on_round is not None:
+            self._on_round(record)

@@ -1,0 +1,88 @@
+"""The fleet's cut: below it nobody trains, and the server moves it to where training gains most per second."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.flower.terms import RoundTerms
+
+__all__ = ["FleetCut"]
+
+_LOG = logging.getLogger("fl_elastic")
+# A move makes every client compute its features anew, and what a place is worth is told by few batches.
+_WORTH_MOVING = 1.1
+_LONGEST_PAUSE = 8
+_EVERY = 5
+_LONGEST_NAME = 500
+
+
+class FleetCut:
+    """Where the cut lies, and when clients are asked where it should lie.
+
+    Clients say what training down to each place would gain per second (`fl_elastic.training.cut_worth`). The median
+    over them decides, so that one that says something else moves nothing. While the cut stays they are asked ever
+    more rarely.
+
+    Parameters
+    ----------
+    terms : RoundTerms
+        Whether there is a cut, and whether it moves.
+
+    Attributes
+    ----------
+    group : str
+        The deepest group that anybody trains; empty for no cut.
+    """
+
+    def __init__(self, terms: RoundTerms) -> None:
+        self.group = terms.cut_group
+        self._moves = terms.cut == "moving"
+        self._every = terms.solve_every or _EVERY
+        self._pause, self._left = 1, 0
+
+    def due(self, server_round: int) -> bool:
+        """Whether clients are asked before this round: before the first, and then when a head was solved for."""
+        if not self._moves or (server_round - 1) % self._every:
+            return False
+        self._left -= 1
+        return self._left < 1
+
+    def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
+        """Move to the place of most worth; return whether it is another one.
+
+        Parameters
+        ----------
+        shares : sequence of mapping of str to float
+            Of each client that answered: worth of each place, as shares of their sum.
+        """
+        self._left = self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        names = sorted({name for each in shares for name in each})
+        if not names:
+            _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
+            return False
+        worth = {name: median(each.get(name, 0.0) for each in shares) for name in names}
+        best = max(names, key=worth.__getitem__)
+        if best == self.group or worth[best] <= _WORTH_MOVING * worth.get(self.group, 0.0):
+            return False
+        _LOG.info("the fleet's cut moves from %s to %s", self.group or "nowhere", best)
+        self.group = best
+        self._left = self._pause = 1
+        return True
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what must outlast a restart of the server."""
+        if not self._moves:
+            return {}
+        return {"group": np.array(self.group), "pause": np.array([self._pause, self._left])}
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `to_arrays` gave."""
+        if self._moves and "group" in arrays:
+            self.group = str(arrays["group"])[:_LONGEST_NAME]
+            self._pause, self._left = (int(each) for each in arrays["pause"])

@@ -1,0 +1,192 @@
+"""The server moves the fleet's cut to where clients say that training gains most per second."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
+from small_models import images, loss_fn
+from test_fleet_cut import build
+
+from fl_elastic import Budget
+from fl_elastic.errors import RegistryError
+from fl_elastic.flower import (
+    Checkpointed,
+    ElasticClient,
+    PartialUpdates,
+    RoundTerms,
+    elastic_client_app,
+)
+from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.fleet_cut import FleetCut
+from fl_elastic.flower.records import train_reply
+from fl_elastic.flower.terms import IMPORTANCE
+
+MOVING = RoundTerms(cut="moving", solve_every=2)
+# From the head down; "6" is a convolution with a norm above it.
+UPPER, LOWER, ALL = "6", "3", "0"
+
+
+def says(**worth: float) -> dict[str, float]:
+    return {name.removeprefix("at"): value for name, value in worth.items()}
+
+
+def federation(
+    folder: Path,
+    rounds: int,
+    worth: Mapping[str, float] | None = None,
+    terms: RoundTerms = MOVING,
+    alter: Any = lambda reply: reply,
+    strategy_of: Any = lambda each: each,
+    memory: float | None = None,
+) -> tuple[dict[str, Any], list[Any], list[int]]:
+    """Four clients; return the model, the records, and who was asked what cuts are worth."""
+    records: list[Any] = []
+    asked: list[int] = []
+
+    class Scripted(ElasticClient):
+        def _cut_worth(self, told: Any) -> dict[str, float]:
+            found = super()._cut_worth(told)
+            assert set(worth or ()) <= set(found)
+            return found if worth is None else dict(worth)
+
+    def client_of(node: int) -> ElasticClient:
+        return Scripted(
+            build(), local_data(node), images(2, seed=99), budget=Budget(memory=memory),
+            policy="elastic", loss_fn=loss_fn, optimizer_fn=plain_sgd,
+            state_dir=folder / str(node),
+        )  # fmt: skip
+
+    def note(record: Any) -> None:
+        records.append(record)
+        if not record.trains and record.server_round:
+            asked.extend(each.node_id for each in record.accepted)
+
+    apps = {node: elastic_client_app(lambda _, node=node: client_of(node)) for node in range(1, 5)}
+    strategy = strategy_of(PartialUpdates(quiet(), terms=terms, on_round=note))
+    result, _ = run(strategy, apps, arrays_of(build()), rounds, alter)
+    return as_weights(result.arrays), records, asked
+
+
+def moved(found: Mapping[str, Any]) -> set[int]:
+    """Return the layers whose weights are others than before."""
+    before = as_weights(arrays_of(build()))
+    return {
+        int(name.partition(".")[0])
+        for name, value in found.items()
+        if name.endswith(("weight", "bias")) and not np.array_equal(value, before[name])
+    }
+
+
+@pytest.mark.parametrize(("place", "layers"), [(UPPER, {6, 7, 11}), (ALL, {0, 1, 3, 4, 6, 7, 11})])
+def test_what_most_is_gained_above_is_trained_and_nothing_else(
+    tmp_path: Path, place: str, layers: set[int]
+) -> None:
+    found, records, _ = federation(tmp_path, 2, {place: 2.0, LOWER: 1.0})
+    assert moved(found) == layers
+    assert {each.cut for each in records if each.trains} == {place}
+
+
+def test_three_of_the_fleet_are_asked_and_then_ever_more_rarely(tmp_path: Path) -> None:
+    _, records, asked = federation(tmp_path, 9, {UPPER: 1.0})
+    rounds = [each.server_round for each in records if not each.trains]
+    # It moved before round 1, is asked about again after two rounds, stays, and then not for four.
+    assert rounds == [1, 3, 7] and len(asked) == 9 and len({*asked}) == 3
+
+
+def test_what_they_really_say_moves_it_somewhere(tmp_path: Path) -> None:
+    terms = RoundTerms(cut="moving", round_zero="closed_form", deadline=Deadline(quantile=0.5))
+    found, records, asked = federation(tmp_path, 3, terms=terms)
+    (cut,) = {each.cut for each in records if each.trains}
+    assert cut and len(asked) == 3
+    # The head is solved for, and nobody trains it.
+    trained = {name for each in records for one in each.accepted for name in one.steps}
+    assert trained and "11.weight" not in trained and 11 in moved(found)
+
+
+def test_one_liar_moves_nothing(tmp_path: Path) -> None:
+    lied: list[int] = []
+
+    def alter(message: Any) -> Any:
+        if not lied and IMPORTANCE in message.content.config_records.get("fitres.metrics", {}):
+            lied.append(message.metadata.src_node_id)
+            message.content = train_reply(
+                [np.zeros(0, np.uint8)], 0, {IMPORTANCE: json.dumps({ALL: 1e300})}
+            )
+        return message
+
+    _, records, _ = federation(tmp_path, 1, {UPPER: 2.0, ALL: 1.0}, alter=alter)
+    assert records[-1].cut == UPPER and lied
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"nowhere": 1.0}', '{"6": -1.0}', '{"6": NaN}'])
+def test_where_nobody_says_anything_sensible_all_is_trained(tmp_path: Path, text: str) -> None:
+    def alter(message: Any) -> Any:
+        if IMPORTANCE in message.content.config_records.get("fitres.metrics", {}):
+            message.content = train_reply([np.zeros(0, np.uint8)], 0, {IMPORTANCE: text})
+        return message
+
+    found, records, _ = federation(tmp_path, 1, {UPPER: 1.0}, alter=alter)
+    assert records[-1].cut == "" and 0 in moved(found)
+
+
+def test_a_device_that_cannot_hold_a_full_step_says_so_and_trains_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fl_elastic")
+    _, records, asked = federation(tmp_path, 1, memory=60_000)
+    assert "the memory budget is 60000" in caplog.text and not asked
+    assert len(records[0].rejected) == 3 and len(records[-1].accepted) == 4
+
+
+def test_a_restarted_server_knows_where_the_cut_lies(tmp_path: Path) -> None:
+    def kept(each: PartialUpdates) -> Checkpointed:
+        return Checkpointed(each, tmp_path / "server")
+
+    federation(tmp_path, 1, {UPPER: 1.0}, strategy_of=kept)
+    found, records, asked = federation(tmp_path, 2, {LOWER: 1.0}, strategy_of=kept)
+    # Round 1 is not done again, and the next time to ask is round 3.
+    assert [each.cut for each in records] == [UPPER] and not asked
+    assert moved(found) == {6, 7, 11}
+
+
+def test_a_place_must_be_worth_the_move() -> None:
+    cut = FleetCut(MOVING)
+    assert cut.decide([says(at6=1.0, at3=0.9)]) and cut.group == "6"
+    assert not cut.decide([says(at6=1.0, at3=1.05)]) and cut.group == "6"
+    assert cut.decide([says(at6=1.0, at3=1.2)]) and cut.group == "3"
+
+
+def test_the_median_decides() -> None:
+    cut = FleetCut(MOVING)
+    cut.decide([says(at6=1.0), says(at6=0.6, at3=0.4), says(at3=1.0), says(at3=1e9)])
+    assert cut.group == "3"
+    assert not cut.decide([]) and cut.group == "3"
+
+
+@pytest.mark.parametrize("terms", [RoundTerms(), RoundTerms(cut="fixed:6")])
+def test_a_cut_that_does_not_move_is_not_asked_about(terms: RoundTerms) -> None:
+    cut = FleetCut(terms)
+    assert not any(cut.due(number) for number in range(1, 50)) and not cut.to_arrays()
+    cut.from_arrays({"group": np.array("3"), "pause": np.array([1, 1])})
+    assert cut.group == terms.cut_group
+
+
+def test_its_state_is_put_back() -> None:
+    one, other = FleetCut(MOVING), FleetCut(MOVING)
+    one.decide([says(at6=1.0)])
+    one.decide([says(at6=1.0)])
+    other.from_arrays(one.to_arrays())
+    assert other.group == "6"
+    assert [one.due(n) for n in range(1, 30)] == [other.due(n) for n in range(1, 30)]
+
+
+def test_unknown_cuts_are_refused() -> None:
+    with pytest.raises(RegistryError, match="known are none, fixed:GROUP, moving"):
+        RoundTerms(cut="wandering")
