@@ -51,6 +51,7 @@ from fl_elastic.update import (
 )
 
 if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["ElasticClient"]
@@ -241,7 +242,8 @@ class ElasticClient(NumPyClient):
             # Asked for once in a run: other messages do not load it.
             from fl_elastic.update.head_sums import encode_head_sums
 
-            sums = self._head_sums(told)
+            sums, forward = self._head_sums(told)
+            metrics |= {} if forward is None else forward.to_metrics()
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
@@ -274,6 +276,8 @@ class ElasticClient(NumPyClient):
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile)
         metrics |= self.report.to_metrics()
+        if told.cut and self.report.forward is not None:
+            metrics |= self.report.forward.to_metrics()
         if told.cut or told.kept_head:
             indices = sorted(self.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
@@ -293,14 +297,14 @@ class ElasticClient(NumPyClient):
         packed = self._encoded(update)
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
 
-    def _head_sums(self, told: Instructions) -> HeadSums:
+    def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""
         from fl_elastic.training.head_sums import head_sums, head_sums_above_cut
 
         seconds = self._budget(told).deadline or math.inf
         options = self._options(told)
         if options.forward is None or not options.cut:
-            return head_sums(self.model, self.train_loader, seconds=seconds)
+            return head_sums(self.model, self.train_loader, seconds=seconds), None
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
         self._profile = self._known_profile() or self._measure(batch, options)
         self._state.keep_profile(self._profile)

@@ -97,6 +97,10 @@ class ForwardReport:
     prefix_seconds: float
     refused: str
 
+    def to_metrics(self) -> dict[str, int]:
+        """Return what a client's reply says of its features."""
+        return {"features-computed": self.computed, "features-found": self.found}
+
 
 class ElasticForward:
     """Runs steps of one fit with the frozen prefix as inference.

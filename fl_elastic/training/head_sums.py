@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,11 +23,13 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.training.batches import first_batches, loader_size
-from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.elastic_forward import ElasticForward, ForwardReport
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["head_sums", "head_sums_above_cut"]
+
+_AT_ONCE = 256
 
 
 def head_sums(
@@ -66,12 +67,12 @@ def head_sums(
     """
     modes = [(module, module.training) for module in model.modules()]
     seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    gathered = _Gathered()
     hooks = [
         module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
-    total: HeadSums | None = None
     until = time.monotonic() + seconds
     model.eval()
     try:
@@ -84,8 +85,7 @@ def head_sums(
                     with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
                         outputs = call_model(model, inputs)
-                    found = _sums_of(model, seen, outputs, targets)
-                    total = found if total is None else total + found
+                    gathered.add(*_features_of(seen, outputs, targets))
                 if time.monotonic() > until:
                     break
     finally:
@@ -93,9 +93,7 @@ def head_sums(
             hook.remove()
         for module, mode in modes:
             module.training = mode
-    if total is None:
-        raise TrainingError("the loader gave no batch: check the client's data")
-    return total
+    return gathered.sums(model)
 
 
 def head_sums_above_cut(
@@ -105,8 +103,10 @@ def head_sums_above_cut(
     options: TrainerOptions,
     *,
     seconds: float = float("inf"),
-) -> HeadSums:
+) -> tuple[HeadSums, ForwardReport]:
     """Return `head_sums`, with the frozen prefix run as in a fit: its features are kept for the fits to come.
+
+    What the forward pass did is returned as well.
 
     Parameters
     ----------
@@ -127,31 +127,67 @@ def head_sums_above_cut(
     )  # fmt: skip
     try:
         with forward.splitting(graph, above - 1, first):
-            return head_sums(model, loader, seconds=seconds, running=forward.step)
+            sums = head_sums(model, loader, seconds=seconds, running=forward.step)
+        return sums, forward.report()
     finally:
         forward.close()
 
 
-def _sums_of(
-    model: nn.Module, seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
-) -> HeadSums:
+class _Gathered:
+    """Adds up many examples at a time: for few, writing D x D numbers takes longer than the products."""
+
+    def __init__(self) -> None:
+        self._kind: tuple[nn.Linear, bool] | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._sums: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def add(self, layer: nn.Linear, features: Tensor, wanted: Tensor, classes: bool) -> None:
+        """Take in a batch: what enters the layer, and what should come out of it."""
+        if self._kind not in (None, (layer, classes)):
+            raise TrainingError(
+                "a head in closed form needs one last layer and one kind of target for all batches"
+            )
+        self._kind = layer, classes
+        # Not every device knows double precision.
+        self._waiting.append((features.cpu().double(), wanted))
+        if sum(len(each) for each, _ in self._waiting) >= _AT_ONCE:
+            self._add_up()
+
+    def sums(self, model: nn.Module) -> HeadSums:
+        """Return the sums over all batches; raises TrainingError if there was none."""
+        if self._waiting:
+            self._add_up()
+        if self._sums is None or self._kind is None:
+            raise TrainingError("the loader gave no batch: check the client's data")
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        layer, classes = self._kind
+        products, targets, squares = (each.numpy() for each in self._sums)
+        return HeadSums(names[id(layer.weight)], products, targets, squares, classes)
+
+    def _add_up(self) -> None:
+        features, wanted = (torch.cat(each) for each in zip(*self._waiting, strict=True))
+        rows = nn.functional.pad(features, (0, 1), value=1.0)
+        found = rows.T @ rows, rows.T @ wanted, (wanted**2).sum(dim=0)
+        self._waiting = []
+        before = self._sums
+        self._sums = (
+            found
+            if before is None
+            else (before[0] + found[0], before[1] + found[1], before[2] + found[2])
+        )
+
+
+def _features_of(
+    seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
+) -> tuple[nn.Linear, Tensor, Tensor, bool]:
+    """Return the last linear layer, what entered it, and what should have come out."""
     heads = [(layer, given) for layer, given, out in seen if out is outputs]
     if not heads or outputs.ndim != 2:
         raise TrainingError(
             "a head in closed form needs a model whose output is that of a linear layer, of shape (N, C)"
         )
     layer, features = heads[-1]
-    wanted, classes = _as_numbers(targets, outputs)
-    # Not every device knows double precision.
-    rows = nn.functional.pad(features.cpu().double(), (0, 1), value=1.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return HeadSums(
-        weight=names[id(layer.weight)],
-        products=_array(rows.T @ rows),
-        targets=_array(rows.T @ wanted),
-        squares=_array((wanted**2).sum(dim=0)),
-        classes=classes,
-    )
+    return layer, features, *_as_numbers(targets, outputs)
 
 
 def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
@@ -167,7 +203,3 @@ def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
         f"a head in closed form needs classes of shape ({len(outputs)},) below {outputs.shape[1]}, or numbers of "
         f"shape {tuple(outputs.shape)}; targets are {shape}"
     )
-
-
-def _array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return tensor.numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -26,7 +26,8 @@ from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.training.costs import lasting_costs
-from fl_elastic.update import CODECS
+from fl_elastic.update import CODECS, Manifest
+from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
@@ -42,6 +43,8 @@ CHARGES = "charged.json"
 """Where a client notes what it was charged."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
+
+_ROWS = 256
 
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
@@ -172,16 +175,36 @@ class _Role:
         return packed, examples, metrics
 
     def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
-        """Send sums for a head in closed form; they cost what they took on this host."""
+        """Send sums for a head in closed form, for what inference takes and the products of features."""
         client, batches = self.elastic_client(), self.place.batches(whole=True)
         # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, told)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         profile = self._first_profile(told) if told.cut else 0.0
-        started = time.thread_time()
-        packed, _, metrics = client.fit(arrays, config)
-        spent = profile + time.thread_time() - started
-        return packed, batches.dataset_size, metrics | _no_steps(spent)
+        packed, summed, metrics = client.fit(arrays, config)
+        if packed:
+            sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
+            summed, features = sums.num_examples, len(sums.products)
+            profile += self._inference_seconds(told, summed, metrics)
+            profile += summed * _seconds_of_products(features)
+        return packed, batches.dataset_size, metrics | _no_steps(profile)
+
+    def _inference_seconds(
+        self, told: Instructions, examples: int, metrics: Mapping[str, Any]
+    ) -> float:
+        """Return what a pass over so many examples takes on this host, of which features were found for some."""
+        per_batch = self.scenario.training.batch_size
+        if not told.cut:
+            return examples / per_batch * float(self.profile.forward_seconds[0])
+        options = self.place.options(cut=told.cut)
+        above = lasting_costs(self.profile, options, examples)
+        seconds = examples * float(above.forward_seconds[0])
+        cut = self.profile.graph.cut_below(self.profile.graph.groups_above(told.cut) - 1)
+        if cut is not None:
+            place = self.profile.graph.cuts.index(cut)
+            prefix = float(self.profile.cut_inference_seconds[place])
+            seconds += prefix * float(metrics.get("features-computed", 0))
+        return seconds / per_batch
 
     def _passed_in_time(self, batches: Batches, told: Instructions) -> Iterable[Batch]:
         """Return the batches that the device can run through the model until the deadline, at least one."""
@@ -312,6 +335,18 @@ class _Role:
             state_directory=self.state_directory,
             check_memory=partial(self.place.check_memory, self.profile),
         )
+
+
+@lru_cache(maxsize=8)
+def _seconds_of_products(features: int) -> float:
+    """Return what adding one example's products to the sums takes on this host, at the least of three times."""
+    rows = torch.randn(_ROWS, features, dtype=torch.float64)
+    found = []
+    for _ in range(3):
+        started = time.thread_time()
+        rows.T @ rows
+        found.append(time.thread_time() - started)
+    return min(found) / _ROWS
 
 
 def _no_steps(host_seconds: float) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from choosing_costs import flat_choosing
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
+from fl_elastic.update import Manifest
+from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.cell import Cell
@@ -22,7 +24,7 @@ from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run
 from fl_elastic_simulations.engine.workload import client_batches, measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
-SECONDS_OF_A_PASS, SLOWEST, BANDWIDTH = 2.0, 4.0, 1e6
+SECONDS_OF_AN_EXAMPLE, SLOWEST, BANDWIDTH = 0.01, 4.0, 1e6
 TABLE: dict[str, Any] = {
     "seeds": [0],
     "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3},
@@ -53,12 +55,11 @@ def profile() -> CostProfile:
 
 @pytest.fixture
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Run a scenario on a host where every pass over the data takes the same time."""
+    """Run a scenario on a host where products of every example take the same time."""
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-    clock = iter(range(10**6))
     monkeypatch.setattr(
-        simulated_client.time, "thread_time", lambda: SECONDS_OF_A_PASS * next(clock)
+        simulated_client, "_seconds_of_products", lambda features: SECONDS_OF_AN_EXAMPLE
     )
 
     def run(made: Scenario) -> Mapping[str, Cell]:
@@ -69,7 +70,13 @@ def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return run
 
 
-def test_the_head_is_there_before_the_first_round_and_is_paid_for(ran: Any) -> None:
+def sizes_of(made: Scenario) -> list[int]:
+    return [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
+
+
+def test_the_head_is_there_before_the_first_round_and_is_paid_for(
+    ran: Any, profile: CostProfile
+) -> None:
     cells = ran(scenario())
     first, second, *_ = cells["solved"].history
     assert (first["round"], first["simulated_seconds"]) == (0, 0.0)
@@ -78,7 +85,10 @@ def test_the_head_is_there_before_the_first_round_and_is_paid_for(ran: Any) -> N
     assert first["accuracy"] == cells["plain"].history[0]["accuracy"]
     sent = second["uplink_bytes"] / 4
     received = second["downlink_bytes"] / 4
-    expected = SLOWEST * SECONDS_OF_A_PASS + (sent + received) / BANDWIDTH
+    slowdowns = [each.device.slowdown for each in scenario().clients]
+    most = max(a * b for a, b in zip(sizes_of(scenario()), slowdowns, strict=True))
+    of_example = SECONDS_OF_AN_EXAMPLE + float(profile.forward_seconds[0]) / 16
+    expected = most * of_example + (sent + received) / BANDWIDTH
     assert second["simulated_seconds"] == pytest.approx(expected, rel=1e-6)
     # Coverage and steps tell of rounds of training alone.
     assert len(next(iter(cells["solved"].coverage.values()))) == 2
@@ -98,14 +108,56 @@ def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(simulated_client.ElasticClient, "fit", fit)
     made = scenario(methods=["solved"], target={"method": "solved"})
     ran(made)
-    sizes = [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
-    assert sorted(seen) == sorted(sizes)
+    assert sorted(seen) == sorted(sizes_of(made))
+
+
+def test_under_a_deadline_slow_clients_look_at_some_of_their_data_and_stand_for_all(
+    ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, tuple[int, int]] = {}
+    original = simulated_client._Role._sums
+
+    def sums(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        counted = decode_head_sums(found[0][0].tobytes(), Manifest.of(self.place.model()))
+        seen[self.client.index] = counted.num_examples, found[1]
+        return found
+
+    monkeypatch.setattr(simulated_client._Role, "_sums", sums)
+    method = TABLE["method"]["solved"] | {"budgeted": True}
+    # Three of its batches are what a slow device gets to, twelve what a fast one does.
+    deadline = {"seconds": 12.5 * float(profile.forward_seconds[0])}
+    made = scenario(
+        method={"solved": method}, methods=["solved"], deadline=deadline,
+        target={"method": "solved"},
+    )  # fmt: skip
+    ran(made)
+    sizes = sizes_of(made)
+    assert [seen[index][1] for index in range(4)] == sizes
+    for index, size in enumerate(sizes):
+        most = 12 if index < 2 else 3
+        assert abs(seen[index][0] - min(size, 16 * most)) <= 1
+
+
+def test_asking_what_cuts_are_worth_takes_two_full_steps(ran: Any, profile: CostProfile) -> None:
+    moving = {"policy": "full", "cut": "moving", "solve_every": 1}
+    made = scenario(
+        method={"fixed": {"policy": "full", "cut": "fixed:head"}, "moving": moving},
+        methods=["fixed", "moving"], target={"method": "fixed"},
+    )  # fmt: skip
+    cell = ran(made)["moving"]
+    fixed = ran(made)["fixed"]
+    assert cell.history[-1]["round"] == 2 and cell.rejected == 0
+    # The three fastest of four are asked, one of them slow.
+    least = SLOWEST * 2 * profile.full_step_seconds
+    assert cell.history[-1]["simulated_seconds"] > least
+    assert cell.history[-1]["simulated_seconds"] > fixed.history[-1]["simulated_seconds"]
 
 
 def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(ran: Any) -> None:
     training = TABLE["training"] | {
         "rounds": 50,
-        "simulated_seconds": 40.0,
+        "simulated_seconds": 48.0,
         "tests": 8,
         "learning_rate": 1e-9,
     }
@@ -113,7 +165,7 @@ def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(
         "solved"
     ]
     by_time = {row["simulated_seconds"]: row["accuracy"] for row in cell.history}
-    assert by_time[0.0] == by_time[5.0] < by_time[10.0] - 0.3
+    assert by_time[0.0] == by_time[12.0] < by_time[24.0] - 0.3
 
 
 @pytest.mark.parametrize("keep_features", [True, False])
@@ -171,7 +223,7 @@ def test_a_peer_has_no_round_zero() -> None:
     method = {"narrow": {"peer": "heterofl", "round_zero": "closed_form"}}
     with pytest.raises(ScenarioError, match="a peer knows no round zero"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
-    with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP"):
+    with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):
         scenario(method={"solved": {"cut": "low"}, "plain": {}})
     with pytest.raises(ScenarioError, match="round_zero"):
         scenario(method={"solved": {"round_zero": "open"}, "plain": {}})
