@@ -81,7 +81,7 @@ def _trainer_example_trains_and_gives_an_update(names: _Names) -> None:
     assert names["trainer"].update().deltas
 
 
-@check("ForwardOptions(cache_bytes=500_000_000)),")
+@check("ForwardOptions(feature_bytes=500_000_000)),")
 def _memory_example_trains_within_its_memory(names: _Names) -> None:
     report = names["report"]
     assert report.plan.lean and report.plan.predicted_step_bytes <= 100e6

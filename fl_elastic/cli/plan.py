@@ -42,11 +42,12 @@ def plan(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random batch.")] = 0,
     forward: Annotated[
-        str, typer.Option(help="How the frozen prefix is priced: plain, inference or cached.")
+        str, typer.Option(help="How the frozen prefix is priced: plain, inference or stored.")
     ] = "plain",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the examples, for a cache.")] = 5,
-    examples: Annotated[int, typer.Option(min=1, help="Examples of one pass, for a cache.")] = 1000,
-    cache_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature cache.")] = 1 << 30,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the examples, for a store.")] = 5,
+    examples: Annotated[int, typer.Option(min=1, help="Examples of one pass, for a store.")] = 1000,
+    feature_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature store.")] = 1
+    << 30,
     only: Annotated[
         bool, typer.Option("--only", help="Leave out the other policies: quicker.")
     ] = False,
@@ -68,7 +69,7 @@ def plan(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    terms = ForwardTerms(forward, epochs, examples, cache_bytes)
+    terms = ForwardTerms(forward, epochs, examples, feature_bytes)
     torch.manual_seed(seed)
     network = build_model(model, shape, classes, seed)
     found = planned(

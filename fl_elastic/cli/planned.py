@@ -23,7 +23,7 @@ from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device, profile_key
 from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
+from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
@@ -38,29 +38,29 @@ class ForwardTerms:
 
     Attributes
     ----------
-    kind : {"plain", "inference", "cached"}
-        As it is; as inference; or out of a feature cache.
+    kind : {"plain", "inference", "stored"}
+        As it is; as inference; or out of a feature store.
     epochs, examples : int
         Passes over how many different examples, while one prefix stays frozen.
-    cache_bytes : int
-        Bound of the cache, which holds 2 bytes per number.
+    feature_bytes : int
+        Bound of the store, which holds 2 bytes per number.
     """
 
     kind: str = "plain"
     epochs: int = 5
     examples: int = 1000
-    cache_bytes: int = 1 << 30
+    feature_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if self.kind not in ("plain", "inference", "cached"):
-            raise PlanError(f"forward {self.kind!r} is unknown, use plain, inference or cached")
+        if self.kind not in ("plain", "inference", "stored"):
+            raise PlanError(f"forward {self.kind!r} is unknown, use plain, inference or stored")
 
     def price(self, profile: CostProfile) -> CostProfile:
         """Return the profile of steps whose forward pass runs this way."""
         if self.kind == "plain":
             return profile
-        terms = CacheTerms(self.cache_bytes, 2, self.examples, self.epochs)
-        return elastic_forward(profile, terms if self.kind == "cached" else None)
+        terms = StoreTerms(self.feature_bytes, 2, self.examples, self.epochs)
+        return elastic_forward(profile, terms if self.kind == "stored" else None)
 
 
 @dataclass(frozen=True)

@@ -438,8 +438,8 @@ class ElasticClient(NumPyClient):
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
         forward, directory = self.options.forward, self._state.directory
         if forward is None and below_cut:
-            forward = ForwardOptions(cache_bytes=self.feature_bytes)
-        if forward is None or not forward.cache_bytes or forward.path is not None:
+            forward = ForwardOptions(feature_bytes=self.feature_bytes)
+        if forward is None or not forward.feature_bytes or forward.path is not None:
             return forward
         if directory is None:
             return forward

@@ -21,20 +21,20 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds
 
-__all__ = ["CacheTerms", "elastic_forward", "feature_shape", "measure_prefix", "prefix_seconds"]
+__all__ = ["StoreTerms", "elastic_forward", "feature_shape", "measure_prefix", "prefix_seconds"]
 
 _REPEATS = 3
 _VALUES = 1 << 19
 
 
 @dataclass(frozen=True)
-class CacheTerms:
-    """What a feature cache may hold, for its price in a plan.
+class StoreTerms:
+    """What a feature store may hold, for its price in a plan.
 
     Attributes
     ----------
     limit_bytes : int
-        Bound of the cache.
+        Bound of the store.
     value_bytes : int
         Bytes of one stored number.
     examples : int
@@ -55,9 +55,9 @@ class CacheTerms:
 
         Examples
         --------
-        >>> CacheTerms(limit_bytes=1000, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
+        >>> StoreTerms(limit_bytes=1000, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
         0.25
-        >>> CacheTerms(limit_bytes=500, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
+        >>> StoreTerms(limit_bytes=500, value_bytes=2, examples=10, epochs=4).computed_share(values=50)
         0.625
         """
         fitting = min(1.0, self.limit_bytes / (self.value_bytes * values * max(self.examples, 1)))
@@ -70,30 +70,30 @@ def feature_shape(graph: BackwardGraph, cut_index: int) -> tuple[int, ...]:
 
 
 def elastic_forward(
-    profile: CostProfile, cache: CacheTerms | None = None, *, at_least: int = 0
+    profile: CostProfile, store: StoreTerms | None = None, *, at_least: int = 0
 ) -> CostProfile:
-    """Return the profile of steps whose frozen prefix runs as inference, and out of a cache if there is one.
+    """Return the profile of steps whose frozen prefix runs as inference, and out of a store if there is one.
 
     The forward pass at each depth loses what the prefix below the nearest cut costs, and gains what it costs as
     inference for the examples that must be computed, plus the look-up. Averaged over the epochs: the
-    first one, which fills the cache, is dearer than the others. The cut lies below ``at_least`` groups, also
+    first one, which fills the store, is dearer than the others. The cut lies below ``at_least`` groups, also
     under a shallower depth.
     """
     forward = profile.forward_seconds.copy()
     for depth in range(len(forward)):
         place = _place_of_cut(profile, depth, at_least)
         if place is not None:
-            saving = profile.cut_plain_seconds[place] - _prefix_seconds(profile, place, cache)
+            saving = profile.cut_plain_seconds[place] - _prefix_seconds(profile, place, store)
             forward[depth] = max(forward[depth] - saving, 1e-9)
     return replace(profile, forward_seconds=forward)
 
 
 def prefix_seconds(
-    profile: CostProfile, depth: int, cache: CacheTerms | None = None, *, at_least: int = 0
+    profile: CostProfile, depth: int, store: StoreTerms | None = None, *, at_least: int = 0
 ) -> float:
     """Return what the frozen prefix of a step costs on average, as `elastic_forward` prices it; 0 without a cut."""
     place = _place_of_cut(profile, depth, at_least)
-    return 0.0 if place is None else _prefix_seconds(profile, place, cache)
+    return 0.0 if place is None else _prefix_seconds(profile, place, store)
 
 
 def _place_of_cut(profile: CostProfile, depth: int, at_least: int) -> int | None:
@@ -103,15 +103,15 @@ def _place_of_cut(profile: CostProfile, depth: int, at_least: int) -> int | None
     return profile.graph.cuts.index(cut) if cut is not None and measured else None
 
 
-def _prefix_seconds(profile: CostProfile, index: int, cache: CacheTerms | None) -> float:
+def _prefix_seconds(profile: CostProfile, index: int, store: StoreTerms | None) -> float:
     inference = float(profile.cut_inference_seconds[index])
-    if cache is None:
+    if store is None:
         return inference
     values = math.prod(feature_shape(profile.graph, index))
     batch = profile.graph.nodes[profile.graph.cuts[index].node].shape[0]
-    share = cache.computed_share(values)
+    share = store.computed_share(values)
     reading = profile.lookup_seconds + profile.lookup_seconds_per_value * values * batch
-    # Computing what is missing is also the price if looking it up would be dearer: the cache is then left out.
+    # Computing what is missing is also the price if looking it up would be dearer: the store is then left out.
     return min(share * inference + reading, inference)
 
 

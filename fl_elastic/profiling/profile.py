@@ -110,7 +110,7 @@ class CostProfile:
         Forward pass up to each of the graph's cuts: frozen as it is, and as inference with BatchNorm folded; empty
         if that was not measured.
     lookup_seconds : float
-        Finding out which examples of a batch are in a feature cache.
+        Finding out which examples of a batch are in a feature store.
     lookup_seconds_per_value : float
         Reading one number out of it.
     modes : ModeCosts, optional

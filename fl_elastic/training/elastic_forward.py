@@ -1,4 +1,4 @@
-"""Training steps whose frozen prefix runs as inference, or comes out of a cache."""
+"""Training steps whose frozen prefix runs as inference, or comes out of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.prefix import CacheTerms
+from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore, fingerprint
 
@@ -35,7 +35,7 @@ class ForwardOptions:
 
     Parameters
     ----------
-    cache_bytes : int
+    feature_bytes : int
         Bound of the feature store; 0 for none. It pays when the same prepared examples come back without random
         augmentation of the inputs: within a fit of several epochs, or in later fits, where the store is a file and
         nothing trains below its cut meanwhile.
@@ -49,25 +49,27 @@ class ForwardOptions:
     channels_last : bool
         Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
     augment : callable, optional
-        Random change of the features, applied anew in each step: augmentation that a cache allows.
+        Random change of the features, applied anew in each step: augmentation that a store allows.
     """
 
-    cache_bytes: int = 0
+    feature_bytes: int = 0
     precision: str = "fp16"
     path: str | os.PathLike[str] | None = None
     variants: int = 1
     channels_last: bool = True
     augment: Callable[[Tensor], Tensor] | None = None
 
-    def terms(self, examples: int, epochs: float) -> CacheTerms | None:
+    def terms(self, examples: int, epochs: float) -> StoreTerms | None:
         """Return what the store is worth to a plan: passes over so many examples; None without a store."""
         size = PRECISIONS[self.precision].itemsize
-        return CacheTerms(self.cache_bytes, size, examples, epochs) if self.cache_bytes else None
+        return (
+            StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
+        )
 
     def __post_init__(self) -> None:
         FeatureCodec(self.precision, (1,))
-        if self.cache_bytes < 0:
-            raise BudgetError(f"cache_bytes {self.cache_bytes} must not be negative")
+        if self.feature_bytes < 0:
+            raise BudgetError(f"feature_bytes {self.feature_bytes} must not be negative")
         if self.variants < 1:
             raise BudgetError(f"variants {self.variants} must be at least 1")
 
@@ -81,19 +83,19 @@ class ForwardReport:
     cut : str
         Module at whose output (or input) the last prefix ended; empty if no step had a frozen prefix.
     computed, found : int
-        Examples whose prefix was computed, and found in the cache.
-    cache_bytes : int
-        Bytes in the cache at the end.
+        Examples whose prefix was computed, and found in the store.
+    feature_bytes : int
+        Bytes in the store at the end.
     prefix_seconds : float
         Time of computing prefixes.
     refused : str
-        Why the prefix or its cache was not used as asked; empty if it was.
+        Why the prefix or its store was not used as asked; empty if it was.
     """
 
     cut: str
     computed: int
     found: int
-    cache_bytes: int
+    feature_bytes: int
     prefix_seconds: float
     refused: str
 
@@ -112,7 +114,7 @@ class ElasticForward:
     options : ForwardOptions
         How.
     examples, epochs : int
-        Size of one epoch, and how many the fit was asked for: what a cache is worth depends on them.
+        Size of one epoch, and how many the fit was asked for: what a store is worth depends on them.
     clock : callable
         Gives seconds.
     groups_above : int, optional
@@ -147,8 +149,8 @@ class ElasticForward:
         self._met: set[SampleId] = set()
         self._meetings = 0
         self._store: FeatureStore | None = None
-        if options.cache_bytes and (epochs > 1 or options.path is not None):
-            self._store = FeatureStore(options.cache_bytes, options.precision, options.path)
+        if options.feature_bytes and (epochs > 1 or options.path is not None):
+            self._store = FeatureStore(options.feature_bytes, options.precision, options.path)
 
     @property
     def locked_groups(self) -> int | None:
@@ -168,7 +170,7 @@ class ElasticForward:
         return self._computed
 
     @property
-    def terms(self) -> CacheTerms | None:
+    def terms(self) -> StoreTerms | None:
         """What the planner may count on; None without a store."""
         if self._store is None:
             return None
@@ -284,7 +286,7 @@ class ElasticForward:
             self._give_up(str(error))
 
     def _give_up(self, reason: str) -> None:
-        self.refused = f"no feature cache: {reason}"
+        self.refused = f"no feature store: {reason}"
         if self._store is not None:
             self._store.close()
         self._store = None

@@ -1,4 +1,4 @@
-"""A dataset with a few fixed random variants of each example: augmentation that a feature cache can keep."""
+"""A dataset with a few fixed random variants of each example: augmentation that a feature store can keep."""
 
 from __future__ import annotations
 

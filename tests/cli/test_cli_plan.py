@@ -180,21 +180,23 @@ def test_uplink_is_that_of_the_modes(plan: Plan) -> None:
     assert found["uplink_bytes"] == 4 * (90 + 8 + 4)
 
 
-def test_a_cached_prefix_makes_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
+def test_kept_features_make_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
     arguments = (
         "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
         "--policy", "head", "--profile", tmp_path / "profile.json", "--only", "--json",
     )  # fmt: skip
     plain = result(plan(*arguments))
     steps = {
-        epochs: result(plan(*arguments, "--forward", "cached", "--epochs", epochs))
+        epochs: result(plan(*arguments, "--forward", "stored", "--epochs", epochs))
         for epochs in (1, 50)
     }
     assert steps[50]["predicted_step_seconds"] < steps[1]["predicted_step_seconds"]
     assert steps[50]["predicted_step_seconds"] < plain["predicted_step_seconds"]
     assert steps[50]["floor_speedup"] > plain["floor_speedup"]
     assert steps[50]["full_step_seconds"] == plain["full_step_seconds"]
-    none_fits = result(plan(*arguments, "--forward", "cached", "--epochs", 50, "--cache-bytes", 1))
+    none_fits = result(
+        plan(*arguments, "--forward", "stored", "--epochs", 50, "--feature-bytes", 1)
+    )
     assert none_fits["predicted_step_seconds"] > steps[50]["predicted_step_seconds"]
 
 
@@ -314,7 +316,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
         "the head alone takes",
     ),
     "unknown forward": (("mine:tiny", *SMALL, "--forward", "fast"), "plain, inference or cached"),
-    "measured and cached": (("mine:tiny", *SMALL, "--forward", "cached", "--measure"), "leave out"),
+    "measured and cached": (("mine:tiny", *SMALL, "--forward", "stored", "--measure"), "leave out"),
     "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
 }
 

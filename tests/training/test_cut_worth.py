@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
-OPTIONS = TrainerOptions(forward=ForwardOptions(cache_bytes=1 << 20))
+OPTIONS = TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20))
 EXAMPLES = 20
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
-from fl_elastic.profiling.prefix import CacheTerms, elastic_forward
+from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
 from fl_elastic.training import trainer as trainer_module
 from fl_elastic.training.elastic_forward import ElasticForward
@@ -43,10 +43,10 @@ def settled_net() -> nn.Module:
 
 OPTIONS = {
     "inference": ForwardOptions(),
-    "memory": ForwardOptions(cache_bytes=1 << 20, precision="fp32"),
-    "small": ForwardOptions(cache_bytes=5 * 8 * 64 * 4, precision="fp32"),
-    "fp16": ForwardOptions(cache_bytes=1 << 20),
-    "int8": ForwardOptions(cache_bytes=1 << 20, precision="int8"),
+    "memory": ForwardOptions(feature_bytes=1 << 20, precision="fp32"),
+    "small": ForwardOptions(feature_bytes=5 * 8 * 64 * 4, precision="fp32"),
+    "fp16": ForwardOptions(feature_bytes=1 << 20),
+    "int8": ForwardOptions(feature_bytes=1 << 20, precision="int8"),
 }
 
 
@@ -64,7 +64,7 @@ def test_weights_end_where_plain_training_ends(kind: str) -> None:
         assert (report.forward.computed, report.forward.found) == (54, 0)
     elif kind == "small":
         # Five rows fit; the other thirteen examples are computed in each of three epochs.
-        assert report.forward.cache_bytes <= OPTIONS[kind].cache_bytes
+        assert report.forward.feature_bytes <= OPTIONS[kind].feature_bytes
         assert (report.forward.computed, report.forward.found) == (18 + 2 * 13, 2 * 5)
     else:
         assert (report.forward.computed, report.forward.found) == (18, 36)
@@ -77,7 +77,7 @@ def test_weights_end_where_plain_training_ends(kind: str) -> None:
 
 
 def test_features_in_a_file_are_found_by_the_next_fit(tmp_path: Path) -> None:
-    forward = ForwardOptions(cache_bytes=1 << 20, path=tmp_path / "features.bin")
+    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.bin")
     model, data = settled_net(), images(2)
     before = trainer_of(model, {"11"}, forward).fit(data, epochs=2).forward
     after = trainer_of(model, {"11"}, forward).fit(data).forward
@@ -104,7 +104,7 @@ def test_kept_features_are_let_go_after_the_fit(monkeypatch: pytest.MonkeyPatch)
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(trainer_module, "ElasticForward", Noted)
-    trainer = trainer_of(settled_net(), {"11"}, ForwardOptions(cache_bytes=10**7))
+    trainer = trainer_of(settled_net(), {"11"}, ForwardOptions(feature_bytes=10**7))
     report = trainer.fit(images(4), epochs=2)
     assert report.forward is not None and report.forward.found
     gc.collect()
@@ -112,7 +112,7 @@ def test_kept_features_are_let_go_after_the_fit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_random_augmentation_is_refused_with_a_way_out() -> None:
-    forward = ForwardOptions(cache_bytes=1 << 20)
+    forward = ForwardOptions(feature_bytes=1 << 20)
     report = trainer_of(settled_net(), {"11"}, forward).fit(Noisy(), epochs=4)
     assert report.forward is not None
     assert "no example came back unchanged" in report.forward.refused
@@ -126,7 +126,7 @@ def test_a_few_variants_of_each_example_are_found_again() -> None:
         list(zip(inputs, targets, strict=True)), lambda x: x + torch.randn_like(x), count=2, seed=3
     )
     loader = torch.utils.data.DataLoader(data, batch_size=6, shuffle=True)
-    forward = ForwardOptions(cache_bytes=1 << 20, variants=2)
+    forward = ForwardOptions(feature_bytes=1 << 20, variants=2)
     report = trainer_of(settled_net(), {"11"}, forward).fit(loader, epochs=6)
     assert report.forward is not None and report.forward.refused == ""
     assert report.forward.computed <= 24 and report.forward.found >= 6 * 12 - 24
@@ -139,23 +139,23 @@ def test_features_can_be_augmented_after_the_cut() -> None:
         next(calls)
         return features.flip(-1)
 
-    forward = ForwardOptions(cache_bytes=1 << 20, augment=augment)
+    forward = ForwardOptions(feature_bytes=1 << 20, augment=augment)
     report = trainer_of(settled_net(), {"6"}, forward).fit(images(2), epochs=3)
     assert next(calls) == report.steps == 6
     assert report.forward is not None and report.forward.found == 24
 
 
-@pytest.mark.parametrize("cache_bytes", [1, 100])
+@pytest.mark.parametrize("feature_bytes", [1, 100])
 def test_a_cache_too_small_for_one_example_is_refused_and_training_goes_on(
-    cache_bytes: int,
+    feature_bytes: int,
 ) -> None:
-    report = trainer_of(settled_net(), {"6"}, ForwardOptions(cache_bytes=cache_bytes)).fit(
+    report = trainer_of(settled_net(), {"6"}, ForwardOptions(feature_bytes=feature_bytes)).fit(
         images(2), epochs=2
     )
     assert report.forward is not None and report.steps == 4
     assert "allow at least" in report.forward.refused
     with pytest.raises(BudgetError):
-        ForwardOptions(cache_bytes=-1)
+        ForwardOptions(feature_bytes=-1)
 
 
 def test_a_model_that_cannot_be_split_trains_as_ever() -> None:
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_split_trains_as_ever() -> None:
 
 
 def test_a_plan_without_a_frozen_prefix_is_left_alone() -> None:
-    report = trainer_of(chain(), {"0"}, ForwardOptions(cache_bytes=1 << 20)).fit(
+    report = trainer_of(chain(), {"0"}, ForwardOptions(feature_bytes=1 << 20)).fit(
         vectors(3), epochs=2
     )
     assert report.forward is not None
@@ -186,13 +186,13 @@ def test_a_cache_makes_shallow_steps_cheaper_the_longer_it_is_used() -> None:
     profile = profile_model(settled_net(), loss_fn, images()[0], optimizer_fn=sgd, clock="cpu")
     plain = profile.forward_seconds
     inference = elastic_forward(profile).forward_seconds
-    few = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 2)).forward_seconds
-    many = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 50)).forward_seconds
-    nothing = elastic_forward(profile, CacheTerms(1, 2, 18, 50)).forward_seconds
+    few = elastic_forward(profile, StoreTerms(1 << 30, 2, 18, 2)).forward_seconds
+    many = elastic_forward(profile, StoreTerms(1 << 30, 2, 18, 50)).forward_seconds
+    nothing = elastic_forward(profile, StoreTerms(1, 2, 18, 50)).forward_seconds
     assert (inference <= plain + 1e-12).all() and inference[-1] == plain[-1]
     assert (few <= inference + 1e-12).all() and (many <= few + 1e-12).all()
     assert (nothing <= inference + 1e-12).all() and (nothing >= many - 1e-12).all()
-    locked = elastic_forward(profile, CacheTerms(1 << 30, 2, 18, 50), at_least=3).forward_seconds
+    locked = elastic_forward(profile, StoreTerms(1 << 30, 2, 18, 50), at_least=3).forward_seconds
     assert locked[0] >= many[0] and locked[2] == pytest.approx(many[2])
 
 
@@ -205,7 +205,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("forward", [ForwardOptions(), ForwardOptions(cache_bytes=1 << 20)])
+@pytest.mark.parametrize("forward", [ForwardOptions(), ForwardOptions(feature_bytes=1 << 20)])
 def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
     kind: str, forward: ForwardOptions
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
 
 
 def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
-    trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(cache_bytes=1 << 20))
+    trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(feature_bytes=1 << 20))
     trainer.options = replace(trainer.options, reselect_every=4, drift=2.0, charge_probes=False)
     trainer.planner.options = trainer.options
     trainer.planner.policy = Chosen({"11", "6"}, {"11"})

@@ -49,7 +49,7 @@ class Net(nn.Module):
 def fitted(kind: str, **settings: Any) -> tuple[Any, nn.Module, list[Batch]]:
     torch.manual_seed(1)
     model, batches = Net(kind), images(3)
-    forward = ForwardOptions(cache_bytes=1 << 22, precision="fp32", **settings)
+    forward = ForwardOptions(feature_bytes=1 << 22, precision="fp32", **settings)
     trainer = trainer_of(model, batches[0], ["head", "third"], forward=forward)
     return trainer.fit(batches, epochs=3).forward, model, batches
 
@@ -67,7 +67,7 @@ def fitted(kind: str, **settings: Any) -> tuple[Any, nn.Module, list[Batch]]:
 )
 def test_what_is_no_constant_of_an_example_is_not_kept(kind: str, reason: str) -> None:
     report, _, _ = fitted(kind)
-    assert report.found == 0 and report.cache_bytes == 0
+    assert report.found == 0 and report.feature_bytes == 0
     assert reason in report.refused
 
 
@@ -110,8 +110,10 @@ class Threshold(nn.Module):
 
 
 @pytest.mark.parametrize("by_python", [True, False])
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 22])
-def test_what_decides_by_values_below_the_cut_runs_whole(by_python: bool, cache_bytes: int) -> None:
+@pytest.mark.parametrize("feature_bytes", [0, 1 << 22])
+def test_what_decides_by_values_below_the_cut_runs_whole(
+    by_python: bool, feature_bytes: int
+) -> None:
     batches = images(3)
     batches = [batches[0], *((5 * inputs, targets) for inputs, targets in batches[1:])]
 
@@ -123,7 +125,7 @@ def test_what_decides_by_values_below_the_cut_runs_whole(by_python: bool, cache_
         trainer = trainer_of(model, batches[0], ["head", "third"], forward=forward)
         return trainer.fit(batches, epochs=3), model.state_dict()
 
-    report, mine = trained(ForwardOptions(cache_bytes=cache_bytes, precision="fp32"))
+    report, mine = trained(ForwardOptions(feature_bytes=feature_bytes, precision="fp32"))
     assert report.forward is not None and report.forward.cut == ""
     said = "decides by values" if by_python else "gives other outputs"
     assert said in report.forward.refused
@@ -159,7 +161,7 @@ def test_layers_that_are_dropped_at_random_are_measured_and_trained(seed: int) -
     model = SkipsAtRandom()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.2),
-        options=TrainerOptions(forward=ForwardOptions(cache_bytes=1 << 20)),
+        options=TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20)),
     )  # fmt: skip
     report = trainer.fit(vectors(12), epochs=2)
     assert report.steps > 0

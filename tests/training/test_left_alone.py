@@ -55,7 +55,7 @@ def plainly(model: nn.Module, batches: Any, trained: set[str], *, kept_statistic
 @pytest.mark.parametrize("kept_statistics", [False, True])
 @pytest.mark.parametrize("kept_head", [False, True])
 @pytest.mark.parametrize(
-    "forward", [None, ForwardOptions(), ForwardOptions(cache_bytes=1 << 20, precision="fp32")]
+    "forward", [None, ForwardOptions(), ForwardOptions(feature_bytes=1 << 20, precision="fp32")]
 )
 def test_the_rest_trains_as_in_a_plain_loop(
     name: str, kept_statistics: bool, kept_head: bool, forward: ForwardOptions | None, tmp_path: Any
@@ -66,7 +66,7 @@ def test_the_rest_trains_as_in_a_plain_loop(
     groups = tensor_groups(start, loss_fn, batches[0])
     for place in (1, 2, len(groups) - 1):
         plain, elastic = copy.deepcopy(start), copy.deepcopy(start)
-        if forward is not None and forward.cache_bytes:
+        if forward is not None and forward.feature_bytes:
             forward = ForwardOptions(1 << 20, "fp32", tmp_path / f"{place}.bin")
         trainer = ElasticTrainer(
             elastic.train(), loss_fn, sgd, budget=Budget(), policy="full",

@@ -453,7 +453,7 @@ def test_cached_features_keep_the_type_of_the_model(dtype: torch.dtype) -> None:
     model = conv_net("none").to(dtype)
     batches = [(inputs.to(dtype), targets) for inputs, targets in images(2)]
     trainer = trainer_of(
-        model, batches[0], ["11"], forward=ForwardOptions(cache_bytes=1 << 20, precision="fp32")
+        model, batches[0], ["11"], forward=ForwardOptions(feature_bytes=1 << 20, precision="fp32")
     )
     report = trainer.fit(batches, epochs=3)
     assert report.forward is not None and report.forward.found > 0

@@ -67,7 +67,7 @@ def test_an_elastic_forward_pass_leaves_the_batches_of_a_model_that_writes_its_i
     twin = copy.deepcopy(model)
     trainer = trainer_of(
         model, copy.deepcopy(batches[0]), ["second"],
-        forward=ForwardOptions(cache_bytes=cache, precision="fp32"),
+        forward=ForwardOptions(feature_bytes=cache, precision="fp32"),
     )  # fmt: skip
     report = trainer.fit(batches, epochs=2)
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(before, batches, strict=True))

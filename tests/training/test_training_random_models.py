@@ -79,7 +79,7 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
         closed_loop=False, charge_probes=False, reselect_every=3, drift=2.0 if seed % 3 else 0.8,
         deep_every=[0, 2][seed % 2], seed=seed,
         forward=ForwardOptions(
-            cache_bytes=1 << 20 if seed % 2 else 0, precision="fp32", channels_last=bool(seed % 4 < 2)
+            feature_bytes=1 << 20 if seed % 2 else 0, precision="fp32", channels_last=bool(seed % 4 < 2)
         ) if forward else None,
     )  # fmt: skip
     budget = budget_of(budget_name, profile)

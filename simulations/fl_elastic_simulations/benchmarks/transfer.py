@@ -254,7 +254,7 @@ def _fit(
     forwards = {
         "plain": None,
         "inference": ForwardOptions(),
-        "cached": ForwardOptions(cache_bytes=_CACHE),
+        "cached": ForwardOptions(feature_bytes=_CACHE),
     }
     trainer = ElasticTrainer(
         model,
@@ -287,6 +287,6 @@ def _fit(
             {"step": step, "depth": plan.depth, "groups": int(plan.mask.sum())}
             for step, plan in report.plans
         ],
-        "cache_bytes": 0 if forward is None else forward.cache_bytes,
+        "feature_bytes": 0 if forward is None else forward.feature_bytes,
         "refused": "" if forward is None else forward.refused,
     }

@@ -25,6 +25,9 @@ _Output = Annotated[Path | None, typer.Option(help="File of the table (JSON).")]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")]
 _DataRoot = Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")]
 _Workers = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
+_Task = Annotated[list[str] | None, typer.Option(help="Run this task only (repeatable).")]
+_Seed = Annotated[list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")]
+_Method = Annotated[list[str] | None, typer.Option(help="Run this method only (repeatable).")]
 _Page = Annotated[
     bool, typer.Option("--page", help="Write the page of what is there; measure nothing.")
 ]
@@ -123,13 +126,9 @@ def federation(
     as_json: _Json = False,
     data_root: _DataRoot = None,
     workers: _Workers = 2,
-    task: Annotated[list[str] | None, typer.Option(help="Run this task only (repeatable).")] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Run this method only (repeatable).")
-    ] = None,
+    task: _Task = None,
+    seed: _Seed = None,
+    method: _Method = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A quarter of the time of two tasks, one seed.")
     ] = False,
@@ -144,11 +143,10 @@ def federation(
     results = Results(output or _FOLDER / name, fresh=fresh)
     if page:
         return _write_page(results, write_federation_page)
-    console = Console(stderr=True)
     bench_federation(
         results, data_root,
         tasks=task or (), seeds=seed or SEEDS, methods=method or (), quick=quick, workers=workers,
-        tell=console.print,
+        tell=Console(stderr=True).print,
     )  # fmt: skip
     _show(results, as_json, prefix="summary ")
 
@@ -160,12 +158,9 @@ def across_rounds(
     as_json: _Json = False,
     data_root: _DataRoot = None,
     workers: _Workers = 2,
-    seed: Annotated[
-        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Run this method only (repeatable).")
-    ] = None,
+    task: _Task = None,
+    seed: _Seed = None,
+    method: _Method = None,
 ) -> None:
     """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
     from fl_elastic_simulations.benchmarks import Results, bench_federation
@@ -175,7 +170,7 @@ def across_rounds(
     results = Results(output or _FOLDER / "across_rounds.json", fresh=fresh)
     bench_federation(
         results, data_root,
-        among=PRETRAINED, seeds=seed or SEEDS, methods=method or (), workers=workers,
+        among=PRETRAINED, tasks=task or (), seeds=seed or SEEDS, methods=method or (), workers=workers,
         tell=Console(stderr=True).print,
     )  # fmt: skip
     _show(results, as_json, prefix="summary ")
@@ -323,12 +318,8 @@ def stream(
     as_json: _Json = False,
     data_root: _DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
-    ] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(min=0, help="Run this seed only (repeatable).")
-    ] = None,
+    task: _Task = None,
+    seed: _Seed = None,
     page: _Page = False,
 ) -> None:
     """Compare ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
@@ -368,9 +359,7 @@ def online(
     as_json: _Json = False,
     data_root: _DataRoot = None,
     workers: _Workers = 1,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Run this stream only (repeatable).")
-    ] = None,
+    task: _Task = None,
 ) -> None:
     """Compare the stream learner's defaults with online learners: prequential accuracy and processor time."""
     from fl_elastic_simulations.benchmarks import Results

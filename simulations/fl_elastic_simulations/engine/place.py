@@ -117,7 +117,7 @@ class Place:
     def _forward(self, cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs."""
         if cut and self.method.keep_features:
-            return ForwardOptions(cache_bytes=FEATURE_BYTES)
+            return ForwardOptions(feature_bytes=FEATURE_BYTES)
         return ForwardOptions() if cut or self.method.inference_prefix else None
 
     def budget(
