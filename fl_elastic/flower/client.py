@@ -331,10 +331,7 @@ class ElasticClient(NumPyClient):
             raise BudgetError(
                 f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
             )
-        return cut_worth(
-            self.model, self.loss_fn, self.optimizer_fn, batches, self._profile, options,
-            self._examples,
-        )  # fmt: skip
+        return cut_worth(self.model, self.loss_fn, batches, self._profile, options, self._examples)
 
     @property
     def _examples(self) -> int:

@@ -1,4 +1,4 @@
-"""What a fleet would gain by cutting at each place: the worth of what is trained above it, per second of a step."""
+"""What a fleet would gain by cutting at each place: the worth of what lies above, for the time it takes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.finite import all_finite
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import Probe
-from fl_elastic.importance.elastic import probe_gradients
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 
@@ -24,29 +24,29 @@ __all__ = ["cut_worth"]
 def cut_worth(
     model: nn.Module,
     loss_fn: LossFn,
-    optimizer_fn: OptimizerFn,
     batches: Sequence[Batch],
     profile: CostProfile,
     options: TrainerOptions,
     examples: int,
 ) -> dict[str, float]:
-    r"""Return the expected loss decrease per second of training down to each place where one can cut.
+    r"""Return what a round of some length would gain by training down to each place where one can cut.
 
-    The decrease is :math:`-\langle g(B), \Delta w(A)\rangle` over the groups above the cut: the first step of the
-    optimiser, from batch A, and the gradient on batch B, both at the present weights. That is what a step gains as
-    long as it is short. The seconds are those of a step once the features at the cut are kept. Norms keep their
-    statistics, as they do with a cut. The model is left as it was.
+    The gain is :math:`\langle g(A), g(B)\rangle` over the groups above the cut, with the gradients of two batches:
+    an unbiased estimate of how much a short step along the gradient decreases the loss. It grows with the number of
+    steps to the power of `TrainerOptions.returns`, and in the same time there are as many more as a step is shorter
+    once the features at the cut are kept. Norms keep their statistics, as they do with a cut. The model is left as
+    it was.
 
     Parameters
     ----------
-    model, loss_fn, optimizer_fn
-        What is trained, and how.
+    model, loss_fn
+        What is trained.
     batches : sequence of batch
         Two, independent of each other.
     profile : CostProfile
         Of the whole model.
     options : TrainerOptions
-        How the prefix runs, and the head that nobody trains; a cut in it is not looked at.
+        How the prefix runs, what more steps are worth, and the head that nobody trains; a cut is not looked at.
     examples : int
         Of the client, whose features would be kept.
 
@@ -57,23 +57,15 @@ def cut_worth(
         increase the loss counts as nothing.
     """
     graph = profile.graph
-    names = [name for group in graph.groups for name in group.parameters]
+    weights = {
+        name: model.get_parameter(name) for group in graph.groups for name in group.parameters
+    }
     with untouched(model):
         model.eval()
-        before = {name: model.get_parameter(name).detach() for name in names}
-        stepped = {name: nn.Parameter(value.clone()) for name, value in before.items()}
-        probe = Probe(
-            model=model, loss_fn=loss_fn, groups=graph.groups, batches=batches,
-            shadow_optimizer=optimizer_fn, generator=np.random.default_rng(options.seed),
-        )  # fmt: skip
-        second = probe_gradients(probe, batches[-1], stepped)
-        for name, gradient in probe_gradients(probe, batches[0], stepped).items():
-            stepped[name].grad = gradient
-        probe.shadow_optimizer(list(stepped.values())).step()
-    gains = {
-        name: -float(torch.sum(second[name] * (stepped[name].detach() - before[name])))
-        for name in names
-    }
+        one, other = (
+            _gradients(model, loss_fn, batch, weights) for batch in (batches[0], batches[-1])
+        )
+    gains = {name: float(torch.sum(one[name] * other[name])) for name in weights}
     trained = np.array([group.name != options.kept_head for group in graph.groups])
     scores = np.array([sum(gains[name] for name in group.parameters) for group in graph.groups])
     gained = np.cumsum(np.where(trained, scores, 0.0)).clip(min=0.0)
@@ -82,5 +74,21 @@ def cut_worth(
         if above and trained[:above].any():
             name = graph.groups[above - 1].name
             costs = lasting_costs(profile, replace(options, cut=name), examples)
-            found[name] = float(gained[above - 1]) / costs.full_step_seconds
+            steps = profile.full_step_seconds / costs.full_step_seconds
+            found[name] = float(gained[above - 1]) * steps**options.returns
     return found
+
+
+def _gradients(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, weights: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Return the gradient of the loss on a batch; raises TrainingError if it is not finite."""
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    loss = compute_loss(model, loss_fn, batch)
+    found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+    if not all_finite(loss) or not all(all_finite(each) for each in found):
+        raise TrainingError(
+            f"the loss on a batch is {loss.item()} or its gradient is not finite: check the batch for NaN"
+        )
+    return dict(zip(weights, found, strict=True))

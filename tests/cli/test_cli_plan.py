@@ -315,7 +315,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
         ("mine:tiny", *SMALL, "--memory", "1"),
         "the head alone takes",
     ),
-    "unknown forward": (("mine:tiny", *SMALL, "--forward", "fast"), "plain, inference or cached"),
+    "unknown forward": (("mine:tiny", *SMALL, "--forward", "fast"), "plain, inference or stored"),
     "measured and cached": (("mine:tiny", *SMALL, "--forward", "stored", "--measure"), "leave out"),
     "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
 }
