@@ -222,6 +222,9 @@ def _row(cell: Cell) -> dict[str, Any]:
             ]
             for row in cell.history
         ],
+        "cuts": [[round(seconds, _DECIMALS), group] for seconds, group in cell.cuts],
+        "features_found": cell.features_found,
+        "features_computed": cell.features_computed,
         "coverage": {
             device: {"mean": round(float(each.mean()), 3), "least": round(float(each.min()), 3)}
             for device, each in coverage.items()

@@ -36,6 +36,8 @@ class ClientRound:
         Steps taken, and those of a full round.
     uplink_bytes, downlink_bytes : int
         Size of its update, and of what it was sent.
+    features_found, features_computed : int
+        Examples whose features at the fleet's cut it had kept, and had to compute.
     """
 
     client: int
@@ -46,6 +48,8 @@ class ClientRound:
     requested_steps: int
     uplink_bytes: int
     downlink_bytes: int
+    features_found: int = 0
+    features_computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class Cell:
         Simulated seconds of all clients together, sending and receiving included.
     choosing_seconds, profile_seconds : float
         Of these, those charged for plans and probes, and for cost profiles.
+    cuts : list of (float, str)
+        From which simulated second on the fleet's cut lay where.
+    features_found, features_computed : int
+        Examples of all clients whose features at the cut were kept, and computed.
     """
 
     method: str
@@ -96,6 +104,9 @@ class Cell:
     client_seconds: float = 0.0
     choosing_seconds: float = 0.0
     profile_seconds: float = 0.0
+    cuts: list[tuple[float, str]] = field(default_factory=list)
+    features_found: int = 0
+    features_computed: int = 0
 
     @property
     def simulated_seconds(self) -> float:
@@ -113,6 +124,11 @@ class Cell:
         """Enter the global model's quality after a round; costs are those so far, or the given ones."""
         row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
         self.history.append(row | dict(self.spent if spent is None else spent))
+
+    def cut_is(self, group: str) -> None:
+        """Enter where the fleet's cut lies now; empty for no cut."""
+        if group != (self.cuts[-1][1] if self.cuts else ""):
+            self.cuts.append((self.simulated_seconds, group))
 
     def charged(self, charges: Charges) -> None:
         """Enter what all clients together were charged for choosing."""
@@ -173,6 +189,8 @@ class Cell:
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
         self.rejected += rejected
+        self.features_found += sum(each.features_found for each in done)
+        self.features_computed += sum(each.features_computed for each in done)
 
     def _cover(
         self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
@@ -212,6 +230,7 @@ class Cell:
         try:
             fields: dict[str, Any] = json.loads(text)
             fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
+            fields["cuts"] = [(float(since), str(group)) for since, group in fields["cuts"]]
             return cls(**fields)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

@@ -285,6 +285,7 @@ def _bookkeeping(
         else:
             groups = profile.graph.groups
             cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
+        cell.cut_is(record.cut)
 
     return on_round
 
@@ -300,4 +301,6 @@ def _client_round(reply: AcceptedReply) -> ClientRound:
         requested_steps=int(metrics["requested-steps"]),
         uplink_bytes=reply.uplink_bytes,
         downlink_bytes=reply.downlink_bytes,
+        features_found=int(metrics.get("features-found", 0)),
+        features_computed=int(metrics.get("features-computed", 0)),
     )

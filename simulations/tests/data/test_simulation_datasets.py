@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,31 @@ def test_digits_are_standardised_and_split_the_same_way_each_time() -> None:
     assert abs(everything.std() - 1) < 0.01
     again = load_dataset("digits", "/nowhere/at/all")
     assert np.array_equal(again.test_x, dataset.test_x)
+
+
+def test_images_are_resized_and_all_else_stays() -> None:
+    small, large = load_dataset("digits"), load_dataset("digits", image_size=16)
+    assert large.input_shape == (1, 16, 16) and large.train_x.shape[1:] == (1, 16, 16)
+    assert large.train_x.dtype == np.float32 and large.test_x.shape[2:] == (16, 16)
+    np.testing.assert_array_equal(large.train_y, small.train_y)
+    # Averages of two by two pixels are the small image again, nearly: bilinear weights reach over edges.
+    means = large.train_x.reshape(len(large.train_x), 1, 8, 2, 8, 2).mean(axis=(3, 5))
+    assert np.corrcoef(means.ravel(), small.train_x.ravel())[0, 1] > 0.95
+    assert load_dataset("digits", image_size=16) is large
+    assert small is load_dataset("digits") and small.input_shape == (1, 8, 8)
+
+
+def test_what_is_no_image_is_not_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Dataset(
+        "rows", np.zeros((4, 3), np.float32), np.zeros(4, np.int64), np.zeros((2, 3), np.float32),
+        np.zeros(2, np.int64), 2, (3,),
+    )  # fmt: skip
+    module = types.ModuleType("my_rows")
+    module.rows = lambda: rows  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_rows", module)
+    assert load_dataset("my_rows:rows", tmp_path).input_shape == (3,)
+    with pytest.raises(DatasetError, match="no images to be resized to 8"):
+        load_dataset("my_rows:rows", tmp_path, 8)
 
 
 def test_the_split_of_the_digits_is_stratified() -> None:

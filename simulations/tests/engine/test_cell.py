@@ -113,6 +113,7 @@ def test_a_client_without_a_whole_batch_gives_no_step_time() -> None:
 def test_what_is_written_can_be_read() -> None:
     cell = trained(done(0, tensors=HEAD), done(2), rejected=1)
     cell.scenario = "0123456789abcdef"
+    cell.cut_is("stem")
     again = Cell.from_json(cell.to_json())
     assert again == cell
     again.trained([done(2)], CLIENTS, GROUPS, 0, 0)
@@ -141,3 +142,16 @@ def test_something_else_is_refused_with_one_line(text: str) -> None:
         Cell.from_json(text)
     assert "\n" not in str(refused.value)
     assert "delete it" in str(refused.value)
+
+
+def test_it_knows_since_when_the_cut_lies_where_and_what_features_were_kept() -> None:
+    cell = trained(done(0, features_found=3, features_computed=5), done(2, features_found=4))
+    first = cell.simulated_seconds
+    for group in ("", "stem", "stem", "head"):
+        cell.cut_is(group)
+        cell.trained([done(2)], CLIENTS, GROUPS, 0, 0)
+    # A round of the fast device.
+    each = 2.0 + 0.1 + 0.2
+    assert [group for _, group in cell.cuts] == ["stem", "head"]
+    assert [since for since, _ in cell.cuts] == pytest.approx([first + each, first + 3 * each])
+    assert (cell.features_found, cell.features_computed) == (7, 5)
