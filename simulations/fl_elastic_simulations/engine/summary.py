@@ -166,6 +166,13 @@ def _method(
             sum(cell.profile_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
         ),
         "rejected_updates": sum(cell.rejected for cell in cells),
+        "cuts": [
+            {"seed": cell.seed, "simulated_seconds": since, "group": group}
+            for cell in cells
+            for since, group in cell.cuts
+        ],
+        "features_found": sum(cell.features_found for cell in cells),
+        "features_computed": sum(cell.features_computed for cell in cells),
         "devices": {
             entry["device"]: {
                 "requested_speedup": entry["requested_speedup"] if budgeted else 1.0,

@@ -16,7 +16,7 @@ from fl_elastic_simulations.report.figures import (
 )
 from fl_elastic_simulations.report.formats import factor_text
 from fl_elastic_simulations.report.summary import DeviceClass, Results, read_summary
-from fl_elastic_simulations.report.table import results_grid, target_sentence
+from fl_elastic_simulations.report.table import cuts_grid, results_grid, target_sentence
 
 __all__ = ["write_page"]
 
@@ -55,6 +55,7 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
             note=target_sentence(results),
         ),
         *_courses(results),
+        *_cuts(results),
         _coverage(results),
         _speeds(results),
     ]
@@ -82,6 +83,17 @@ def _courses(results: Results) -> list[Section]:
             ("uplink", "uplink", less, accuracy_by_uplink(results)),
         )
     ]
+
+
+def _cuts(results: Results) -> list[Section]:
+    grid = cuts_grid(results)
+    if grid is None:
+        return []
+    guide = (
+        "Below a cut nobody trains, and clients keep the features that come out there. "
+        "The last column is the share, over all seeds, that was found again instead of computed."
+    )
+    return [Section("cuts", "The fleet's cut", guide, grid=grid)]
 
 
 def _speeds(results: Results) -> Section:

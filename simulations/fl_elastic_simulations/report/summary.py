@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fl_elastic.errors import ElasticError
 
-__all__ = ["DeviceClass", "Method", "Point", "Results", "Speed", "read_summary"]
+__all__ = ["Cut", "DeviceClass", "Method", "Point", "Results", "Speed", "read_summary"]
 
 T = TypeVar("T")
 
@@ -37,6 +37,15 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Since when the fleet's cut of one seed lay where; the group is empty for no cut."""
+
+    seed: int
+    seconds: float | None
+    group: str
+
+
+@dataclass(frozen=True)
 class DeviceClass:
     """Devices of one kind."""
 
@@ -49,7 +58,10 @@ class DeviceClass:
 
 @dataclass(frozen=True)
 class Method:
-    """What one method reached and spent; ``coverage`` is rounds x groups per device class."""
+    """What one method reached and spent; ``coverage`` is rounds x groups per device class.
+
+    Features are those at the fleet's cut, of examples that came back and of others.
+    """
 
     name: str
     final_accuracy: float | None
@@ -62,6 +74,9 @@ class Method:
     speeds: Mapping[str, Speed]
     coverage: Mapping[str, Shares]
     history: tuple[Point, ...]
+    cuts: tuple[Cut, ...] = ()
+    features_found: int = 0
+    features_computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,18 @@ def _method(name: str, value: object) -> Method:
         speeds=_by_device(entry.get("devices"), f"{where}.devices", _speed),
         coverage=_by_device(entry.get("coverage"), f"{where}.coverage", _shares),
         history=tuple(point for point in points if point is not None),
+        cuts=_each(entry.get("cuts"), f"{where}.cuts", _cut),
+        features_found=_count(entry.get("features_found"), f"{where}.features_found") or 0,
+        features_computed=_count(entry.get("features_computed"), f"{where}.features_computed") or 0,
+    )
+
+
+def _cut(value: object, where: str) -> Cut:
+    entry = _mapping(value, where)
+    return Cut(
+        seed=_index(entry.get("seed", 0), f"{where}.seed"),
+        seconds=_number(entry.get("simulated_seconds"), f"{where}.simulated_seconds"),
+        group=_text(entry.get("group")),
     )
 
 

@@ -19,7 +19,7 @@ from fl_elastic_simulations.report.formats import (
 )
 from fl_elastic_simulations.report.summary import Method, Results, read_summary
 
-__all__ = ["Grid", "results_grid", "results_table", "target_sentence"]
+__all__ = ["Grid", "cuts_grid", "results_grid", "results_table", "target_sentence"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,29 @@ def results_grid(results: Results) -> Grid:
         for method in results.methods
     )
     return Grid(headings, rows)
+
+
+def cuts_grid(results: Results) -> Grid | None:
+    """Return a row for each place where the fleet's cut came to lie; None where no method has one."""
+    time = "Simulated time" if results.simulated else "Time"
+    rows = tuple(
+        (
+            method.name,
+            str(cut.seed),
+            seconds_text(cut.seconds),
+            cut.group or "everything is trained",
+            _kept(method) if first else "",
+        )
+        for method in results.methods
+        for first, cut in ((cut is method.cuts[0], cut) for cut in method.cuts)
+    )
+    headings = ("Method", "Seed", time, "Trained from here up", "Features found again")
+    return Grid(headings, rows) if rows else None
+
+
+def _kept(method: Method) -> str:
+    met = method.features_found + method.features_computed
+    return percent_text(method.features_found / met) if met else MISSING
 
 
 def results_table(summary: Mapping[str, object]) -> Table:

@@ -333,3 +333,29 @@ def test_templates_travel_in_the_app_bundle() -> None:
     config = tomllib.loads((place / "pyproject.toml").read_text())
     carried = build.get_filtered_fab_paths(paths, config)
     assert len([path for path in carried if "/report/templates/" in path]) == 5
+
+
+def test_where_the_cut_lay_and_what_was_kept_is_said(make_summary: Make, tmp_path: Path) -> None:
+    summary = make_summary()
+    assert "cuts" not in {
+        dict(attributes).get("id")
+        for _, attributes in Page(write_page(summary, tmp_path / "none.html")).tags
+    }
+    name = list(summary["methods"])[1]
+    summary["methods"][name] |= {
+        "cuts": [
+            {"seed": 0, "simulated_seconds": 12.0, "group": HOSTILE},
+            {"seed": 0, "simulated_seconds": 60.0, "group": ""},
+            {"seed": 1, "simulated_seconds": 9.0, "group": "layer3.1.conv2"},
+        ],
+        "features_found": 75, "features_computed": 25,
+    }  # fmt: skip
+    page = Page(write_page(summary, tmp_path / "cuts.html"))
+    assert "cuts" in {dict(attributes).get("id") for _, attributes in page.tags}
+    cells = [text for tag, text in page.texts if tag == "td"]
+    for text in ("everything is trained", "layer3.1.conv2", "75 %", "12.0 s"):
+        assert text in cells
+    assert page.count("img") == 0
+    with pytest.raises(ElasticError, match="cuts"):
+        summary["methods"][name]["cuts"] = [3]
+        write_page(summary, tmp_path / "bad.html")
