@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ACROSS_ROUNDS", "METHODS", "OURS", "REFERENCE"]
+__all__ = ["METHODS", "OURS", "REFERENCE", "across_rounds"]
 
 Table = dict[str, Any]
 
@@ -42,21 +42,31 @@ time of its own steps, which it sees as it trains: nothing is charged. All other
 client's first fit, and for a choice in each fit where not everything fits; ``fedel`` also for its probes.
 """
 
-_CUT = "fixed:features.14"
 _SOLVED: Table = {"round_zero": "closed_form"}
+_ELASTIC: Table = {"policy": "elastic", "blend": 0.5}
+# Slow devices train everything, or everything above the cut, for as many steps as the deadline allows.
+_FEWER: Table = _FULL | {"budgeted": True}
 
-ACROSS_ROUNDS: dict[str, Table] = {
-    REFERENCE: METHODS[REFERENCE],
-    "fewer full steps, our server": METHODS["fewer full steps, our server"],
-    # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
-    "fewer full steps, solved head": _FULL | {"budgeted": True} | _SOLVED,
-    "fixed cut, trained head": _FULL | {"cut": _CUT} | _SERVER,
-    "fixed cut, solved head": _FULL | {"cut": _CUT} | _SOLVED,
-    "fl_elastic, solved head": {"policy": "elastic", "blend": 0.5} | _SOLVED,
-    "fl_elastic, fixed cut, solved head": {"policy": "elastic", "blend": 0.5, "cut": _CUT}
-    | _SOLVED,
-}
-"""Methods that keep from round to round what they found, and plain ones beside them.
 
-Under a solved head the model is tested as it was when its head was last solved for.
-"""
+def across_rounds(cut: str) -> dict[str, Table]:
+    """Return methods that keep from round to round what they found, and plain ones beside them.
+
+    Under a solved head the model is tested as it was when its head was last solved for.
+
+    Parameters
+    ----------
+    cut : str
+        The module from which on the fixed cut trains.
+    """
+    fixed: Table = {"cut": f"fixed:{cut}"}
+    return {
+        REFERENCE: METHODS[REFERENCE],
+        "fewer full steps, our server": METHODS["fewer full steps, our server"],
+        # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
+        "fewer full steps, solved head": _FEWER | _SOLVED,
+        "fixed cut, trained head": _FEWER | fixed | _SERVER,
+        "fixed cut, solved head": _FEWER | fixed | _SOLVED,
+        "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,
+        "fl_elastic, solved head": _ELASTIC | _SOLVED,
+        "fl_elastic, moving cut, solved head": _ELASTIC | {"cut": "moving"} | _SOLVED,
+    }

@@ -9,9 +9,9 @@ from typing import Any
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.benchmarks.federation_methods import (
-    ACROSS_ROUNDS,
     METHODS,
     REFERENCE,
+    across_rounds,
 )
 from fl_elastic_simulations.scenario.scenario import Scenario
 
@@ -123,7 +123,7 @@ PRETRAINED: dict[str, FederationTask] = {
         training={
             "local_steps": 6, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
         },
-        methods=ACROSS_ROUNDS,
+        methods=across_rounds("features.14"),
     ),
     # Far from what the weights were trained on: features of the middle say more than the last ones.
     "signs-pretrained": FederationTask(
@@ -135,11 +135,11 @@ PRETRAINED: dict[str, FederationTask] = {
         model="mobilenet_v2",
         speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
         training={
-            "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.001,
+            "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
         },
-        reference_rounds=12,
+        reference_rounds=8,
         weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
-        methods=ACROSS_ROUNDS,
+        methods=across_rounds("features.7"),
     ),
 }  # fmt: skip
 """Tasks of the benchmark across rounds, by the name on the command line."""
