@@ -164,7 +164,7 @@ class _Role:
             )
         charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
         plan = 0.0
-        profile = 0.0 if charges.fits else self._profile_seconds(told, deadline)
+        profile = 0.0 if charges.fits else self._profile_seconds(deadline)
         if self.choosing is not None and self._limited(deadline):
             plan = self.choosing.plan(self.method, self.client.device.name)
         packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
@@ -180,7 +180,8 @@ class _Role:
         # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, told)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        profile = self._first_profile(told) if told.cut else 0.0
+        # Before a cut is announced, each says what it can do, and looks at its costs for it.
+        profile = 0.0 if self.method.cut == "none" else self._first_profile()
         packed, summed, metrics = client.fit(arrays, config)
         if packed:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
@@ -224,25 +225,25 @@ class _Role:
         client = self.elastic_client()
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        profile = self._first_profile(Instructions.from_config(config))
+        profile = self._first_profile()
         spent = profile + 2 * self.profile.full_step_seconds
         return packed, examples, metrics | _no_steps(spent)
 
-    def _first_profile(self, told: Instructions) -> float:
+    def _first_profile(self) -> float:
         """Charge the estimate of costs to a client that has made none as yet; return its seconds on this host."""
         charges = Charges.load(self.charges_file)
         if charges.fits:
             return 0.0
-        seconds = self._profile_seconds(told, None)
+        seconds = self._profile_seconds(None)
         charges.add(seconds * self.client.device.slowdown, 0.0, lost=False)
         charges.save(self.charges_file)
         return seconds
 
-    def _profile_seconds(self, told: Instructions, deadline: float | None) -> float:
+    def _profile_seconds(self, deadline: float | None) -> float:
         """Return what a first estimate of costs takes: who keeps to a cut makes one to know where it lies."""
         if self.choosing is None:
             return 0.0
-        if told.cut or told.cut_worth:
+        if self.method.cut != "none":
             return self.choosing.profile_seconds
         return self.choosing.profile(self.method) if self._limited(deadline) else 0.0
 
