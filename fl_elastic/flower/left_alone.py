@@ -8,14 +8,29 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.update import Manifest
 
-__all__ = ["LeftAlone"]
+__all__ = ["LeftAlone", "fresh_statistics"]
 
 _LOG = logging.getLogger("fl_elastic")
 _LONGEST_INDEX = 8
+
+
+def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) -> list[str]:
+    """Return the running statistics that have never seen data: a mean of zeros beside a variance of ones.
+
+    Norms that keep them do not normalise at all.
+    """
+    fresh = []
+    for name in manifest.names:
+        mean, variance = weights[name], weights.get(name.replace("running_mean", "running_var"))
+        if name.endswith("running_mean") and variance is not None:
+            if not np.any(mean) and np.all(variance == 1):
+                fresh.append(name)
+    return fresh
 
 
 class LeftAlone:

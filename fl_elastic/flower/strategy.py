@@ -42,7 +42,7 @@ from fl_elastic.flower.inner import (
     whole_model,
 )
 from fl_elastic.flower.intake import Intake
-from fl_elastic.flower.left_alone import LeftAlone
+from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
@@ -265,6 +265,7 @@ class PartialUpdates(Strategy):
             return arrays
         config = ConfigRecord(dict(config or {}))
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
+        self._check_statistics(manifest)
         messages = list(
             self.inner.configure_train(
                 server_round=0,
@@ -276,6 +277,17 @@ class PartialUpdates(Strategy):
         record.deadline = self.fleet.whole_round_seconds(grid, config)
         outbox = Outbox("train", self.downlink, grid)
         return as_record(self._between.solve(messages, outbox, self._weights, record, timeout))
+
+    def _check_statistics(self, manifest: Manifest) -> None:
+        """Say so if norms are to keep statistics that have never seen data."""
+        fresh = fresh_statistics(self._weights, manifest)
+        if self.terms.keeps_statistics and fresh:
+            _LOG.warning(
+                "norms keep their statistics with a head in closed form or a cut, and those of %s of them have "
+                "never seen data (%s): they do not normalise. Begin with a pretrained model, or with "
+                "round_zero='none' and cut='none'",
+                len(fresh), fresh[0],
+            )  # fmt: skip
 
     def summary(self) -> None:
         """Log the settings of this wrapper and of the inner strategy."""
@@ -301,6 +313,8 @@ class PartialUpdates(Strategy):
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
         self.fleet.serve(manifest)
+        if server_round == 1 and self.terms.round_zero == "none":
+            self._check_statistics(manifest)
         # The inner strategy writes into the config it is given; the caller's stays as it was.
         messages = list(
             self.inner.configure_train(

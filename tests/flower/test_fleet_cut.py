@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.left_alone import LeftAlone
+from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, encode_weights, weights_of
@@ -134,6 +134,35 @@ def test_who_trains_below_the_cut_changes_nothing_there(tmp_path: Path, says: st
         assert np.array_equal(found[name], before) == (
             below(name) or not name.endswith(("weight", "bias"))
         )
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [RoundTerms(cut=f"fixed:{CUT}"), RoundTerms(round_zero="closed_form"), RoundTerms()],
+    ids=["cut", "round zero", "neither"],
+)
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_statistics_that_have_never_seen_data_are_not_kept_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, terms: RoundTerms, pretrained: bool
+) -> None:
+    caplog.set_level(logging.WARNING, "fl_elastic")
+    model = build()
+    if pretrained:
+        model(images(1)[0][0])
+    assert len(fresh_statistics(as_weights(arrays_of(model)), Manifest.of(model))) == (
+        0 if pretrained else 3
+    )
+    apps = {1: elastic_client_app(lambda _: plain_client(tmp_path))}
+    run(PartialUpdates(quiet(), terms=terms), apps, arrays_of(model), 1, lambda reply: reply)
+    said = "those of 3 of them have never seen data (1.running_mean)" in caplog.text
+    assert said == (terms.keeps_statistics and not pretrained)
+
+
+def plain_client(folder: Path) -> ElasticClient:
+    return ElasticClient(
+        build(), local_data(1), images(1), budget=Budget(), loss_fn=loss_fn, policy="full",
+        optimizer_fn=plain_sgd, state_dir=folder,
+    )  # fmt: skip
 
 
 def test_a_cut_that_the_model_does_not_have_is_said(

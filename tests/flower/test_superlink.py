@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,8 +243,8 @@ LASTING = (
 )
 
 
-def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, LASTING, sleeper=False)
+def rounds_of(fleet: Fleet) -> list[dict[str, Any]]:
+    """Run a federation to its end; return the records of its rounds."""
     try:
         fleet.start()
         run_id = fleet.submit()
@@ -253,7 +254,13 @@ def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None
         assert fleet.status(run_id) == "finished:completed"
     finally:
         fleet.close()
-    rounds = json.loads(done.read_text())
+    found: list[dict[str, Any]] = json.loads(done.read_text())
+    return found
+
+
+def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, LASTING, sleeper=False)
+    rounds = rounds_of(fleet)
     assert [(each["server_round"], each["trains"]) for each in rounds] == [
         (0, False), (1, True), (2, True), (2, False), (3, True),
     ]  # fmt: skip
@@ -266,3 +273,21 @@ def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None
     assert all(
         len(list((fleet.place / f"state{node}").glob("features-*"))) == 1 for node in range(3)
     )
+
+
+def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, LASTING.replace("fixed:2", "moving"), sleeper=False)
+    rounds = rounds_of(fleet)
+    # Asked before the first round, and again once a head was solved for.
+    assert [(each["server_round"], each["trains"]) for each in rounds] == [
+        (0, False), (1, False), (1, True), (2, True), (2, False), (3, False), (3, True),
+    ]  # fmt: skip
+    assert rounds[0]["cut"] == "" and {each["cut"] for each in rounds[1:]} <= {"0", "2"}
+    for record in rounds:
+        assert len(record["accepted"]) == 3 and not record["rejected"]
+        trained = {name for reply in record["accepted"] for name in reply["steps"]}
+        above = {"0": {"0.weight", "0.bias", "2.weight", "2.bias"}, "2": {"2.weight", "2.bias"}}
+        assert trained == (above[record["cut"]] if record["trains"] else set())
+    # Who was asked holds the model, and is not sent it again for the round.
+    asked, first = rounds[1], rounds[2]
+    assert all(reply["downlink_bytes"] < asked["downlink_bytes"] for reply in first["accepted"])
