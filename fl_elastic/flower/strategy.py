@@ -151,6 +151,11 @@ class PartialUpdates(Strategy):
             raise RegistryError(
                 "round zero sends exact sums, which differential privacy does not cover: use round_zero='none'"
             )
+        if self.terms.cut == "moving" and sees_each_client(inner):
+            raise RegistryError(
+                "a moving cut goes by what clients say of their gradients, which differential privacy does not "
+                "cover: use cut='none' or cut='fixed:GROUP'"
+            )
         self.fleet = ClientRegistry(self.terms)
         self.downlink = Downlink(codec, changes_only=self.terms.sends_changes)
         self.server_optimizer = server_optimizer

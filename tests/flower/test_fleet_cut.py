@@ -152,7 +152,10 @@ def test_statistics_that_have_never_seen_data_are_not_kept_without_a_word(
     assert len(fresh_statistics(as_weights(arrays_of(model)), Manifest.of(model))) == (
         0 if pretrained else 3
     )
-    apps = {1: elastic_client_app(lambda _: plain_client(tmp_path))}
+    apps = {
+        node: elastic_client_app(lambda _, node=node: plain_client(tmp_path / str(node)))
+        for node in range(1, 5)
+    }
     run(PartialUpdates(quiet(), terms=terms), apps, arrays_of(model), 1, lambda reply: reply)
     said = "those of 3 of them have never seen data (1.running_mean)" in caplog.text
     assert said == (terms.keeps_statistics and not pretrained)

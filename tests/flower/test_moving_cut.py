@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import images, loss_fn
 from test_fleet_cut import build
@@ -185,6 +186,13 @@ def test_its_state_is_put_back() -> None:
     other.from_arrays(one.to_arrays())
     assert other.group == "6"
     assert [one.due(n) for n in range(1, 30)] == [other.due(n) for n in range(1, 30)]
+
+
+def test_it_is_refused_where_noise_must_cover_what_clients_say() -> None:
+    noisy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4)
+    with pytest.raises(RegistryError, match="differential privacy does not cover"):
+        PartialUpdates(noisy, terms=MOVING)
+    PartialUpdates(noisy, terms=RoundTerms(cut="fixed:6"))
 
 
 def test_unknown_cuts_are_refused() -> None:
