@@ -249,7 +249,7 @@ def rounds_of(fleet: Fleet) -> list[dict[str, Any]]:
         fleet.start()
         run_id = fleet.submit()
         done = fleet.results / "rounds.json"
-        assert wait_until(done.exists, 8 * ROUND_SECONDS), fleet.log("superlink")
+        assert wait_until(done.exists, 12 * ROUND_SECONDS), fleet.log("superlink")
         assert wait_until(lambda: fleet.status(run_id).startswith("finished"), 30, every=1)
         assert fleet.status(run_id) == "finished:completed"
     finally:
