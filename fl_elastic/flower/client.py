@@ -313,7 +313,7 @@ class ElasticClient(NumPyClient):
         )
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
-        """Return what training down to each place gains per second, by the deepest group that is trained."""
+        """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.profiling.memory import mask_bytes
         from fl_elastic.training.cut_worth import cut_worth
 

@@ -1,10 +1,10 @@
-"""The fleet's cut: below it nobody trains, and the server moves it to where training gains most per second."""
+"""The fleet's cut: below it nobody trains, and the server moves it to where training gains most."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ _LONGEST_NAME = 500
 class FleetCut:
     """Where the cut lies, and when clients are asked where it should lie.
 
-    Clients say what training down to each place would gain per second (`fl_elastic.training.cut_worth`). The median
-    over them decides, so that one that says something else moves nothing. While the cut stays they are asked ever
-    more rarely.
+    Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). The
+    median over them decides, the lower one of two, so that one that says something else moves nothing. While the cut
+    stays they are asked ever more rarely.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class FleetCut:
         if not names:
             _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
             return False
-        worth = {name: median(each.get(name, 0.0) for each in shares) for name in names}
+        worth = {name: median_low(each.get(name, 0.0) for each in shares) for name in names}
         best = max(names, key=worth.__getitem__)
         if best == self.group or worth[best] <= _WORTH_MOVING * worth.get(self.group, 0.0):
             return False

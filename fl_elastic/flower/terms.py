@@ -89,7 +89,7 @@ class RoundTerms:
         trained like everything else after round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
-        ``"moving"``: the server moves it to where clients say that training gains most per second
+        ``"moving"``: the server moves it to where clients say that training gains most
         (`fl_elastic.training.cut_worth`). What lies below it stays bit-identical everywhere, so that clients
         compute its features once and keep them, and only what lies above it travels, to clients as well.
 
@@ -202,7 +202,7 @@ class Instructions:
     keep_statistics : bool
         Whether norms keep their statistics.
     cut_worth : bool
-        Whether to say what training down to each place would gain per second, instead of training.
+        Whether to say what training down to each place would gain, instead of training.
     """
 
     deadline: float | None = None

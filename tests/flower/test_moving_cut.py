@@ -1,4 +1,4 @@
-"""The server moves the fleet's cut to where clients say that training gains most per second."""
+"""The server moves the fleet's cut to where clients say that training gains most."""
 
 from __future__ import annotations
 
@@ -169,6 +169,8 @@ def test_the_median_decides() -> None:
     cut.decide([says(at6=1.0), says(at6=0.6, at3=0.4), says(at3=1.0), says(at3=1e9)])
     assert cut.group == "3"
     assert not cut.decide([]) and cut.group == "3"
+    # One of two who answered is not enough.
+    assert not cut.decide([says(at3=0.5, at6=0.5), says(at0=1.0)]) and cut.group == "3"
 
 
 @pytest.mark.parametrize("terms", [RoundTerms(), RoundTerms(cut="fixed:6")])
