@@ -26,8 +26,8 @@ class FleetCut:
     """Where the cut lies, and when clients are asked where it should lie.
 
     Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). The
-    median over them decides, the lower one of two, so that one that says something else moves nothing. While the cut
-    stays they are asked ever more rarely.
+    median over them decides, the lower one of two, so that one that says something else moves nothing. While the
+    cut stays they are asked ever more rarely.
 
     Parameters
     ----------

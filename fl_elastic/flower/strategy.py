@@ -178,6 +178,7 @@ class PartialUpdates(Strategy):
         inner: Strategy,
         *,
         deadline: float | Deadline = _QUARTER,
+        pretrained: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> PartialUpdates:
         """Return what docs/measured.md compares with other methods, and say in the log what that is.
@@ -186,12 +187,17 @@ class PartialUpdates(Strategy):
         its last models is tested and returned. What comes late is merged with less weight, and a client that left a
         tensor out for eight rounds trains it in the next one.
 
+        A pretrained model instead gets a head in closed form, solved for again after every fifth round, and a cut
+        that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
+
         Parameters
         ----------
         inner : Strategy
             From ``flwr.serverapp.strategy``, such as ``FedAvg()``.
         deadline : float or Deadline
-            Seconds of a round; left out, what a quarter of the devices need to train everything.
+            Seconds of a round; left out, what a quarter of the devices need to train everything that is trained.
+        pretrained : bool
+            Whether the model has learned features from other data already, and ends in a linear layer.
         on_round : callable, optional
             Called with the `RoundRecord` after each round's training.
 
@@ -200,13 +206,20 @@ class PartialUpdates(Strategy):
         >>> from flwr.serverapp.strategy import FedAvg
         >>> PartialUpdates.for_unequal_devices(FedAvg(), deadline=60).terms.deadline
         Deadline(seconds=60, quantile=None)
+        >>> PartialUpdates.for_unequal_devices(FedAvg(), pretrained=True).terms.cut
+        'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
+        # Flower's own logger, which a server app shows.
+        log = logging.getLogger("flwr")
+        if pretrained:
+            terms = RoundTerms(deadline=limit, blend=0.5, round_zero="closed_form", cut="moving")
+            log.info("for unequal devices and a pretrained model: rule contributors, %s", terms)
+            return cls(inner, rule="contributors", terms=terms, on_round=on_round)
         terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
         merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
         rate = 1.5
-        # Flower's own logger, which a server app shows.
-        logging.getLogger("flwr").info(
+        log.info(
             "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
             "at %g, late updates merged by age to the power of -%g, %s",
             rate, average.decay, merge.staleness_power, terms,

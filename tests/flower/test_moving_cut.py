@@ -111,6 +111,20 @@ def test_what_they_really_say_moves_it_somewhere(tmp_path: Path) -> None:
     assert trained and "11.weight" not in trained and 11 in moved(found)
 
 
+def test_the_preset_for_pretrained_models_turns_it_all_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    preset = PartialUpdates.for_unequal_devices(quiet(), deadline=600, pretrained=True)
+    assert "cut='moving'" in caplog.text
+    _, records, asked = federation(
+        tmp_path, 1, {UPPER: 1.0}, strategy_of=lambda _: preset, terms=preset.terms
+    )
+    assert not records and not asked  # which are the other strategy's
+    assert preset.fleet.cut.group == UPPER and preset.fleet.kept_head == "11"
+    assert preset.solved.weights
+
+
 def test_one_liar_moves_nothing(tmp_path: Path) -> None:
     lied: list[int] = []
 
