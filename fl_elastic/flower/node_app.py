@@ -202,7 +202,8 @@ class CaredFor:
         for entry in reversed(read_journal(self._journal.path)):
             if entry.get("method") != self.case or len(ratios) == _DRIFT_ROUNDS:
                 break
-            ratios.append(_ratio(entry))
+            if "drift" in entry:
+                ratios.append(_ratio(entry))
             if entry.get("measured_again"):
                 break
         if len(ratios) < _DRIFT_ROUNDS:

@@ -124,6 +124,18 @@ def test_costs_are_measured_again_after_three_rounds_of_drift(
     assert again() == [False, False]
 
 
+def test_orders_without_training_tell_nothing_of_drift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FitReport, "drift", 1.0)
+    for drift in (2.0, None, 2.0, None, 2.0, None):
+        # Sums for a head in closed form lie between the rounds.
+        line = {"method": "", "round": 1} | ({} if drift is None else {"drift": drift})
+        Journal(tmp_path / "node1" / JOURNAL).append(line)
+    rounds_of(tmp_path)
+    assert journal(tmp_path, 1)[-1]["measured_again"]
+
+
 def test_what_loading_took_is_off_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,7 @@ class _Minutes:
     resume: bool
     names_of: Any = None
     coverage_of: Any = None
-    _record: RoundRecord | None = None
+    _records: list[RoundRecord] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _totals: dict[str, int] = field(default_factory=dict)
     _seconds: float = 0.0
@@ -243,13 +243,13 @@ class _Minutes:
             self.journal.remove()
 
     def trained(self, record: RoundRecord) -> None:
-        """Keep what happened in the round until its model is tested."""
-        self._record = record
+        """Keep what happened in the round until its model is tested: its training, and what else was asked."""
+        self._records.append(record)
 
     def close(self, server_round: int, quality: dict[str, Any]) -> None:
         """Write the line of a round; that of round 0, the first weights, holds their quality alone."""
-        record, self._record = self._record, None
-        if record is None:
+        records, self._records = self._records, []
+        if not records:
             # A run that goes on tests its model again, whose line may have been written before it ended or not.
             if server_round > self._last_round:
                 self.journal.append(
@@ -258,9 +258,12 @@ class _Minutes:
             self._since = time.monotonic()
             return
         now, names = time.monotonic(), self.names_of()
+        # Round zero has no training.
+        record = next((each for each in records if each.trains), records[-1])
+        replies = [reply for each in records for reply in each.accepted]
         counts = {
-            "uplink_bytes": sum(reply.uplink_bytes for reply in record.accepted),
-            "downlink_bytes": record.downlink_total_bytes,
+            "uplink_bytes": sum(reply.uplink_bytes for reply in replies),
+            "downlink_bytes": sum(each.downlink_total_bytes for each in records),
             "accepted": len(record.accepted),
             "rejected": len(record.rejected),
         }
@@ -279,6 +282,7 @@ class _Minutes:
                 "stayed": record.stayed,
                 "shortened": len(record.shortened),
                 "stepped_back": record.stepped_back,
+                "cut": record.cut,
                 "nodes": {
                     names.get(reply.node_id, str(reply.node_id)): self._about(reply)
                     for reply in record.accepted

@@ -42,6 +42,24 @@ def one_thread_and_the_same_loggers() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def test_a_line_of_a_round_knows_its_training_and_what_else_was_asked(tmp_path: Path) -> None:
+    scenario_table = json.loads(scenario_of(rounds=2).to_json())
+    lasting = {"round_zero": "closed_form", "solve_every": 1, "cut": "fixed:conv4"}
+    scenario_table["method"]["full"] |= lasting
+    # Nothing jumps, so that no round is taken back.
+    scenario_table["training"]["learning_rate"] = 1e-4
+    chosen = Scenario.from_json(json.dumps(scenario_table))
+    run_of(tmp_path, chosen, method="full").run(grid_of(tmp_path))
+    zero, *rounds = journal(tmp_path)
+    assert [line["round"] for line in rounds] == [1, 2] and zero["accepted"] == NODES
+    for line in rounds:
+        assert line["cut"] == "conv4" and line["accepted"] == NODES
+        assert all(node["steps"] > 0 for node in line["nodes"].values())
+        # The round's own messages, and those of the head that was solved for after it.
+        assert line["uplink_bytes"] > sum(n["uplink_bytes"] for n in line["nodes"].values())
+        assert line["downlink_bytes"] > 0
+
+
 def scenario_of(rounds: int = 3, speedup: float = 3.0) -> Scenario:
     return Scenario.from_json(
         json.dumps(
