@@ -245,21 +245,40 @@ def test_the_table_across_rounds_is_exactly_the_committed_cells() -> None:
 
 def test_how_soon_methods_across_rounds_are_there_is_what_their_cells_say() -> None:
     rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
-    step = load_profile(RESULTS / "federation" / "birds-pretrained.json").full_step_seconds
-
-    def steps_to(method: str, accuracy: float) -> str:
-        curve = rows[cell_name("birds-pretrained", method, 0)]["curve"]
-        return f"{next(seconds for seconds, *_, got in curve if got >= accuracy) / step:.0f}"
-
     text = section("Across rounds")
-    ours = "fl_elastic, fixed cut, solved head"
-    for method, accuracy, words in (
-        ("fewer full steps, solved head", 0.86, "there after {} full steps of the fastest class"),
-        ("fixed cut, solved head", 0.88, "88 % is reached after {} such steps with the cut"),
-        (ours, 0.88, "({} where `fl_elastic` chooses above it)"),
-        ("fewer full steps, solved head", 0.88, "and after {} without one"),
-    ):
-        assert words.format(steps_to(method, accuracy)) in text
+    full, moving = "fewer full steps, solved head", "moving cut, solved head"
+
+    def cell(task: str, method: str) -> dict[str, Any]:
+        found: dict[str, Any] = rows[cell_name(task, method, 0)]
+        return found
+
+    def steps(task: str, seconds: float) -> str:
+        folder = RESULTS / "federation"
+        return f"{seconds / load_profile(folder / f'{task}.json').full_step_seconds:.0f}"
+
+    def there(task: str, method: str, accuracy: float) -> str:
+        curve = cell(task, method)["curve"]
+        return steps(task, next(seconds for seconds, *_, got in curve if got >= accuracy))
+
+    birds, signs = PRETRAINED
+    for task in PRETRAINED:
+        # The first test after the untrained model's that differs from it.
+        curve = cell(task, full)["curve"]
+        seconds, *_, alone = next(point for point in curve if point[3] != curve[0][3])
+        assert f"{100 * alone:.1f} % after {steps(task, seconds)} full steps" in text
+    ours, theirs = (there(birds, each, 0.88) for each in (moving, full))
+    assert (
+        f"after {ours} such steps with the cut that moves, and after {theirs} without a cut" in text
+    )
+    (since, group), *others = cell(birds, moving)["cuts"]
+    assert not others
+    assert f"puts the cut at `{group}` after {steps(birds, since)} such steps" in text
+    found, computed = (cell(birds, moving)[f"features_{each}"] for each in ("found", "computed"))
+    assert f"{found:,} times, and computed {computed:,} times" in text
+    (_, group), *others = cell(signs, moving)["cuts"]
+    assert not others and f"finds that all is worth training (`{group}`)" in text
+    ends = [100 * cell(signs, each)["final_accuracy"] for each in (moving, full)]
+    assert f"ends at {ends[0]:.1f} %, full steps at {ends[1]:.1f} %" in text
 
 
 def test_what_choosing_gains_over_fewer_full_steps_is_the_committed_difference() -> None:
