@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from statistics import median_low
+from math import inf
+from statistics import median_high, median_low
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ class FleetCut:
     """Where the cut lies, and when clients are asked where it should lie.
 
     Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). The
-    median over them decides, the lower one of two, so that one that says something else moves nothing. While the
-    cut stays they are asked ever more rarely.
+    median over them decides, the lower one of two, so that one that says something else moves nothing. Once there
+    is a cut it only goes deeper: what a short step gains says little of what a whole run would lose above it, and
+    moving up again spoiled runs. While the cut stays clients are asked ever more rarely.
 
     Parameters
     ----------
@@ -54,12 +56,12 @@ class FleetCut:
         return self._left < 1
 
     def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
-        """Move to the place of most worth; return whether it is another one.
+        """Move to the place of most worth that is not above the cut; return whether it is another one.
 
         Parameters
         ----------
         shares : sequence of mapping of str to float
-            Of each client that answered: worth of each place, as shares of their sum.
+            Of each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
         """
         self._left = self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         names = sorted({name for each in shares for name in each})
@@ -67,7 +69,10 @@ class FleetCut:
             _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
             return False
         worth = {name: median_low(each.get(name, 0.0) for each in shares) for name in names}
-        best = max(names, key=worth.__getitem__)
+        if self.group:
+            depth = {name: _depth(name, shares) for name in {*names, self.group}}
+            names = [name for name in names if depth[name] >= depth[self.group]]
+        best = max(names, key=worth.__getitem__, default=self.group)
         if best == self.group or worth[best] <= _WORTH_MOVING * worth.get(self.group, 0.0):
             return False
         _LOG.info("the fleet's cut moves from %s to %s", self.group or "nowhere", best)
@@ -86,3 +91,9 @@ class FleetCut:
         if self._moves and "group" in arrays:
             self.group = str(arrays["group"])[:_LONGEST_NAME]
             self._pause, self._left = (int(each) for each in arrays["pause"])
+
+
+def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
+    """Return how far from the loss most say that a place lies; infinitely far if hardly anyone names it."""
+    places = [[*each].index(name) if name in each else inf for each in shares]
+    return median_high(places)

@@ -89,8 +89,8 @@ class RoundTerms:
         trained like everything else after round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
-        ``"moving"``: the server moves it to where clients say that training gains most
-        (`fl_elastic.training.cut_worth`). What lies below it stays bit-identical everywhere, so that clients
+        ``"moving"``: the server puts it where clients say that training gains most
+        (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays bit-identical everywhere, so that clients
         compute its features once and keep them, and only what lies above it travels, to clients as well.
 
     Raises

@@ -178,6 +178,19 @@ def test_a_place_must_be_worth_the_move() -> None:
     assert cut.decide([says(at6=1.0, at3=1.2)]) and cut.group == "3"
 
 
+def test_it_only_goes_deeper() -> None:
+    cut = FleetCut(MOVING)
+    assert cut.decide([says(at6=1.0, at3=2.0, at0=1.0)] * 3) and cut.group == "3"
+    # Above it more is to be gained now, and below it the best is not the deepest.
+    assert cut.decide([says(at6=9.0, at3=2.0, at0=3.0)] * 3) and cut.group == "0"
+    assert not cut.decide([says(at6=9.0, at3=9.0, at0=0.0)] * 3) and cut.group == "0"
+    # One that says that the order is another one moves nothing.
+    cut = FleetCut(MOVING)
+    cut.decide([says(at3=1.0)] * 3)
+    assert not cut.decide([says(at6=9.0, at3=1.0)] * 2 + [says(at3=1.0, at6=9.0)])
+    assert cut.group == "3"
+
+
 def test_the_median_decides() -> None:
     cut = FleetCut(MOVING)
     cut.decide([says(at6=1.0), says(at6=0.6, at3=0.4), says(at3=1.0), says(at3=1e9)])
