@@ -12,8 +12,12 @@ from rich.table import Table
 
 from fl_elastic.cli.planned import Refused
 from fl_elastic.planning.cost_report import CostReport
+from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 
-__all__ = ["as_json_values", "print_costs", "short"]
+__all__ = ["as_json_values", "print_costs", "print_schedule", "short"]
+
+# Places whose runs take hardly longer than the one above them are left out of the table.
+_WORTH_A_ROW = 1.15
 
 
 def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
@@ -44,6 +48,40 @@ def print_costs(reports: Sequence[CostReport | Refused], *, chosen: str) -> None
     for report in reports:
         if isinstance(report, Refused):
             console.print(f"{report.policy} refuses: {report.reason}", highlight=False)
+
+
+def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
+    """Print what a run costs with the fleet's cut at each place, and without one."""
+    table = _table(
+        f"{length.rounds} rounds of {length.epochs} epochs over {length.examples} examples, by the deepest "
+        "group that anybody trains",
+        ("weights", "step\nneeds", "features", "first\npass s", "step\nms", "run s", "times\nsooner",
+         "pays after\nround"),
+        first="group",
+    )  # fmt: skip
+    everything, shown = schedule[-1], 0.0
+    for each in schedule:
+        last = each is everything
+        if each.seconds < _WORTH_A_ROW * shown and not last:
+            continue
+        shown = each.seconds
+        table.add_row(
+            each.deepest_group,
+            f"{each.trained_share:.0%}",
+            short(each.step_bytes),
+            short(each.feature_bytes),
+            f"{each.first_pass_seconds:.1f}",
+            f"{1e3 * each.step_seconds:.1f}",
+            f"{each.seconds:.0f}",
+            f"{everything.seconds / each.seconds:.1f}",
+            "-" if each.pays_after is None or last else str(each.pays_after),
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        "Moving the cut costs the first pass of the row it moves to; each first pass is paid once by each device.",
+        highlight=False,
+    )
 
 
 def _taken(report: CostReport) -> tuple[str, ...]:
@@ -87,11 +125,11 @@ def short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def _table(title: str, columns: Sequence[str], first: str = "policy") -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
-    table.add_column("policy", no_wrap=True)
+    table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
     return table

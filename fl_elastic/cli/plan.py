@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,8 +45,19 @@ def plan(
     forward: Annotated[
         str, typer.Option(help="How the frozen prefix is priced: plain, inference or stored.")
     ] = "plain",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the examples, for a store.")] = 5,
-    examples: Annotated[int, typer.Option(min=1, help="Examples of one pass, for a store.")] = 1000,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Also show what so many rounds cost with the fleet's cut at each place."
+        ),
+    ] = None,
+    epochs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Passes over the examples: in each of the rounds, or for a store."
+        ),
+    ] = 5,
+    examples: Annotated[int, typer.Option(min=1, help="Examples of one pass.")] = 1000,
     feature_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature store.")] = 1
     << 30,
     only: Annotated[
@@ -63,9 +75,10 @@ def plan(
     budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), _shape(input_)
     import torch
 
-    from fl_elastic.cli.cost_tables import print_costs
+    from fl_elastic.cli.cost_tables import print_costs, print_schedule
     from fl_elastic.cli.planned import ForwardTerms, planned
     from fl_elastic.named_models import build_model
+    from fl_elastic.planning.run_schedule import RunLength, run_schedule
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -77,11 +90,17 @@ def plan(
         profile=profile, seed=seed, measure=measure, forward=terms, compare=not only,
     )  # fmt: skip
     result = describe(found)
+    if rounds is not None:
+        length = RunLength(rounds, epochs, examples, feature_bytes)
+        schedule = run_schedule(found.costs, length)
+        result["schedule"] = [asdict(each) for each in schedule]
     if as_json:
         typer.echo(json.dumps(result))
     else:
         _print(model, result)
         print_costs(found.reports, chosen=policy)
+        if rounds is not None:
+            print_schedule(schedule, length)
 
 
 def _shape(text: str) -> tuple[int, ...]:

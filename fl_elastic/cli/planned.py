@@ -73,8 +73,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Planned:
-    """The request, the measurement if asked for, the plan, and what the policies' plans cost."""
+    """The costs, the request, the measurement if asked for, the plan, and what the policies' plans cost."""
 
+    costs: CostProfile
     request: PlanRequest
     measured: MeasuredPlan | None
     plan: Plan
@@ -145,7 +146,7 @@ def planned(
         cost_report(request, chosen) if name == policy else _report(maker, name, asked[name])
         for name in sorted(asked)
     ]
-    return Planned(request, measured, chosen, tuple(reports))
+    return Planned(costs, request, measured, chosen, tuple(reports))
 
 
 class _Requests:

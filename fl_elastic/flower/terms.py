@@ -90,8 +90,9 @@ class RoundTerms:
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
         ``"moving"``: the server puts it where clients say that training gains most
-        (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays bit-identical everywhere, so that clients
-        compute its features once and keep them, and only what lies above it travels, to clients as well.
+        (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays
+        bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
+        it travels, to clients as well.
 
     Raises
     ------

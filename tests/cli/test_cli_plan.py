@@ -180,6 +180,21 @@ def test_uplink_is_that_of_the_modes(plan: Plan) -> None:
     assert found["uplink_bytes"] == 4 * (90 + 8 + 4)
 
 
+def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) -> None:
+    arguments = (
+        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1", "--only",
+        "--policy", "head", "--profile", tmp_path / "profile.json", "--rounds", 20, "--examples", 6,
+    )  # fmt: skip
+    found = result(plan(*arguments, "--epochs", 2, "--json"))
+    *cuts, everything = found["schedule"]
+    assert everything["seconds"] == pytest.approx(20 * 2 * 3 * found["full_step_seconds"])
+    assert cuts[0]["seconds"] < everything["seconds"] and cuts[0]["first_pass_seconds"] > 0
+    assert "schedule" not in result(plan(*arguments[:-4], "--json"))
+    shown = plan(*arguments)
+    assert shown.status == 0 and "20 rounds of 5 epochs over 6 examples" in shown.out
+    assert everything["deepest_group"] in shown.out
+
+
 def test_kept_features_make_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
     arguments = (
         "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
