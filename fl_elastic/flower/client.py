@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
+_Running = Callable[[Batch], AbstractContextManager[None]]
 
 
 def _seed_of(seed: int, client: str, server_round: int) -> int:
@@ -129,8 +131,9 @@ class ElasticClient(NumPyClient):
         Who this client is: with the run's seed and the round it gives the seed of its random choices.
         `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
     feature_bytes : int
-        What the features at the fleet's cut may take in ``state_dir``, as fp16; 0 keeps none. They tell about the
-        data as the data themselves do: they stay on the device, and go when a fit does not meet their example.
+        What the features at the fleet's cut may take in ``state_dir``, as fp16, those of the test data as much
+        again; 0 keeps none. They tell about the data as the data themselves do: they stay on the device, and go
+        when a pass over all data does not meet their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
         over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
@@ -299,7 +302,8 @@ class ElasticClient(NumPyClient):
 
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""
-        from fl_elastic.training.head_sums import head_sums, head_sums_above_cut
+        from fl_elastic.training.above_cut import passing_above_cut
+        from fl_elastic.training.head_sums import head_sums
 
         seconds = self._budget(told).deadline or math.inf
         options = self._options(told)
@@ -308,9 +312,11 @@ class ElasticClient(NumPyClient):
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
         self._profile = self._known_profile() or self._measure(batch, options)
         self._state.keep_profile(self._profile)
-        return head_sums_above_cut(
-            self.model, self.train_loader, self._profile.graph, options, seconds=seconds
-        )
+        with passing_above_cut(
+            self.model, self.train_loader, self._profile.graph, options
+        ) as forward:
+            sums = head_sums(self.model, self.train_loader, seconds=seconds, running=forward.step)
+        return sums, forward.report()
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
@@ -363,17 +369,38 @@ class ElasticClient(NumPyClient):
             if config.get(QUERY):
                 known = self.capabilities(Instructions.from_config(config))
                 return 0.0, known.num_examples, known.to_metrics()
-            _, metrics = self._load_weights(parameters, config, Instructions.from_config(config))
-            result = evaluate(
-                self.model, self.loss_fn, self.test_loader, metrics_fn=self.metrics_fn
-            )
+            told = Instructions.from_config(config)
+            _, metrics = self._load_weights(parameters, config, told)
+            with self._testing_above_cut(told) as running:
+                result = evaluate(
+                    self.model, self.loss_fn, self.test_loader,
+                    metrics_fn=self.metrics_fn, running=running,
+                )  # fmt: skip
         except ElasticError as error:
             _LOG.error("cannot evaluate: %s", error)
             if not config.get(PACKED):
                 raise
             return 0.0, 0, failure(error)
-        told = {} if result.accuracy is None else {"accuracy": result.accuracy}
-        return result.loss, result.num_examples, {**told, **result.metrics, **metrics}
+        accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
+        return result.loss, result.num_examples, {**accuracy, **result.metrics, **metrics}
+
+    @contextmanager
+    def _testing_above_cut(self, told: Instructions) -> Iterator[_Running | None]:
+        """Keep the features of the test data as well, in a file of their own: a fit wipes what it does not meet."""
+        options, profile = self._options(told), self._known_profile()
+        forward, cut = options.forward, options.cut
+        lasts = forward is not None and forward.path is not None and forward.feature_bytes
+        if not cut or profile is None or not lasts or not isinstance(self.test_loader, Sized):
+            yield None
+            return
+        from fl_elastic.training.above_cut import passing_above_cut
+
+        assert forward is not None and forward.path is not None
+        path = Path(forward.path)
+        tested = replace(forward, path=path.with_name(f"test-{path.name}"))
+        options = replace(options, forward=tested)
+        with passing_above_cut(self.model, self.test_loader, profile.graph, options) as kept:
+            yield kept.step
 
     def capabilities(self, told: Instructions | None = None) -> Capabilities:
         """Return what this device can do in such a round; its costs are measured if they are not known."""

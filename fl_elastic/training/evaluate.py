@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ def evaluate(
     loader: Iterable[Batch],
     *,
     metrics_fn: MetricsFn | None = None,
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
 ) -> Evaluation:
     """Return loss, accuracy and metrics of ``model`` in eval mode; every module's mode is put back.
 
@@ -64,6 +66,8 @@ def evaluate(
         What to evaluate on.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch.
+    running : callable, optional
+        Gives the block in which the model runs on a batch; as it is, if left out.
 
     Raises
     ------
@@ -89,7 +93,8 @@ def evaluate(
         with torch.no_grad():
             for batch in loader:
                 batch = to_device(batch, model_device(model))
-                outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
+                with nullcontext() if running is None else running(batch):
+                    outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 size = (batch_shape(batch) or (1,))[0]
                 loss += float(batch_loss) * size
                 found = _right_classes(outputs, batch[1])

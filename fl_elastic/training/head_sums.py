@@ -19,15 +19,10 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
-from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.measure import model_device
-from fl_elastic.training.batches import first_batches, loader_size
-from fl_elastic.training.elastic_forward import ElasticForward, ForwardReport
-from fl_elastic.training.options import TrainerOptions
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["head_sums", "head_sums_above_cut"]
+__all__ = ["head_sums"]
 
 _AT_ONCE = 256
 
@@ -94,43 +89,6 @@ def head_sums(
         for module, mode in modes:
             module.training = mode
     return gathered.sums(model)
-
-
-def head_sums_above_cut(
-    model: nn.Module,
-    loader: Iterable[Batch],
-    graph: BackwardGraph,
-    options: TrainerOptions,
-    *,
-    seconds: float = float("inf"),
-) -> tuple[HeadSums, ForwardReport]:
-    """Return `head_sums`, with the frozen prefix run as in a fit: its features are kept for the fits to come.
-
-    What the forward pass did is returned as well.
-
-    Parameters
-    ----------
-    model, loader, seconds
-        See `head_sums`.
-    graph : BackwardGraph
-        Of a step of the model.
-    options : TrainerOptions
-        With a cut, and how the prefix runs.
-    """
-    assert options.forward is not None
-    device = model_device(model)
-    first = first_batches(loader, 1, device)[0]
-    above = graph.groups_above(options.cut)
-    forward = ElasticForward(
-        model, options.forward, examples=loader_size(loader, first)[1], epochs=1,
-        clock=clock_for(device, options.clock), groups_above=above,
-    )  # fmt: skip
-    try:
-        with forward.splitting(graph, above - 1, first):
-            sums = head_sums(model, loader, seconds=seconds, running=forward.step)
-        return sums, forward.report()
-    finally:
-        forward.close()
 
 
 class _Gathered:

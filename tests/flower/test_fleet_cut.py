@@ -18,6 +18,8 @@ from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
+from fl_elastic.flower.terms import Instructions
+from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, encode_weights, weights_of
 
@@ -211,3 +213,45 @@ def test_what_more_than_half_say_counts(said: list[Any], kept: list[int]) -> Non
     before = {name: np.zeros(1) for name in manifest.names}
     after = heard.put_back({name: np.ones(1) for name in manifest.names}, before)
     assert [manifest.index[name] for name, each in after.items() if not each.any()] == kept
+
+
+def test_test_data_pass_below_the_cut_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation finds what an earlier process kept, and says what it said without."""
+    passed: list[int] = []
+    below = SplitModel.features
+
+    def features(split: SplitModel, inputs: Any) -> Any:
+        passed.append(len(inputs))
+        return below(split, inputs)
+
+    monkeypatch.setattr(SplitModel, "features", features)
+
+    def client_of(kept: int) -> ElasticClient:
+        return ElasticClient(
+            build(), local_data(1), images(2, seed=99), budget=Budget(), policy="full",
+            loss_fn=loss_fn, optimizer_fn=plain_sgd, state_dir=tmp_path / str(kept),
+            feature_bytes=kept,
+        )  # fmt: skip
+
+    told = Instructions(cut=CUT).to_config()
+    whole = [len(targets) for _, targets in images(2, seed=99)]
+    found = {}
+    for kept in (0, 1 << 20):
+        start = client_of(kept).get_parameters({})
+        weights, _, _ = client_of(kept).fit(start, told)
+        assert len(weights) == len(start)
+        for again in (False, True):
+            client = client_of(kept)
+            passed.clear()
+            found[kept, again] = client.evaluate(start, told)
+            # Before the pass it is tried on two examples, and on one.
+            tried = [2, 2, 1]
+            assert passed == ([] if not kept else tried if again else tried + whole)
+    plain = found[0, False]
+    for loss, examples, metrics in found.values():
+        assert examples == plain[1] and metrics["accuracy"] == plain[2]["accuracy"]
+        assert loss == pytest.approx(plain[0], rel=1e-3)
+    # Train and test features are apart, so that neither wipes the other's.
+    assert len([*(tmp_path / str(1 << 20)).glob("*features*.bin")]) == 2

@@ -1,0 +1,56 @@
+"""A pass over data above the fleet's cut: what comes out below is looked up, or computed and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from fl_elastic.groups import Batch
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.measure import model_device
+from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.options import TrainerOptions
+
+__all__ = ["passing_above_cut"]
+
+
+@contextmanager
+def passing_above_cut(
+    model: nn.Module, loader: Iterable[Batch], graph: BackwardGraph, options: TrainerOptions
+) -> Iterator[ElasticForward]:
+    """Run the frozen prefix as a fit does for one pass inside the block, with the features that it keeps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Runs on each batch inside of ``forward.step(batch)``, where ``forward`` is what the block is given.
+    loader : iterable of batches
+        What is passed over.
+    graph : BackwardGraph
+        Of a step of the model.
+    options : TrainerOptions
+        With a cut, and how the prefix runs.
+
+    Raises
+    ------
+    PlanError
+        If the model has no group at the cut.
+    """
+    assert options.forward is not None
+    device = model_device(model)
+    first = first_batches(loader, 1, device)[0]
+    above = graph.groups_above(options.cut)
+    forward = ElasticForward(
+        model, options.forward, examples=loader_size(loader, first)[1], epochs=1,
+        clock=clock_for(device, options.clock), groups_above=above,
+    )  # fmt: skip
+    try:
+        with forward.splitting(graph, above - 1, first):
+            yield forward
+        forward.forget_others()
+    finally:
+        forward.close()
