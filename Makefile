@@ -13,8 +13,9 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
+# As many processes as cores; a file's tests stay together, with what they share.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not faults"
