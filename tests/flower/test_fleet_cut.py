@@ -215,9 +215,7 @@ def test_what_more_than_half_say_counts(said: list[Any], kept: list[int]) -> Non
     assert [manifest.index[name] for name, each in after.items() if not each.any()] == kept
 
 
-def test_test_data_pass_below_the_cut_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_data_pass_below_the_cut_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation finds what an earlier process kept, and says what it said without."""
     passed: list[int] = []
     below = SplitModel.features

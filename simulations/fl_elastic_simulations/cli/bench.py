@@ -101,6 +101,25 @@ def transfer(
     _show(results, as_json)
 
 
+@bench.command("one-device")
+def one_device(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 2,
+    method: _Method = None,
+) -> None:
+    """Fine-tune MobileNetV2 on one device with a head in closed form and kept features, all of it charged."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.one_device import bench_one_device
+
+    results = Results(output or _FOLDER / "one_device.json", fresh=fresh)
+    tell = Console(stderr=True).print
+    bench_one_device(results, data_root, methods=method or (), workers=workers, tell=tell)
+    _show(results, as_json, prefix="summary ")
+
+
 @bench.command("side-by-side")
 def side_by_side(
     output: _Output = None,

@@ -1,0 +1,248 @@
+"""Fine-tune on one device with a head in closed form and kept features: accuracy against time, all of it charged."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_elastic.aggregation.closed_form import closed_form_head
+from fl_elastic.budget import Budget
+from fl_elastic.groups.forward import channels_last
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import resolve_model
+from fl_elastic.profiling import CostProfile, estimate_profile
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
+from fl_elastic.training.above_cut import passing_above_cut
+from fl_elastic.training.batches import first_batches
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.federation_summary import interval
+from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
+from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
+from fl_elastic_simulations.models.pretrained import load_pretrained
+
+__all__ = ["METHODS", "OneDeviceMethod", "bench_one_device"]
+
+_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
+_BATCH = 16
+_HEAD = "classifier.1"
+_STORE = 1 << 30
+RATES = (1e-3, 3e-4)
+SEEDS = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class OneDeviceMethod:
+    """One way to fine-tune.
+
+    Attributes
+    ----------
+    name : str
+        What the table calls it.
+    epochs : int
+        Passes over the data, besides those for sums.
+    solved : bool
+        Whether the head is found in closed form, before and after.
+    cut : str
+        The module from which on anything is trained, with the features below kept; empty for everything.
+    policy : str
+        Who chooses among that.
+    speedup : float or None
+        Budget of a step, relative to one that trains everything without a cut.
+    """
+
+    name: str
+    epochs: int
+    solved: bool = True
+    cut: str = ""
+    policy: str = "full"
+    speedup: float | None = None
+
+
+METHODS = (
+    OneDeviceMethod("full", 6, solved=False),
+    OneDeviceMethod("full, 2 epochs", 2, solved=False),
+    OneDeviceMethod("solved head", 0),
+    OneDeviceMethod("solved head, full, 1 epoch", 1),
+    OneDeviceMethod("solved head, full, 2 epochs", 2),
+    OneDeviceMethod("solved head, block 14, 1 epoch", 1, cut="features.14"),
+    OneDeviceMethod("solved head, block 14, 2 epochs", 2, cut="features.14"),
+    OneDeviceMethod("solved head, block 14, 4 epochs", 4, cut="features.14"),
+    OneDeviceMethod("solved head, block 11, 2 epochs", 2, cut="features.11"),
+    OneDeviceMethod("solved head, block 11, 4 epochs", 4, cut="features.11"),
+    OneDeviceMethod("solved head, last layers that fit at 6, 4 epochs", 4, True, "features.7", "last_k", 6),
+    OneDeviceMethod("solved head, elastic at 6, 4 epochs", 4, True, "features.7", "elastic", 6),
+)  # fmt: skip
+
+
+def bench_one_device(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    methods: Iterable[str] = (),
+    workers: int = 2,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Fine-tune MobileNetV2 with ImageNet weights on fifty bird species.
+
+    Time is the CPU time of one thread for everything: the estimate of costs, passes for sums, solving, filling the
+    store, checks, probes, plans and steps. Every method tries the same learning rates with the first seed, and the
+    other seeds take the best of them.
+    """
+    root = str(data_root_folder(data_root))
+    chosen = [each for each in METHODS if not methods or each.name in methods]
+    _run(results, root, [(m, rate, SEEDS[0]) for m in chosen for rate in _rates(m)], workers, tell)
+    rest = [(m, _best_rate(results, m), seed) for m in chosen for seed in SEEDS[1:]]
+    _run(results, root, rest, workers, tell)
+    _summarise(results, chosen)
+
+
+def _rates(method: OneDeviceMethod) -> tuple[float, ...]:
+    return RATES if method.epochs else RATES[:1]
+
+
+def _run(
+    results: Results,
+    root: str,
+    cells: list[tuple[OneDeviceMethod, float, int]],
+    workers: int,
+    tell: Callable[[str], None],
+) -> None:
+    missing = {_name(*cell): (*cell, root) for cell in cells if _name(*cell) not in results.rows}
+    for done, (name, row) in enumerate(finished_cells(one_device_cell, missing, workers), start=1):
+        results.add(name, row)
+        tell(f"{done}/{len(missing)} {name}: {row['accuracy']:.4f} in {row['seconds']:.1f} s")
+
+
+def _name(method: OneDeviceMethod, rate: float, seed: int) -> str:
+    return f"{method.name} | {rate:g} | {seed}"
+
+
+def _best_rate(results: Results, method: OneDeviceMethod) -> float:
+    rates = _rates(method)
+    return max(rates, key=lambda rate: results.rows[_name(method, rate, SEEDS[0])]["accuracy"])
+
+
+def _summarise(results: Results, methods: Iterable[OneDeviceMethod]) -> None:
+    """Add a row per method: accuracy, its paired difference to full training, and time relative to it."""
+
+    def cells(method: OneDeviceMethod) -> list[dict[str, Any]]:
+        rate = _best_rate(results, method)
+        return [results.rows[_name(method, rate, seed)] for seed in SEEDS]
+
+    full = cells(METHODS[0])
+    for method in methods:
+        mine = cells(method)
+        gains = [a["accuracy"] - b["accuracy"] for a, b in zip(mine, full, strict=True)]
+        seconds = statistics.median(each["seconds"] for each in mine)
+        results.add(
+            f"summary {method.name}",
+            {
+                "accuracy": statistics.fmean(each["accuracy"] for each in mine),
+                "against_full": statistics.fmean(gains),
+                "interval": interval(gains),
+                "rate": _best_rate(results, method),
+                "seconds": seconds,
+                "time": seconds / statistics.median(each["seconds"] for each in full),
+            },
+        )
+
+
+def one_device_cell(
+    method: OneDeviceMethod, rate: float, seed: int, root: str, examples: int | None = None
+) -> dict[str, Any]:
+    """Train one network by one method; return its accuracy and the CPU time of everything that it took."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    data = load_dataset("cub50", root)
+    inputs, targets = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+    model = resolve_model("mobilenet_v2", data.classes)
+    load_pretrained(model, Path(root) / _WEIGHTS)
+    loader = Shuffled(inputs[:examples], targets[:examples], _BATCH, seed)
+    with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
+        started = time.thread_time()
+        found = _train(model.train(), loader, method, rate, seed, Path(folder))
+        seconds = time.thread_time() - started
+    test = [
+        (
+            channels_last(torch.from_numpy(data.test_x[i : i + 100])),
+            torch.from_numpy(data.test_y[i : i + 100]),
+        )
+        for i in range(0, len(data.test_x[:examples]), 100)
+    ]
+    accuracy = evaluate(model, classification_loss, test).accuracy
+    return {
+        "method": asdict(method), "rate": rate, "seed": seed, "accuracy": accuracy,
+        "seconds": seconds, **found,
+    }  # fmt: skip
+
+
+def _train(
+    model: nn.Module,
+    loader: Shuffled,
+    method: OneDeviceMethod,
+    rate: float,
+    seed: int,
+    folder: Path,
+) -> dict[str, Any]:
+    make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
+    cut = method.cut
+    options = TrainerOptions(
+        cut=cut,
+        kept_head=_HEAD if method.solved else "",
+        keep_statistics=method.solved,
+        forward=ForwardOptions(feature_bytes=_STORE, path=folder / "features.bin") if cut else None,
+        deep_every=0,
+        clock="cpu",
+        seed=seed,
+    )
+    profile: CostProfile | None = None
+    if cut:
+        (batch,) = first_batches(loader, 1, "cpu")
+        profile = estimate_profile(
+            model, classification_loss, batch, optimizer_fn=make, clock="cpu", prefix=True
+        )
+    if method.solved:
+        _solve(model, loader, profile, options)
+    if not method.epochs:
+        return {"steps": 0}
+    trainer = ElasticTrainer(
+        model.train(), classification_loss, make, budget=Budget(speedup=method.speedup),
+        policy=method.policy, options=options, profile=profile,
+    )  # fmt: skip
+    report = trainer.fit(loader, epochs=method.epochs)
+    if method.solved:
+        _solve(model, loader, profile, options)
+    forward = report.forward
+    return {
+        "steps": report.steps,
+        "step_seconds": report.seconds,
+        "features_found": 0 if forward is None else forward.found,
+        "refused": "" if forward is None else forward.refused,
+    }
+
+
+def _solve(
+    model: nn.Module, loader: Shuffled, profile: CostProfile | None, options: TrainerOptions
+) -> None:
+    """Put the head that one pass over the data gives in closed form into the model."""
+    if profile is None:
+        sums = head_sums(model, loader)
+    else:
+        with passing_above_cut(model, loader, profile.graph, options) as forward:
+            sums = head_sums(model, loader, running=forward.step)
+    head = closed_form_head(sums)
+    layer = model.get_submodule(_HEAD)
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(head.weight))
+        layer.bias.copy_(torch.from_numpy(head.bias))
