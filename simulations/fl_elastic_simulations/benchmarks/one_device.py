@@ -1,4 +1,4 @@
-"""Fine-tune on one device with a head in closed form and kept features: accuracy against time, all of it charged."""
+"""Fine-tune on one device with a head in closed form and kept features: accuracy against all the time it takes."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fl_elastic.errors import ScenarioError
@@ -428,7 +429,10 @@ def _show(results: Results, as_json: bool, prefix: str = "") -> None:
     table = Table("", *(column.replace("_", " ") for column in columns), title=str(results.path))
     for name, row in rows.items():
         table.add_row(name.removeprefix(prefix), *(_text(row.get(column)) for column in columns))
-    Console().print(table)
+    console = Console()
+    # A line that wraps can be read; columns of one letter cannot.
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _text(value: object) -> str:
