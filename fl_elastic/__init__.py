@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fl_elastic.errors import ElasticError
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions
+    from fl_elastic.training.fine_tune import FineTuned, fine_tune
 
 __version__ = "0.1.0"
 
@@ -18,9 +19,11 @@ __all__ = [
     "ElasticClient",
     "ElasticError",
     "ElasticTrainer",
+    "FineTuned",
     "FitReport",
     "TrainerOptions",
     "__version__",
+    "fine_tune",
 ]
 
 _HOMES = {
@@ -28,8 +31,10 @@ _HOMES = {
     "ElasticClient": "fl_elastic.flower.client",
     "ElasticError": "fl_elastic.errors",
     "ElasticTrainer": "fl_elastic.training",
+    "FineTuned": "fl_elastic.training.fine_tune",
     "FitReport": "fl_elastic.training",
     "TrainerOptions": "fl_elastic.training",
+    "fine_tune": "fl_elastic.training.fine_tune",
 }
 
 

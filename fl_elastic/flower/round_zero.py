@@ -13,10 +13,10 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.closed_form import closed_form_head
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import believed_metrics, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord, one_line
+from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits

@@ -82,7 +82,7 @@ class RoundTerms:
         from then on (`LossGuard`).
     round_zero : {"none", "closed_form"}
         What is done before the first round: nothing, or clients send sums from which the server solves for the
-        model's last linear layer (`fl_elastic.aggregation.closed_form_head`), without a step.
+        model's last linear layer (`fl_elastic.update.closed_form.closed_form_head`), without a step.
     solve_every : int
         After so many rounds the server solves for the head again, from sums of the features as they are then; in
         between nobody trains it, so that it does not drift apart where clients have few classes each. 0 has it

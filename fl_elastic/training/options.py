@@ -65,7 +65,7 @@ class TrainerOptions:
         The fleet's cut: the deepest group, or module, that is trained; what lies below it stays as it is whatever
         the policy says. Empty for none.
     kept_head : str
-        Group of a head that was solved for (`fl_elastic.aggregation.closed_form_head`) and is not trained.
+        Group of a head that was solved for (`fl_elastic.update.closed_form.closed_form_head`) and is not trained.
     keep_statistics : bool
         Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
         pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.

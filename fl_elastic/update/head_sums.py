@@ -1,7 +1,7 @@
 """Sums over examples of what enters a model's last linear layer and what should come out of it.
 
 They add up over clients, and are all that the best linear head in the sense of least squares depends on
-(`fl_elastic.aggregation.closed_form`): no client's examples are seen, and how they are spread does not matter.
+(`fl_elastic.update.closed_form`): no client's examples are seen, and how they are spread does not matter.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from small_federation import arrays_of, as_weights, legacy_app, plain_sgd, quiet
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.aggregation.closed_form import closed_form_head
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import (
     Checkpointed,
@@ -32,6 +31,7 @@ from fl_elastic.flower.records import train_reply
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
+from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
 TERMS = RoundTerms(round_zero="closed_form")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -13,16 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_elastic.aggregation.closed_form import closed_form_head
 from fl_elastic.budget import Budget
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.profiling import CostProfile, estimate_profile
-from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
-from fl_elastic.training.above_cut import passing_above_cut
-from fl_elastic.training.batches import first_batches
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
+from fl_elastic.training.fine_tune import fine_tune, solve_head
 from fl_elastic_simulations.benchmarks.cells import finished_cells
 from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results
@@ -34,8 +29,8 @@ __all__ = ["METHODS", "OneDeviceMethod", "bench_one_device"]
 
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 _BATCH = 16
-_HEAD = "classifier.1"
-_STORE = 1 << 30
+# The deepest group of the model.
+_EVERYTHING = "features.0.0"
 RATES = (1e-3, 3e-4)
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -53,7 +48,8 @@ class OneDeviceMethod:
     solved : bool
         Whether the head is found in closed form, before and after.
     cut : str
-        The module from which on anything is trained, with the features below kept; empty for everything.
+        The module from which on anything is trained, with the features below kept; empty where that is left to
+        `fine_tune`.
     policy : str
         Who chooses among that.
     speedup : float or None
@@ -72,8 +68,10 @@ METHODS = (
     OneDeviceMethod("full", 6, solved=False),
     OneDeviceMethod("full, 2 epochs", 2, solved=False),
     OneDeviceMethod("solved head", 0),
-    OneDeviceMethod("solved head, full, 1 epoch", 1),
-    OneDeviceMethod("solved head, full, 2 epochs", 2),
+    OneDeviceMethod("solved head, full, 1 epoch", 1, cut=_EVERYTHING),
+    OneDeviceMethod("solved head, full, 2 epochs", 2, cut=_EVERYTHING),
+    OneDeviceMethod("solved head, cut by worth, 1 epoch", 1),
+    OneDeviceMethod("solved head, cut by worth, 2 epochs", 2),
     OneDeviceMethod("solved head, block 14, 1 epoch", 1, cut="features.14"),
     OneDeviceMethod("solved head, block 14, 2 epochs", 2, cut="features.14"),
     OneDeviceMethod("solved head, block 14, 4 epochs", 4, cut="features.14"),
@@ -168,10 +166,9 @@ def one_device_cell(
     model = resolve_model("mobilenet_v2", data.classes)
     load_pretrained(model, Path(root) / _WEIGHTS)
     loader = Shuffled(inputs[:examples], targets[:examples], _BATCH, seed)
-    with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
-        started = time.thread_time()
-        found = _train(model.train(), loader, method, rate, seed, Path(folder))
-        seconds = time.thread_time() - started
+    started = time.thread_time()
+    found = _train(model.train(), loader, method, rate, seed)
+    seconds = time.thread_time() - started
     test = [
         (
             channels_last(torch.from_numpy(data.test_x[i : i + 100])),
@@ -187,62 +184,30 @@ def one_device_cell(
 
 
 def _train(
-    model: nn.Module,
-    loader: Shuffled,
-    method: OneDeviceMethod,
-    rate: float,
-    seed: int,
-    folder: Path,
+    model: nn.Module, loader: Shuffled, method: OneDeviceMethod, rate: float, seed: int
 ) -> dict[str, Any]:
     make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
-    cut = method.cut
-    options = TrainerOptions(
-        cut=cut,
-        kept_head=_HEAD if method.solved else "",
-        keep_statistics=method.solved,
-        forward=ForwardOptions(feature_bytes=_STORE, path=folder / "features.bin") if cut else None,
-        deep_every=0,
-        clock="cpu",
-        seed=seed,
-    )
-    profile: CostProfile | None = None
-    if cut:
-        (batch,) = first_batches(loader, 1, "cpu")
-        profile = estimate_profile(
-            model, classification_loss, batch, optimizer_fn=make, clock="cpu", prefix=True
-        )
-    if method.solved:
-        _solve(model, loader, profile, options)
+    options = TrainerOptions(deep_every=0, clock="cpu", seed=seed)
+    budget = Budget(speedup=method.speedup)
     if not method.epochs:
+        solve_head(model, loader)
         return {"steps": 0}
-    trainer = ElasticTrainer(
-        model.train(), classification_loss, make, budget=Budget(speedup=method.speedup),
-        policy=method.policy, options=options, profile=profile,
+    if not method.solved:
+        trainer = ElasticTrainer(
+            model, classification_loss, make,
+            budget=budget, policy=method.policy, options=options,
+        )  # fmt: skip
+        return {"steps": trainer.fit(loader, epochs=method.epochs).steps}
+    done = fine_tune(
+        model, classification_loss, make, loader,
+        epochs=method.epochs, cut=method.cut, budget=budget, policy=method.policy, options=options,
     )  # fmt: skip
-    report = trainer.fit(loader, epochs=method.epochs)
-    if method.solved:
-        _solve(model, loader, profile, options)
-    forward = report.forward
+    forward = done.report.forward
+    assert forward is not None
     return {
-        "steps": report.steps,
-        "step_seconds": report.seconds,
-        "features_found": 0 if forward is None else forward.found,
-        "refused": "" if forward is None else forward.refused,
+        "steps": done.report.steps,
+        "step_seconds": done.report.seconds,
+        "cut": done.cut,
+        "features_found": forward.found,
+        "refused": forward.refused,
     }
-
-
-def _solve(
-    model: nn.Module, loader: Shuffled, profile: CostProfile | None, options: TrainerOptions
-) -> None:
-    """Put the head that one pass over the data gives in closed form into the model."""
-    if profile is None:
-        sums = head_sums(model, loader)
-    else:
-        with passing_above_cut(model, loader, profile.graph, options) as forward:
-            sums = head_sums(model, loader, running=forward.step)
-    head = closed_form_head(sums)
-    layer = model.get_submodule(_HEAD)
-    assert isinstance(layer, nn.Linear)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(head.weight))
-        layer.bias.copy_(torch.from_numpy(head.bias))

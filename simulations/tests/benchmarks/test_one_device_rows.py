@@ -14,7 +14,9 @@ _WEIGHTS = data_root_folder(None) / one_device._WEIGHTS
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _WEIGHTS.exists(), reason="needs the pretrained weights")
-@pytest.mark.parametrize("name", ["solved head", "solved head, block 14, 2 epochs"])
+@pytest.mark.parametrize(
+    "name", ["solved head", "full, 2 epochs", "solved head, block 14, 2 epochs"]
+)
 def test_a_cell_trains_what_it_says(name: str) -> None:
     row = one_device_cell(BY_NAME[name], 3e-4, 0, str(data_root_folder(None)), examples=48)
     method = BY_NAME[name]

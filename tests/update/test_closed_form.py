@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.linalg import lstsq  # type: ignore[import-untyped]
 from torch import nn
 
-from fl_elastic.aggregation.closed_form import closed_form_head
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
+from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.frame import Kind, pack
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.update.partial import Limits

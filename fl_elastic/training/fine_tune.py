@@ -1,0 +1,199 @@
+"""Fine-tune a pretrained model on one device: a head in closed form, and training on features that are kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.planning import POLICIES, Policy
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.training.above_cut import passing_above_cut
+from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.costs import costs_for
+from fl_elastic.training.cut_worth import cut_worth
+from fl_elastic.training.elastic_forward import ForwardOptions
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.report import FitReport
+from fl_elastic.training.trainer import ElasticTrainer
+from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
+
+__all__ = ["FineTuned", "fine_tune", "solve_head"]
+
+_FEATURE_BYTES = 1 << 30
+# Batches for a first head, by which the cut is chosen: a pass over all data would be made twice.
+_ROUGH = 32
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """What `fine_tune` did.
+
+    Attributes
+    ----------
+    cut : str
+        The deepest tensor group that was trained.
+    head_error, final_error : float
+        Mean squared error of the solved head on new examples, as expected, over what the mean alone gives: before
+        anything else was trained, and at the end.
+    report : FitReport
+        Of the training in between.
+    """
+
+    cut: str
+    head_error: float
+    final_error: float
+    report: FitReport
+
+
+def fine_tune(
+    model: nn.Module,
+    loss_fn: LossFn,
+    optimizer_fn: OptimizerFn,
+    loader: Iterable[Batch],
+    *,
+    epochs: int = 2,
+    cut: str = "",
+    budget: Budget | None = None,
+    policy: str | Policy = "elastic",
+    feature_bytes: int = _FEATURE_BYTES,
+    options: TrainerOptions | None = None,
+) -> FineTuned:
+    """Fine-tune a pretrained model in place, for a fraction of what training all of it takes.
+
+    The head is solved for in one pass over the data, which also keeps the features at a cut. What lies between cut
+    and head is trained on these features. Then the head is solved for again. Norms keep their statistics.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Pretrained, ending in a linear layer.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returning a torch optimiser. A rate made for a random head is too large.
+    loader : iterable of batches
+        Gives the same examples, without random augmentation, in any order. Targets are classes, shape (N,), or
+        numbers, shape (N, C).
+    epochs : int
+        Passes over the data for training.
+    cut : str
+        The deepest tensor group or module that is trained; left out, where two batches say that most is gained in
+        the same time (`fl_elastic.training.cut_worth`).
+    budget : Budget, optional
+        Of the training between cut and head.
+    policy : str or Policy
+        Who chooses among that.
+    feature_bytes : int
+        Bound of the kept features, which are in a temporary file; what does not fit is computed again.
+    options : TrainerOptions, optional
+        Everything else; its cut, kept head and forward pass are set here.
+
+    Raises
+    ------
+    TrainingError
+        If the model does not end in a linear layer, targets do not fit it, or a loss is not finite. The model is
+        as before.
+    PlanError
+        If the model has no group or module of the name of ``cut``.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> body = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    >>> model = nn.Sequential(*body, nn.Linear(8, 2))
+    >>> images = torch.randn(32, 1, 8, 8) + torch.arange(32).remainder(2).reshape(-1, 1, 1, 1)
+    >>> data = [(images[i::4], torch.arange(32).remainder(2)[i::4]) for i in range(4)]
+    >>> done = fine_tune(model, nn.functional.cross_entropy, lambda p: torch.optim.AdamW(p, 1e-3), data, cut="2")
+    >>> done.cut, done.report.steps, done.report.forward.found
+    ('2', 8, 64)
+    """
+    policy = POLICIES.make(policy) if isinstance(policy, str) else policy
+    first = first_batches(loader, 2, model_device(model))
+    before = deepcopy(model.state_dict())
+    try:
+        with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
+            options = replace(
+                options or TrainerOptions(), cut="", kept_head="", keep_statistics=True,
+                forward=ForwardOptions(feature_bytes, path=Path(folder) / "features.bin"),
+            )  # fmt: skip
+            profile = costs_for(
+                policy, None, model, loss_fn, first[0],
+                optimizer_fn=optimizer_fn, budget=budget or Budget(), options=options,
+            )  # fmt: skip
+            if not cut:
+                _, head = solve_head(model, islice(loader, _ROUGH))
+                rough = replace(options, kept_head=_group_of(profile, head))
+                examples = loader_size(loader, first[0])[1]
+                worth = cut_worth(model, loss_fn, first, profile, rough, examples)
+                cut = max(worth, key=worth.__getitem__)
+            options = replace(options, cut=cut)
+            start, head = _solve_above_cut(model, loader, profile, options)
+            options = replace(options, kept_head=_group_of(profile, head))
+            trainer = ElasticTrainer(
+                model, loss_fn, optimizer_fn,
+                budget=budget or Budget(), policy=policy, profile=profile, options=options,
+            )  # fmt: skip
+            report = trainer.fit(loader, epochs=epochs)
+            end, _ = _solve_above_cut(model, loader, profile, options)
+    except BaseException:
+        model.load_state_dict(before)
+        raise
+    return FineTuned(cut, start.error, end.error, report)
+
+
+def solve_head(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+) -> tuple[ClosedFormHead, str]:
+    """Put the head that a pass over the data gives in closed form into the model; return it and its weight's name.
+
+    Parameters
+    ----------
+    model, loader, running
+        See `fl_elastic.training.head_sums.head_sums`.
+
+    Raises
+    ------
+    TrainingError
+        If the model does not end in a linear layer, targets do not fit it, or there are no data.
+
+    Examples
+    --------
+    >>> model = nn.Linear(1, 2)
+    >>> data = [(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1]))]
+    >>> solve_head(model, data)[1], model(torch.tensor([[0.0], [3.0]])).argmax(1).tolist()
+    ('weight', [0, 1])
+    """
+    sums = head_sums(model, loader, running=running)
+    layer = model.get_submodule(sums.weight.removesuffix("weight").removesuffix("."))
+    assert isinstance(layer, nn.Linear)
+    head = closed_form_head(sums, intercept=layer.bias is not None)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(head.weight))
+        if layer.bias is not None:
+            layer.bias.copy_(torch.from_numpy(head.bias))
+    return head, sums.weight
+
+
+def _solve_above_cut(
+    model: nn.Module, loader: Iterable[Batch], profile: CostProfile, options: TrainerOptions
+) -> tuple[ClosedFormHead, str]:
+    with passing_above_cut(model, loader, profile.graph, options) as forward:
+        return solve_head(model, loader, forward.step)
+
+
+def _group_of(profile: CostProfile, weight: str) -> str:
+    return next(group.name for group in profile.graph.groups if weight in group.parameters)
