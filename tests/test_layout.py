@@ -191,7 +191,7 @@ STANDARD_LIBRARY = {
     "abc", "bisect", "ctypes", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
     "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
     "pathlib", "platform", "random",
-    "re", "statistics", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
+    "re", "statistics", "tempfile", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
 }  # fmt: skip
 
 

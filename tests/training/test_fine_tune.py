@@ -1,0 +1,202 @@
+"""Fine-tuning on one device: a solved head, training above a cut, a solved head; or nothing at all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from small_models import images, loss_fn
+from torch import Tensor, nn
+
+import fl_elastic
+from fl_elastic import Budget
+from fl_elastic.errors import BudgetError, ElasticError, PlanError, TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.training.fine_tune import fine_tune, solve_head
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.update.closed_form import closed_form_head
+
+CUT = "6"
+
+
+def build(bias: bool = True) -> nn.Module:
+    torch.manual_seed(3)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 8), (8, 8)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    model = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3, bias=bias)
+    )
+    # As norms of a pretrained model, which have seen data.
+    with torch.no_grad():
+        for inputs, _ in images(8):
+            model.train()(inputs)
+    return model
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(model.state_dict())
+
+
+def below(name: str) -> bool:
+    return int(name.partition(".")[0]) < int(CUT)
+
+
+def step_by_step(model: nn.Module, data: list[Batch], epochs: int) -> None:
+    """What it should do, the slow way: nothing is kept, and everything runs as it is."""
+
+    def solve() -> None:
+        head = closed_form_head(head_sums(model, data), intercept=model[-1].bias is not None)
+        with torch.no_grad():
+            model[-1].weight.copy_(torch.from_numpy(head.weight))
+            if model[-1].bias is not None:
+                model[-1].bias.copy_(torch.from_numpy(head.bias))
+
+    solve()
+    trained = [p for n, p in model.named_parameters() if not below(n) and not n.startswith("11")]
+    optimizer = sgd(trained)
+    model.eval()
+    for _ in range(epochs):
+        for inputs, targets in data:
+            optimizer.zero_grad()
+            loss_fn(model(inputs), targets).backward()
+            optimizer.step()
+    solve()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_does_what_the_slow_way_does(bias: bool) -> None:
+    data = images(6, seed=5)
+    start = build(bias)
+    ours, slow = copy.deepcopy(start), copy.deepcopy(start)
+    done = fine_tune(ours, loss_fn, sgd, data, cut=CUT, epochs=2)
+    step_by_step(slow, data, 2)
+    for name, value in slow.state_dict().items():
+        # Features are kept in half precision.
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=5e-3, atol=5e-3)
+        if below(name) or "running" in name:
+            assert torch.equal(ours.state_dict()[name], start.state_dict()[name])
+    assert not torch.equal(ours[6].weight, start[6].weight)
+    assert (done.cut, done.report.steps) == (CUT, 12)
+    assert 0 < done.final_error <= 1 and 0 < done.head_error <= 1
+    forward = done.report.forward
+    assert forward is not None and forward.refused == "" and forward.computed == 0
+
+
+def test_the_cut_is_where_most_is_gained_if_none_is_named() -> None:
+    data, model = images(6, seed=5), build()
+    done = fine_tune(model, loss_fn, sgd, data, epochs=1)
+    assert done.cut in {name.partition(".")[0] for name in state(model)} - {"11"}
+    start = state(build())
+    for name, value in state(model).items():
+        lower = int(name.partition(".")[0]) < int(done.cut)
+        assert torch.equal(value, start[name]) or not lower
+
+
+def test_numbers_are_fitted_as_well() -> None:
+    data = [(inputs, torch.randn(len(inputs), 3)) for inputs, _ in images(6, seed=5)]
+    model = build()
+    before = sum(float(nn.functional.mse_loss(model.eval()(x), y)) for x, y in data)
+    done = fine_tune(model, nn.functional.mse_loss, sgd, data, cut=CUT, epochs=1)
+    assert sum(float(nn.functional.mse_loss(model.eval()(x), y)) for x, y in data) < before
+    assert done.report.steps == 6
+
+
+def test_a_budget_is_that_of_the_training() -> None:
+    done = fine_tune(
+        build(), loss_fn, sgd, images(6), cut="0", epochs=1, budget=Budget(speedup=1.5)
+    )
+    assert done.report.plan.predicted_step_seconds < done.report.full_step_seconds
+
+
+class Augmented:
+    """Examples that never come again."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Batch]:
+        for inputs, targets in images(6):
+            yield inputs + 0.1 * torch.randn_like(inputs), targets
+
+
+def test_examples_that_change_are_trained_on_as_they_come() -> None:
+    done = fine_tune(build(), loss_fn, sgd, Augmented(), cut=CUT, epochs=3)
+    assert done.report.steps == 18
+    assert done.report.forward is not None and done.report.forward.found == 0
+
+
+class Failing:
+    """Fails when it is passed over for the nth time."""
+
+    def __init__(self, passes: int) -> None:
+        self.left = passes
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.left -= 1
+        yield from images(2)
+        if self.left < 0:
+            raise OSError("the disk is gone")
+        yield from images(2, seed=1)
+
+
+@pytest.mark.parametrize("passes", range(1, 9))
+def test_whatever_fails_the_model_is_as_before(passes: int) -> None:
+    model = build()
+    before, loader = state(model), Failing(passes)
+    try:
+        fine_tune(model, loss_fn, sgd, loader, cut=CUT, epochs=1)
+    except OSError:
+        assert all(torch.equal(value, before[name]) for name, value in state(model).items())
+    else:
+        assert loader.left >= 0 and passes > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda given: given.update(cut="nowhere"), PlanError, "nowhere"),
+        (lambda given: given.update(feature_bytes=-1), BudgetError, "feature_bytes -1"),
+        (lambda given: given.update(loader=[]), TrainingError, "gave no batch"),
+        (
+            lambda given: given.update(model=nn.Sequential(build(), nn.Softmax(1)), cut="0.6"),
+            TrainingError,
+            "that of a linear layer",
+        ),
+        (
+            lambda given: given.update(loader=[(x, y + 7) for x, y in images(4)]),
+            ElasticError,
+            "out of bounds",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_changed(
+    change: Any, error: type[Exception], message: str
+) -> None:
+    given: dict[str, Any] = {"model": build(), "loader": images(4), "cut": CUT}
+    change(given)
+    before = state(given["model"])
+    model, loader = given.pop("model"), given.pop("loader")
+    with pytest.raises(error, match=message):
+        fine_tune(model, loss_fn, sgd, loader, **given)
+    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
+
+
+def test_it_is_found_where_users_look() -> None:
+    assert fl_elastic.fine_tune is fine_tune
+
+
+def test_a_solved_head_is_as_good_as_any_of_its_kind() -> None:
+    model, data = build(), images(8)
+    head, weight = solve_head(model, data)
+    assert weight == "11.weight" and torch.equal(model[-1].weight, torch.from_numpy(head.weight))
