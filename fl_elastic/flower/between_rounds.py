@@ -114,7 +114,8 @@ class BetweenRounds:
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.
 
-        It is done before the round, with the model that the round sends.
+        It is done before the round, with the model that the round sends. Before round zero there is no head as yet:
+        each solves for one of its own data.
 
         Parameters
         ----------
@@ -126,7 +127,8 @@ class BetweenRounds:
             Of the asking.
         """
         fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
-        told = replace(fleet.evaluation(), cut="", cut_worth=True)
+        first = record.server_round == 0
+        told = replace(fleet.evaluation(), cut="", cut_worth=True, round_zero=first)
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, max(_FEWEST, int(_ASKED_SHARE * len(nodes))))
         asked = [

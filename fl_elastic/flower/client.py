@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +242,9 @@ class ElasticClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         version, metrics = self._load_weights(parameters, config, told)
+        if told.cut_worth:
+            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
+            return [np.zeros(0, np.uint8)], 0, metrics
         if told.round_zero:
             # Asked for once in a run: other messages do not load it.
             from fl_elastic.update.head_sums import encode_head_sums
@@ -250,9 +254,6 @@ class ElasticClient(NumPyClient):
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
-        if told.cut_worth:
-            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
-            return [np.zeros(0, np.uint8)], 0, metrics
         trainer = ElasticTrainer(
             self.model,
             self.loss_fn,
@@ -322,6 +323,7 @@ class ElasticClient(NumPyClient):
         """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.profiling.memory import mask_bytes
         from fl_elastic.training.cut_worth import cut_worth
+        from fl_elastic.training.head_sums import ROUGH_BATCHES, solve_head
 
         # Features would be kept below whichever cut it becomes.
         options = replace(self._options(told), forward=self._forward(True))
@@ -331,6 +333,10 @@ class ElasticClient(NumPyClient):
             self.model, batches[0], options,
         )  # fmt: skip
         self._state.keep_profile(self._profile)
+        if told.round_zero:
+            # By the time there is training a head is solved for: until then one of what is here has to do.
+            _, weight = solve_head(self.model, islice(self.train_loader, ROUGH_BATCHES))
+            options = replace(options, kept_head=self._profile.graph.group_of(weight))
         memory = self.budget.memory
         needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))
         if memory is not None and needed > memory:

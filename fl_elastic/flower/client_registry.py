@@ -123,10 +123,7 @@ class ClientRegistry:
     def whole_round_seconds(self, grid: Grid, config: ConfigRecord) -> float | None:
         """Return how long a round without a cut may take; None if it may take as long as it likes."""
         self.meet(grid, config, Instructions(keep=self.terms.sends_changes))
-        seconds = self.deadline_seconds()
-        if self.terms.has_cut:
-            self.forget_capabilities()
-        return seconds
+        return self.deadline_seconds()
 
     def forget_capabilities(self) -> None:
         """Ask every node again what it can do, as it may do other things now."""

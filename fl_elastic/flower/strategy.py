@@ -292,7 +292,14 @@ class PartialUpdates(Strategy):
                 grid=grid,
             )
         )
+        self.fleet.serve(manifest)
         record.deadline = self.fleet.whole_round_seconds(grid, config)
+        if self.fleet.cut.due(0):
+            # Features are kept in the pass for the head already.
+            self._between.move_cut(messages, grid, RoundRecord(0, trains=False))
+        if self.terms.has_cut:
+            # What a device can do above the cut is another matter.
+            self.fleet.forget_capabilities()
         outbox = Outbox("train", self.downlink, grid)
         return as_record(self._between.solve(messages, outbox, self._weights, record, timeout))
 

@@ -203,7 +203,8 @@ class Instructions:
     keep_statistics : bool
         Whether norms keep their statistics.
     cut_worth : bool
-        Whether to say what training down to each place would gain, instead of training.
+        Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
+        a head that the client solves for itself.
     """
 
     deadline: float | None = None

@@ -162,6 +162,13 @@ class BackwardGraph:
         """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""
         return next((cut for cut in self.cuts if cut.groups_above > depth), None)
 
+    def group_of(self, parameter: str) -> str:
+        """Return the name of the group that a parameter belongs to; raises PlanError if there is none."""
+        for group in self.groups:
+            if parameter in group.parameters:
+                return group.name
+        raise PlanError(f"no tensor group holds {parameter!r}: it is not trained")
+
     def groups_above(self, place: str) -> int:
         """Return how many groups lie above the fleet's cut: those down to ``place``, and what no cut parts from it.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -23,17 +21,15 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.elastic_forward import ForwardOptions
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_sums import ROUGH_BATCHES, solve_head
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
-from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
+from fl_elastic.update.closed_form import ClosedFormHead
 
-__all__ = ["FineTuned", "fine_tune", "solve_head"]
+__all__ = ["FineTuned", "fine_tune"]
 
 _FEATURE_BYTES = 1 << 30
-# Batches for a first head, by which the cut is chosen: a pass over all data would be made twice.
-_ROUGH = 32
 
 
 @dataclass(frozen=True)
@@ -133,14 +129,14 @@ def fine_tune(
                 optimizer_fn=optimizer_fn, budget=budget or Budget(), options=options,
             )  # fmt: skip
             if not cut:
-                _, head = solve_head(model, islice(loader, _ROUGH))
-                rough = replace(options, kept_head=_group_of(profile, head))
+                _, head = solve_head(model, islice(loader, ROUGH_BATCHES))
+                rough = replace(options, kept_head=profile.graph.group_of(head))
                 examples = loader_size(loader, first[0])[1]
                 worth = cut_worth(model, loss_fn, first, profile, rough, examples)
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, cut=cut)
             start, head = _solve_above_cut(model, loader, profile, options)
-            options = replace(options, kept_head=_group_of(profile, head))
+            options = replace(options, kept_head=profile.graph.group_of(head))
             trainer = ElasticTrainer(
                 model, loss_fn, optimizer_fn,
                 budget=budget or Budget(), policy=policy, profile=profile, options=options,
@@ -153,47 +149,8 @@ def fine_tune(
     return FineTuned(cut, start.error, end.error, report)
 
 
-def solve_head(
-    model: nn.Module,
-    loader: Iterable[Batch],
-    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
-) -> tuple[ClosedFormHead, str]:
-    """Put the head that a pass over the data gives in closed form into the model; return it and its weight's name.
-
-    Parameters
-    ----------
-    model, loader, running
-        See `fl_elastic.training.head_sums.head_sums`.
-
-    Raises
-    ------
-    TrainingError
-        If the model does not end in a linear layer, targets do not fit it, or there are no data.
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 2)
-    >>> data = [(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1]))]
-    >>> solve_head(model, data)[1], model(torch.tensor([[0.0], [3.0]])).argmax(1).tolist()
-    ('weight', [0, 1])
-    """
-    sums = head_sums(model, loader, running=running)
-    layer = model.get_submodule(sums.weight.removesuffix("weight").removesuffix("."))
-    assert isinstance(layer, nn.Linear)
-    head = closed_form_head(sums, intercept=layer.bias is not None)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(head.weight))
-        if layer.bias is not None:
-            layer.bias.copy_(torch.from_numpy(head.bias))
-    return head, sums.weight
-
-
 def _solve_above_cut(
     model: nn.Module, loader: Iterable[Batch], profile: CostProfile, options: TrainerOptions
 ) -> tuple[ClosedFormHead, str]:
     with passing_above_cut(model, loader, profile.graph, options) as forward:
         return solve_head(model, loader, forward.step)
-
-
-def _group_of(profile: CostProfile, weight: str) -> str:
-    return next(group.name for group in profile.graph.groups if weight in group.parameters)

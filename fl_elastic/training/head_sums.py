@@ -20,9 +20,13 @@ from fl_elastic.groups.forward import (
     to_device,
 )
 from fl_elastic.profiling.measure import model_device
+from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["head_sums"]
+__all__ = ["ROUGH_BATCHES", "head_sums", "solve_head"]
+
+ROUGH_BATCHES = 32
+"""How many batches give a head that is good enough to tell by it where to cut."""
 
 _AT_ONCE = 256
 
@@ -89,6 +93,41 @@ def head_sums(
         for module, mode in modes:
             module.training = mode
     return gathered.sums(model)
+
+
+def solve_head(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+) -> tuple[ClosedFormHead, str]:
+    """Put the head that a pass over the data gives in closed form into the model; return it and its weight's name.
+
+    Parameters
+    ----------
+    model, loader, running
+        See `head_sums`.
+
+    Raises
+    ------
+    TrainingError
+        If the model does not end in a linear layer, targets do not fit it, or there are no data.
+
+    Examples
+    --------
+    >>> model = nn.Linear(1, 2)
+    >>> data = [(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1]))]
+    >>> solve_head(model, data)[1], model(torch.tensor([[0.0], [3.0]])).argmax(1).tolist()
+    ('weight', [0, 1])
+    """
+    sums = head_sums(model, loader, running=running)
+    layer = model.get_submodule(sums.weight.removesuffix("weight").removesuffix("."))
+    assert isinstance(layer, nn.Linear)
+    head = closed_form_head(sums, intercept=layer.bias is not None)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(head.weight))
+        if layer.bias is not None:
+            layer.bias.copy_(torch.from_numpy(head.bias))
+    return head, sums.weight
 
 
 class _Gathered:

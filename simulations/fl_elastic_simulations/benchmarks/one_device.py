@@ -17,7 +17,8 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
-from fl_elastic.training.fine_tune import fine_tune, solve_head
+from fl_elastic.training.fine_tune import fine_tune
+from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.benchmarks.cells import finished_cells
 from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results

@@ -11,10 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ProfileError, TrainingError
@@ -26,8 +28,10 @@ from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.training.costs import lasting_costs
+from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
-from fl_elastic.update.head_sums import decode_head_sums
+from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
@@ -150,10 +154,10 @@ class _Role:
     def fit(self, arrays: list[NDArray[Any]]) -> _Reply:
         """Train as the method says, unless the update would come too late."""
         told = Instructions.from_config(self.config)
+        if told.cut_worth:
+            return self._cut_worth(arrays, told)
         if told.round_zero:
             return self._sums(arrays, told)
-        if told.cut_worth:
-            return self._cut_worth(arrays)
         if not self.method.budgeted:
             self.place.check_memory(self.profile)
         deadline = told.deadline
@@ -220,13 +224,23 @@ class _Role:
         count = max(1, int(told.deadline / each))
         return batches if count >= len(batches) else list(islice(batches, count))
 
-    def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
-        """Say what cuts are worth, which takes two steps of everything."""
-        client = self.elastic_client()
+    def _cut_worth(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
+        """Say what cuts are worth: two steps of all; before round zero also a pass and solving for a head."""
+        client, batches = self.elastic_client(), self.place.batches(whole=True)
+        client.train_loader = batches
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        profile = self._first_profile()
-        spent = profile + 2 * self.profile.full_step_seconds
+        spent = self._first_profile() + 2 * self.profile.full_step_seconds
+        if told.round_zero:
+            passed = min(len(batches), ROUGH_BATCHES)
+            *_, head = (each for each in client.model.modules() if isinstance(each, nn.Linear))
+            spent += passed * float(self.profile.forward_seconds[0])
+            spent += (
+                passed
+                * self.scenario.training.batch_size
+                * _seconds_of_products(head.in_features + 1)
+            )
+            spent += _seconds_of_solving(head.in_features, head.out_features)
         return packed, examples, metrics | _no_steps(spent)
 
     def _first_profile(self) -> float:
@@ -348,6 +362,20 @@ def _seconds_of_products(features: int) -> float:
         rows.T @ rows
         found.append(time.thread_time() - started)
     return min(found) / _ROWS
+
+
+@lru_cache(maxsize=8)
+def _seconds_of_solving(features: int, outputs: int) -> float:
+    """Return what solving for a head of such a size takes on this host."""
+    rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
+    rows[:, -1] = 1.0
+    sums = HeadSums(
+        "", rows.T @ rows, rows.T @ np.eye(outputs)[np.arange(_ROWS) % outputs],
+        np.full(outputs, _ROWS / outputs), True,
+    )  # fmt: skip
+    started = time.thread_time()
+    closed_form_head(sums)
+    return time.thread_time() - started
 
 
 def _no_steps(host_seconds: float) -> dict[str, Any]:
