@@ -65,7 +65,12 @@ def across_rounds(cut: str) -> dict[str, Table]:
         # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
         "fewer full steps, solved head": _FEWER | _SOLVED,
         "fixed cut, trained head": _FEWER | fixed | _SERVER,
+        "bias only, solved head": {"policy": "bias"} | _SOLVED,
+        "last layers, solved head": {"policy": "last_k"} | _SOLVED,
+        # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
+        "random layers, solved head": {"policy": "random"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,
+        "fixed cut, solved head, int8": _FEWER | fixed | _SOLVED | {"codec": "int8"},
         "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,
         "fl_elastic, solved head": _ELASTIC | _SOLVED,
         "fl_elastic, moving cut, solved head": _ELASTIC | {"cut": "moving"} | _SOLVED,
