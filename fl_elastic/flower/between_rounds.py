@@ -90,7 +90,8 @@ class BetweenRounds:
             self._downlink.holds if zero else lambda *_: None,
         )  # fmt: skip
         if solved.layer and terms.solve_every:
-            self._fleet.kept_head, self._solved.weights = solved.layer, solved.weights
+            self._fleet.kept_head = solved.layer
+            self._solved.take(solved)
         self._close(record, outbox)
         return solved.weights
 

@@ -29,6 +29,8 @@ _LOG = logging.getLogger("fl_elastic")
 _UNUSUAL = 10.0
 # Who is usual is known from so many on.
 _FEWEST = 3
+# Other clients' examples may be a little harder.
+_SPOILED = 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +49,14 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The model with a head in closed form, and the layer that it is; empty where no client sent sums."""
+    """The model with a head in closed form, the layer that it is, and its error on new examples, as expected.
+
+    Without a layer, and of unknown error, where no client sent sums.
+    """
 
     weights: dict[str, NDArray[Any]]
-    layer: str
+    layer: str = ""
+    error: float = float("nan")
 
 
 class LastSolved:
@@ -61,6 +67,18 @@ class LastSolved:
 
     def __init__(self) -> None:
         self.weights: dict[str, NDArray[Any]] = {}
+        self._least = float("inf")
+
+    def take(self, solved: Solved) -> None:
+        """Take over a model; log it if training made what its features are worth less."""
+        if solved.error > _SPOILED * self._least:
+            _LOG.warning(
+                "the solved head's squared error is %.2f of the mean's, and was %.2f before: training spoils the "
+                "features. Give the clients' optimiser a smaller rate",
+                solved.error, self._least,
+            )  # fmt: skip
+        self._least = min(self._least, solved.error)
+        self.weights = solved.weights
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
@@ -105,7 +123,7 @@ def with_closed_form_head(
     record.accepted += [sent.reply for sent in kept]
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
-        return Solved(dict(weights), "")
+        return Solved(dict(weights))
     total = kept[0].sums
     for sent in kept[1:]:
         total = total + sent.sums
@@ -121,7 +139,7 @@ def with_closed_form_head(
     solved[total.weight] = head.weight.astype(manifest.array_dtype(total.weight))
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
-    return Solved(solved, total.weight.removesuffix("weight").removesuffix("."))
+    return Solved(solved, total.weight.removesuffix("weight").removesuffix("."), head.error)
 
 
 @dataclass(frozen=True, eq=False)

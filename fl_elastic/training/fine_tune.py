@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable
 from copy import deepcopy
@@ -21,7 +22,7 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.elastic_forward import ForwardOptions
-from fl_elastic.training.head_sums import ROUGH_BATCHES, solve_head
+from fl_elastic.training.head_sums import ROUGH_BATCHES, put_head, solve_head
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
@@ -29,6 +30,7 @@ from fl_elastic.update.closed_form import ClosedFormHead
 
 __all__ = ["FineTuned", "fine_tune"]
 
+_LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
 
 
@@ -42,15 +44,19 @@ class FineTuned:
         The deepest tensor group that was trained.
     head_error, final_error : float
         Mean squared error of the solved head on new examples, as expected, over what the mean alone gives: before
-        anything else was trained, and at the end.
+        anything else was trained, and afterwards.
     report : FitReport
         Of the training in between.
+    kept : bool
+        Whether the model keeps what was trained. It does not where that made the error larger: then it is the
+        pretrained model with a solved head.
     """
 
     cut: str
     head_error: float
     final_error: float
     report: FitReport
+    kept: bool
 
 
 def fine_tune(
@@ -69,7 +75,8 @@ def fine_tune(
     """Fine-tune a pretrained model in place, for a fraction of what training all of it takes.
 
     The head is solved for in one pass over the data, which also keeps the features at a cut. What lies between cut
-    and head is trained on these features. Then the head is solved for again. Norms keep their statistics.
+    and head is trained on these features. Then the head is solved for again. Norms keep their statistics. Training
+    that makes the expected error larger is undone.
 
     Parameters
     ----------
@@ -106,6 +113,7 @@ def fine_tune(
 
     Examples
     --------
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> body = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     >>> model = nn.Sequential(*body, nn.Linear(8, 2))
@@ -146,7 +154,16 @@ def fine_tune(
     except BaseException:
         model.load_state_dict(before)
         raise
-    return FineTuned(cut, start.error, end.error, report)
+    kept = end.error <= start.error
+    if not kept:
+        _LOG.warning(
+            "training above %s made the expected error larger (%.3g, %.3g before): it is undone. Give the "
+            "optimiser a smaller rate: one that suits a random head tears the layers below a solved one",
+            cut, end.error, start.error,
+        )  # fmt: skip
+        model.load_state_dict(before)
+        put_head(model, start, head)
+    return FineTuned(cut, start.error, end.error, report, kept)
 
 
 def _solve_above_cut(

@@ -23,7 +23,7 @@ from fl_elastic.profiling.measure import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["ROUGH_BATCHES", "head_sums", "solve_head"]
+__all__ = ["ROUGH_BATCHES", "head_sums", "put_head", "solve_head"]
 
 ROUGH_BATCHES = 32
 """How many batches give a head that is good enough to tell by it where to cut."""
@@ -120,14 +120,24 @@ def solve_head(
     ('weight', [0, 1])
     """
     sums = head_sums(model, loader, running=running)
-    layer = model.get_submodule(sums.weight.removesuffix("weight").removesuffix("."))
-    assert isinstance(layer, nn.Linear)
-    head = closed_form_head(sums, intercept=layer.bias is not None)
+    head = closed_form_head(sums, intercept=_layer_of(model, sums.weight).bias is not None)
+    put_head(model, head, sums.weight)
+    return head, sums.weight
+
+
+def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:
+    """Write a head into the linear layer that has a weight of this name."""
+    layer = _layer_of(model, weight)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(head.weight))
         if layer.bias is not None:
             layer.bias.copy_(torch.from_numpy(head.bias))
-    return head, sums.weight
+
+
+def _layer_of(model: nn.Module, weight: str) -> nn.Linear:
+    layer = model.get_submodule(weight.removesuffix("weight").removesuffix("."))
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 class _Gathered:

@@ -28,6 +28,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.records import train_reply
+from fl_elastic.flower.round_zero import LastSolved, Solved
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
@@ -358,3 +359,14 @@ def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
 def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) -> None:
     with pytest.raises(RegistryError, match=said):
         RoundTerms(**terms)
+
+
+def test_a_head_that_becomes_worse_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    last = LastSolved()
+    for error in (0.5, 0.4, 0.45):
+        last.take(Solved({}, "head", error))
+    assert not caplog.records
+    last.take(Solved({"w": np.ones(1)}, "head", 0.6))
+    assert "was 0.40 before" in caplog.text and "smaller rate" in caplog.text
+    # It is what there is.
+    assert list(last.weights) == ["w"]
