@@ -53,6 +53,11 @@ class BetweenRounds:
         Is given the model each time a head was solved for.
     on_round : callable, optional
         Called with a record of what was asked and answered.
+
+    Attributes
+    ----------
+    last_round : int
+        Of the run, as far as it is known; otherwise 0.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class BetweenRounds:
         self._limits = limits
         self._solved = solved
         self._on_round = on_round
+        self.last_round = 0
 
     def solve(
         self,
@@ -100,12 +106,14 @@ class BetweenRounds:
     ) -> _Weights | None:
         """Solve for the head of the model as it is after a round, from sums of those who took part.
 
-        Returns None where it is not the time for it. It lasts no longer than the round's deadline: a client that
-        cannot go through all of its data sends sums over some of them.
+        Returns None where it is not the time for it, which the run's last round always is. It lasts no longer than
+        the round's deadline: a client that cannot go through all of its data sends sums over some of them.
         """
         every = self._fleet.terms.solve_every if self._fleet.kept_head else 0
         nodes = [each.node_id for each in ended.accepted if not each.staleness]
-        if not every or ended.server_round % every or not nodes:
+        number = ended.server_round
+        due = every and (number % every == 0 or number == self.last_round)
+        if not due or not nodes:
             return None
         record = RoundRecord(ended.server_round, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.

@@ -99,6 +99,8 @@ class Checkpointed(Strategy):
     ) -> Result:
         """Run the rounds that are still to do; rounds count from the start of the whole run."""
         remove_leftovers(self.directory)
+        if isinstance(self.strategy, PartialUpdates):
+            self.strategy.runs_until(num_rounds)
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:
             _LOG.info("resuming after round %s from %s", found.server_round, self.directory)

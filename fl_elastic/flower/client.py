@@ -41,7 +41,7 @@ from fl_elastic.training import (
     evaluate,
 )
 from fl_elastic.training.batches import first_batches, loader_size
-from fl_elastic.training.costs import lasting_costs, with_prefix
+from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -254,25 +254,21 @@ class ElasticClient(NumPyClient):
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
-        trainer = ElasticTrainer(
-            self.model,
-            self.loss_fn,
-            self.optimizer_fn,
-            budget=self._budget(told),
-            policy=self.policy,
-            # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
-            profile=self._known_profile(),
-            options=self._options(
-                told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
-            ),
-            state=self._state.selection,
+        options = self._options(
+            told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
+        # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
+        profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
+        if profile is not None and options.cut:
+            epochs *= self._passes(profile, options, self._examples)
+        trainer = ElasticTrainer(
+            self.model, self.loss_fn, self.optimizer_fn, budget=self._budget(told),
+            policy=self.policy, profile=profile, options=options, state=self._state.selection,
+        )  # fmt: skip
         if told.groups:
             trainer.planner.policy = GivenPolicy(read_groups(told.groups))
         self.model.train()
-        self.report = trainer.fit(
-            self.train_loader, epochs=int(config.get("local-epochs", self.epochs))
-        )
+        self.report = trainer.fit(self.train_loader, epochs=epochs)
         update = self._update(trainer, version)
         self._state.keep_selection()
         if trainer.profile is not None and trainer.profile is not self._profile:
@@ -419,8 +415,13 @@ class ElasticClient(NumPyClient):
             self._state.keep_profile(self._profile)
         return Capabilities.of(
             lasting_costs(self._profile, options, examples), self._budget(Instructions()),
-            device=self.device, num_examples=examples, steps=per_epoch * self.epochs,
+            device=self.device, num_examples=examples,
+            steps=per_epoch * self.epochs * self._passes(self._profile, options, examples),
         )  # fmt: skip
+
+    def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
+        """Return what to multiply a round's epochs by, so that it takes as long with a cut as without."""
+        return passes_above_cut(profile, options, examples, self.budget.speedup or 1.0)
 
     def forget_profile(self) -> None:
         """Have the costs measured again when they are needed next."""

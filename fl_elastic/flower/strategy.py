@@ -259,6 +259,7 @@ class PartialUpdates(Strategy):
         With an `average`, that is what ``evaluate_fn`` is given and what the result holds; where the head is solved
         for again and again, the model of the last time.
         """
+        self.runs_until(num_rounds)
         initial_arrays = self.round_zero(grid, initial_arrays, timeout, train_config)
         result = super().start(
             grid=incremental(grid, self),
@@ -271,6 +272,10 @@ class PartialUpdates(Strategy):
         )
         result.arrays = averaged(self, result.arrays)
         return result
+
+    def runs_until(self, last_round: int) -> None:
+        """Note which round is the last one: a head that is solved for again is solved for after it."""
+        self._between.last_round = last_round
 
     def round_zero(
         self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None

@@ -84,9 +84,9 @@ class RoundTerms:
         What is done before the first round: nothing, or clients send sums from which the server solves for the
         model's last linear layer (`fl_elastic.update.closed_form.closed_form_head`), without a step.
     solve_every : int
-        After so many rounds the server solves for the head again, from sums of the features as they are then; in
-        between nobody trains it, so that it does not drift apart where clients have few classes each. 0 has it
-        trained like everything else after round zero.
+        After so many rounds, and after the last, the server solves for the head again, from sums of the features as
+        they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
+        each. 0 has it trained like everything else after round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
         ``"moving"``: the server puts it where clients say that training gains most

@@ -17,7 +17,9 @@ from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["costs_for", "lasting_costs", "with_prefix"]
+__all__ = ["costs_for", "lasting_costs", "passes_above_cut", "with_prefix"]
+
+_MOST_PASSES = 16
 
 
 def costs_for(
@@ -62,3 +64,28 @@ def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) 
         if forward is not None:
             profile = elastic_forward(profile, forward.terms(examples, math.inf), at_least=above)
     return trainable_part(profile, above, options.kept_head)
+
+
+def passes_above_cut(
+    profile: CostProfile, options: TrainerOptions, examples: int, speedup: float = 1.0
+) -> int:
+    """Return how many passes above the fleet's cut take as long as one that trains everything; at most 16.
+
+    Rounds stay as long as they were without a cut: shorter ones would send as much more often, and start a process
+    for a few steps.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of the whole model.
+    options : TrainerOptions
+        With a cut, or without: then one pass is one pass.
+    examples : int
+        Whose features are kept.
+    speedup : float
+        Of the client's budget, which has so much less time.
+    """
+    if not options.cut:
+        return 1
+    above = lasting_costs(profile, options, examples).full_step_seconds
+    return max(1, min(int(profile.full_step_seconds / (speedup * above)), _MOST_PASSES))

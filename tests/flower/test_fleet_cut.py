@@ -98,7 +98,9 @@ def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:
 def test_the_pass_of_round_zero_leaves_the_features_for_the_rounds(tmp_path: Path) -> None:
     terms = RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
     _, records, reports = federation(tmp_path, 1, terms)
-    assert [each.trains for each in records] == [False, True] and len(records[0].accepted) == 4
+    assert [each.trains for each in records] == [False, True, False] and len(
+        records[0].accepted
+    ) == 4
     assert [each.forward.computed for each in reports if each.forward is not None] == [0] * 4
 
 

@@ -262,7 +262,7 @@ def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None
     fleet = Fleet(tmp_path, LASTING, sleeper=False)
     rounds = rounds_of(fleet)
     assert [(each["server_round"], each["trains"]) for each in rounds] == [
-        (0, False), (1, True), (2, True), (2, False), (3, True),
+        (0, False), (1, True), (2, True), (2, False), (3, True), (3, False),
     ]  # fmt: skip
     for record in rounds:
         assert len(record["accepted"]) == 3
@@ -281,6 +281,7 @@ def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:
     # Asked before the pass for a head, and again once it was solved for anew.
     assert [(each["server_round"], each["trains"]) for each in rounds] == [
         (0, False), (0, False), (1, True), (2, True), (2, False), (3, False), (3, True),
+        (3, False),
     ]  # fmt: skip
     assert {each["cut"] for each in rounds} <= {"0", "2"}
     for record in rounds:

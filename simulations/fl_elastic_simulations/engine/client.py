@@ -27,7 +27,7 @@ from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, t
 from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
-from fl_elastic.training.costs import lasting_costs
+from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.closed_form import closed_form_head
@@ -140,10 +140,11 @@ class _Role:
         told = Instructions.from_config(self.config)
         options = self.place.options(cut=told.cut, kept_head=told.kept_head)
         profile = lasting_costs(self.profile, options, batches.dataset_size)
+        passes = passes_above_cut(self.profile, options, batches.dataset_size)
         return Capabilities(
             device=device.name,
             num_examples=batches.dataset_size,
-            steps=len(batches) * self.scenario.training.local_epochs,
+            steps=len(batches) * self.scenario.training.local_epochs * passes,
             full_step_seconds=profile.full_step_seconds * device.slowdown,
             model_bytes=float(profile.parameter_bytes.sum()),
             # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
