@@ -114,7 +114,8 @@ class ElasticClient(NumPyClient):
     optimizer_fn : callable
         ``optimizer_fn(parameters)``; a fresh optimiser is made each round.
     epochs : int
-        Local epochs per round; the server's config key ``local-epochs`` overrides it.
+        Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
+        as take as long as these would with everything trained.
     codec : str
         How updates are written, see `fl_elastic.update.codecs`. What a lossy codec loses is added to the next
         update, if that pays.

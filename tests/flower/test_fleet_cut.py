@@ -15,7 +15,7 @@ from small_models import images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
 from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.flower.terms import Instructions
@@ -24,6 +24,14 @@ from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, encode_weights, weights_of
 
 CUT = "6"
+
+
+@pytest.fixture(autouse=True)
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many passes a client makes in a round, whatever its costs are here."""
+    found = [1]
+    monkeypatch.setattr(client, "passes_above_cut", lambda *_: found[0])
+    return found
 
 
 def build() -> nn.Module:
@@ -84,6 +92,21 @@ def test_features_are_computed_once_in_a_run(tmp_path: Path) -> None:
     forwards = [each.forward for each in reports if each.forward is not None]
     assert [each.refused for each in forwards] == [""] * 12
     assert sum(each.computed for each in forwards) == sum(each.found for each in forwards) / 2 == 60
+
+
+def test_a_round_has_as_many_passes_as_take_as_long_as_one_over_everything(
+    tmp_path: Path, passes: list[int]
+) -> None:
+    steps = {}
+    for passes[0] in (1, 3):
+        _, _, reports = federation(
+            tmp_path / str(passes[0]), 2, RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
+        )
+        steps[passes[0]] = sum(each.steps for each in reports)
+    assert steps[3] == 3 * steps[1]
+    uncut = tmp_path / "uncut"
+    _, _, reports = federation(uncut, 2, RoundTerms())
+    assert sum(each.steps for each in reports) == steps[1]
 
 
 def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:

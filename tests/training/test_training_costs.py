@@ -1,0 +1,42 @@
+"""How many passes above a cut make a round as long as one without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_elastic.profiling.trainable_part import trainable_part
+from fl_elastic.testing import made_up_profile
+from fl_elastic.training import TrainerOptions
+from fl_elastic.training.costs import passes_above_cut
+
+
+@given(
+    groups=st.integers(2, 12), seed=st.integers(0, 10_000), place=st.integers(0, 11),
+    speedup=st.floats(1.0, 8.0),
+)  # fmt: skip
+def test_they_take_as_long_as_one_pass_over_everything_within_the_budget(
+    groups: int, seed: int, place: int, speedup: float
+) -> None:
+    profile = made_up_profile(groups, seed=seed)
+    cut = profile.group_names[min(place, groups - 1)]
+    options = TrainerOptions(cut=cut)
+    above = trainable_part(profile, profile.graph.groups_above(cut)).full_step_seconds
+    found = passes_above_cut(profile, options, 100, speedup)
+    allowed = profile.full_step_seconds / speedup
+    assert 1 <= found <= 16
+    assert found == 1 or found * above <= allowed * (1 + 1e-9)
+    assert found == 16 or (found + 1) * above > allowed * (1 - 1e-9)
+    assert passes_above_cut(profile, replace(options, cut=""), 100, speedup) == 1
+
+
+def test_a_cut_below_everything_changes_nothing() -> None:
+    profile = made_up_profile(5)
+    assert passes_above_cut(profile, TrainerOptions(cut=profile.group_names[-1]), 100) == 1
+
+
+def test_who_has_little_time_still_passes_once() -> None:
+    profile = made_up_profile(5)
+    assert passes_above_cut(profile, TrainerOptions(cut=profile.group_names[0]), 9, 1e6) == 1
