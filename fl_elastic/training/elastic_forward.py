@@ -149,7 +149,7 @@ class ElasticForward:
         self._locked: int | None = None
         self._computed = self._found = self._since_found = 0
         self._met: set[SampleId] = set()
-        self._meetings = 0
+        self._meetings = self._since_new = 0
         self._store: FeatureStore | None = None
         if options.feature_bytes and (epochs > 1 or options.path is not None):
             self._store = FeatureStore(options.feature_bytes, options.precision, options.path)
@@ -237,9 +237,18 @@ class ElasticForward:
         )
 
     def forget_others(self) -> None:
-        """Wipe the features of examples that were not met, if there were as many meetings as there are examples."""
-        if self._store is not None and self._meetings >= self._examples:
+        """Wipe the features of examples that were not met, if all that there are were met."""
+        if self._store is not None and self._met_all():
             self._store.keep_only(self._met)
+
+    def _met_all(self) -> bool:
+        """Whether it looks as if no example was left out; equal ones are met as one.
+
+        Several passes may each be over a part of the data, so that as many meetings as there are examples say
+        nothing then.
+        """
+        one_pass = self._epochs <= 1 and self._meetings >= self._examples
+        return one_pass or len(self._met) >= self._examples or self._since_new >= self._examples
 
     def close(self) -> None:
         """Give the store's memory or file back."""
@@ -298,8 +307,9 @@ class ElasticForward:
             self._computed += _count(inputs)
             return split.features(inputs)
         ids = sample_ids(inputs)
-        self._met.update(ids)
         self._meetings += len(ids)
+        self._since_new = 0 if {*ids} - self._met else self._since_new + len(ids)
+        self._met.update(ids)
         known, stored = self._store.read(ids)
         missing = sorted({*range(len(ids))}.difference(known))
         self._computed += len(missing)

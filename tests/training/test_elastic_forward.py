@@ -228,3 +228,39 @@ def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
     assert report.forward is not None and len(report.plans) > 1
     # The second plan could be cut behind the pooling; its features would all have to be computed anew.
     assert report.forward.cut == "5" and report.forward.computed == 24
+
+
+class Partly:
+    """Each pass gives the first batches only, of more examples."""
+
+    def __init__(self, batches: list[Any], given: int) -> None:
+        self.batches, self.given = batches, given
+        self.dataset_size = sum(len(targets) for _, targets in batches)
+
+    def __len__(self) -> int:
+        return self.given
+
+    def __iter__(self) -> Any:
+        return iter(self.batches[: self.given])
+
+
+@pytest.mark.parametrize(
+    ("loader", "epochs", "left"),
+    [
+        (Partly(images(3), 1), 3, 18),  # as many meetings as examples, and only six of these
+        (images(3), 1, 18),
+        (images(3)[:2], 1, 12),
+        (images(3)[:2], 2, 12),
+        (images(3)[:2] + images(3)[:1], 2, 12),  # six examples are there twice
+        (images(3)[:2] + images(3)[:1], 1, 12),
+    ],
+)
+def test_features_go_with_their_examples_and_not_before(
+    tmp_path: Path, loader: Any, epochs: int, left: int
+) -> None:
+    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.bin")
+    start = settled_net()
+    trainer_of(copy.deepcopy(start), {"11"}, forward).fit(images(3))
+    trainer_of(copy.deepcopy(start), {"11"}, forward).fit(loader, epochs=epochs)
+    again = trainer_of(copy.deepcopy(start), {"11"}, forward).fit(images(3)).forward
+    assert again is not None and (again.found, again.computed) == (left, 18 - left)
