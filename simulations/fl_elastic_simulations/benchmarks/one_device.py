@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["METHODS", "OneDeviceMethod", "bench_one_device"]
+__all__ = ["METHODS", "OneDeviceMethod", "bench_one_device", "one_device_markdown"]
 
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 _BATCH = 16
@@ -116,6 +116,25 @@ def bench_one_device(
 
 def _rates(method: OneDeviceMethod) -> tuple[float, ...]:
     return RATES if method.epochs else RATES[:1]
+
+
+def one_device_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of `docs/measured.md`."""
+    lines = [
+        "| method | accuracy, % | against full, points | CPU time | timed in turn |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for method in METHODS:
+        row = rows.get(f"summary {method.name}")
+        if row is None:
+            continue
+        turn = rows.get(f"in turn {method.name}")
+        half = "" if row["interval"] is None else f" ± {100 * row['interval']:.1f}"
+        lines.append(
+            f"| {method.name} | {100 * row['accuracy']:.1f} | {100 * row['against_full']:+.1f}{half} | "
+            f"{row['time']:.2f} | {'' if turn is None else format(turn['time'], '.2f')} |"
+        )
+    return "\n".join(lines)
 
 
 def _time_in_turn(results: Results, root: str, tell: Callable[[str], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -223,7 +223,7 @@ class _Role:
             profile = lasting_costs(profile, options, batches.dataset_size)
         each = float(profile.forward_seconds[0]) * self.client.device.slowdown
         count = max(1, int(told.deadline / each))
-        return batches if count >= len(batches) else list(islice(batches, count))
+        return batches if count >= len(batches) else _Begun(batches, count)
 
     def _cut_worth(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
         """Say what cuts are worth: two steps of all; before round zero also a pass and solving for a head."""
@@ -351,6 +351,24 @@ class _Role:
             state_directory=self.state_directory,
             check_memory=partial(self.place.check_memory, self.profile),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """The first batches of a pass over all of a client's data, which knows how much that is."""
+
+    batches: Batches
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(iter(self.batches), self.count)
+
+    @property
+    def dataset_size(self) -> int:
+        return self.batches.dataset_size
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ from choosing_costs import flat_choosing
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
+from fl_elastic.training.batches import loader_size
 from fl_elastic.update import Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.engine import client as simulated_client
@@ -223,6 +224,15 @@ def test_looking_up_features_is_cheaper_than_computing_them(ran: Any) -> None:
     assert found["computed"] < found["plain"]
     # A round stays as long: it has as many more steps as these are cheaper. The first one computes the features.
     assert 0.5 * found["plain"] < found["kept"] < 1.5 * found["plain"]
+
+
+def test_a_pass_that_the_deadline_ends_knows_how_much_data_there_is() -> None:
+    """Or the features of all others would count as gone."""
+    batches = client_batches(scenario(), None, 0, 0, 1, whole=True)
+    begun = simulated_client._Begun(batches, 2)
+    assert len(list(begun)) == len(begun) == 2
+    first = next(iter(begun))
+    assert loader_size(begun, first) == (2, batches.dataset_size) and batches.dataset_size > 32
 
 
 def test_a_peer_has_no_round_zero() -> None:
