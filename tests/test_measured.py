@@ -33,6 +33,7 @@ from fl_elastic_simulations.benchmarks.online import (
     online_means,
 )
 from fl_elastic_simulations.benchmarks.online import STREAMS as ONLINE_STREAMS
+from fl_elastic_simulations.benchmarks.one_device import one_device_markdown
 from fl_elastic_simulations.benchmarks.poison import ATTACKS, RULES
 from fl_elastic_simulations.benchmarks.server_rates import SETTINGS
 from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
@@ -179,6 +180,16 @@ def test_transfer_rows_are_the_committed_ones() -> None:
         assert f"| {name} | {shown}" in MEASURED
 
 
+def test_one_device_rows_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "one_device.json").read_text())["rows"]
+    text = section("One device, with features that are kept")
+    assert one_device_markdown(rows) in text
+    best, full = rows["summary solved head, block 14, 2 epochs"], rows["summary full"]
+    turn = rows["in turn solved head, block 14, 2 epochs"]
+    said = f"{100 * best['accuracy']:.1f} % in {turn['time']:.2f} of the CPU time in which full fine-tuning gets {100 * full['accuracy']:.1f} %"
+    assert said in text and said in (ROOT / "README.md").read_text()
+
+
 def test_memory_rows_are_the_committed_ones() -> None:
     rows = json.loads((RESULTS / "memory.json").read_text())["rows"]
     shown = {name: row for name, row in rows.items() if "exact" in name or "least" in name}
@@ -243,10 +254,18 @@ def test_the_table_across_rounds_is_exactly_the_committed_cells() -> None:
     assert cells and cells <= known
 
 
-def test_how_soon_methods_across_rounds_are_there_is_what_their_cells_say() -> None:
-    rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
+def test_what_is_said_of_rows_across_rounds_is_what_their_cells_say() -> None:
     text = section("Across rounds")
-    full, moving = "fewer full steps, solved head", "moving cut, solved head"
+    for sentence in said_across_rounds():
+        assert sentence in text
+
+
+def said_across_rounds() -> list[str]:
+    """Return the sentences about single cells, with the figures of the committed ones."""
+    rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
+    full, fixed, moving = (
+        f"{each}, solved head" for each in ("fewer full steps", "fixed cut", "moving cut")
+    )
 
     def cell(task: str, method: str) -> dict[str, Any]:
         found: dict[str, Any] = rows[cell_name(task, method, 0)]
@@ -256,29 +275,42 @@ def test_how_soon_methods_across_rounds_are_there_is_what_their_cells_say() -> N
         folder = RESULTS / "federation"
         return f"{seconds / load_profile(folder / f'{task}.json').full_step_seconds:.0f}"
 
-    def there(task: str, method: str, accuracy: float) -> str:
-        curve = cell(task, method)["curve"]
-        return steps(task, next(seconds for seconds, *_, got in curve if got >= accuracy))
+    def there(method: str) -> tuple[float, float, float]:
+        seconds, up, down, _ = next(p for p in cell(birds, method)["curve"] if p[3] >= 0.88)
+        return seconds, up, down
 
-    birds, signs = PRETRAINED
-    for task in PRETRAINED:
+    def alone(task: str) -> str:
         # The first test after the untrained model's that differs from it.
         curve = cell(task, full)["curve"]
-        seconds, *_, alone = next(point for point in curve if point[3] != curve[0][3])
-        assert f"{100 * alone:.1f} % after {steps(task, seconds)} full steps" in text
-    ours, theirs = (there(birds, each, 0.88) for each in (moving, full))
-    assert (
-        f"after {ours} such steps with the cut that moves, and after {theirs} without a cut" in text
-    )
-    (since, group), *others = cell(birds, moving)["cuts"]
-    assert not others
-    assert f"puts the cut at `{group}` after {steps(birds, since)} such steps" in text
+        seconds, *_, reached = next(point for point in curve if point[3] != curve[0][3])
+        return f"{100 * reached:.1f} % after {steps(task, seconds)}"
+
+    def ends(task: str, method: str) -> str:
+        return f"{100 * cell(task, method)['final_accuracy']:.1f} %"
+
+    birds, signs, pis = PRETRAINED
+    sooner = [there(each) for each in (fixed, moving, full)]
+    after = [steps(birds, seconds) for seconds, *_ in sooner]
+    sent = [f"{(up + down) / 1e6:,.0f}" for _, up, down in sooner]
+    (_, above), *others = cell(birds, moving)["cuts"]
+    (_, low), *lower = cell(signs, moving)["cuts"]
+    (_, there_too), *_ = cell(pis, moving)["cuts"]
+    assert not others and not lower
     found, computed = (cell(birds, moving)[f"features_{each}"] for each in ("found", "computed"))
-    assert f"{found:,} times, and computed {computed:,} times" in text
-    (_, group), *others = cell(signs, moving)["cuts"]
-    assert not others and f"finds that all is worth training (`{group}`)" in text
-    ends = [100 * cell(signs, each)["final_accuracy"] for each in (moving, full)]
-    assert f"ends at {ends[0]:.1f} %, full steps at {ends[1]:.1f} %" in text
+    return [
+        f"The head in closed form alone reaches {alone(birds)} full steps of the fastest class on the birds, "
+        f"and {alone(signs)} on the signs.",
+        f"On the birds 88 % is reached after {after[0]} such steps with the fixed cut, {after[1]} with the one that "
+        f"moves, and {after[2]} without a cut; until then all devices had sent and received {sent[0]}, {sent[1]} and "
+        f"{sent[2]} MB.",
+        f"The server puts the cut at `{above}` before round zero, and leaves it there.",
+        f"All devices together found features {found:,} times, and computed {computed:,} times.",
+        f"On the signs the head alone is weak, and the server finds that all from `{low}` on is worth training.",
+        f"There the cut that moves ends at {ends(signs, moving)}, the fixed one at {ends(signs, fixed)}, full steps at "
+        f"{ends(signs, full)}.",
+        f"The server puts the cut at `{there_too}`, and the fleet ends at {ends(pis, moving)}; with the fixed cut at "
+        f"{ends(pis, fixed)}, with full steps, which the three cannot take, at {ends(pis, full)}.",
+    ]
 
 
 def test_what_choosing_gains_over_fewer_full_steps_is_the_committed_difference() -> None:

@@ -104,13 +104,16 @@ class BetweenRounds:
     def solve_again(
         self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
     ) -> _Weights | None:
-        """Solve for the head of the model as it is after a round, from sums of those who took part.
+        """Solve for the head of the model as it is after a round, from sums of those who answered in it.
 
         Returns None where it is not the time for it, which the run's last round always is. It lasts no longer than
         the round's deadline: a client that cannot go through all of its data sends sums over some of them.
         """
         every = self._fleet.terms.solve_every if self._fleet.kept_head else 0
-        nodes = [each.node_id for each in ended.accepted if not each.staleness]
+        # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
+        # its classes. Who did not answer is not waited for again.
+        nodes = {each.node_id for each in ended.accepted if not each.staleness}
+        nodes |= {each.node_id for each in ended.rejected}
         number = ended.server_round
         due = every and (number % every == 0 or number == self.last_round)
         if not due or not nodes:
@@ -118,7 +121,7 @@ class BetweenRounds:
         record = RoundRecord(ended.server_round, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        return self.solve(outbox.blank(nodes), again, weights, record, timeout)
+        return self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.

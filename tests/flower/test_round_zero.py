@@ -27,7 +27,7 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.records import train_reply
+from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round_zero import LastSolved, Solved
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
@@ -372,3 +372,19 @@ def test_a_head_that_becomes_worse_is_said(caplog: pytest.LogCaptureFixture) -> 
     assert "was 0.40 before" in caplog.text and "smaller rate" in caplog.text
     # It is what there is.
     assert list(last.weights) == ["w"]
+
+
+def test_who_cannot_train_still_counts_for_the_head() -> None:
+    """Nobody else has its classes, perhaps."""
+
+    def alter(message: Message) -> Message:
+        trained = message.content.config_records.get("fitres.metrics", {}).get("steps", 0)
+        if message.metadata.src_node_id == 2 and trained:
+            message.content = train_reply([], 0, {ERROR: "the step does not fit into memory"})
+        return message
+
+    terms = RoundTerms(round_zero="closed_form", solve_every=2)
+    _, records = models_of(2, terms, alter=alter)
+    trained, again = [each for each in records if each.server_round == 2]
+    assert sorted(each.node_id for each in trained.accepted) == [1, 3, 4]
+    assert not again.trains and sorted(each.node_id for each in again.accepted) == [1, 2, 3, 4]
