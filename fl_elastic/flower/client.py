@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -320,7 +319,7 @@ class ElasticClient(NumPyClient):
         """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.profiling.memory import mask_bytes
         from fl_elastic.training.cut_worth import cut_worth
-        from fl_elastic.training.head_sums import ROUGH_BATCHES, solve_head
+        from fl_elastic.training.head_sums import rough_head
 
         # Features would be kept below whichever cut it becomes.
         options = replace(self._options(told), forward=self._forward(True))
@@ -332,7 +331,7 @@ class ElasticClient(NumPyClient):
         self._state.keep_profile(self._profile)
         if told.round_zero:
             # By the time there is training a head is solved for: until then one of what is here has to do.
-            _, weight = solve_head(self.model, islice(self.train_loader, ROUGH_BATCHES))
+            weight = rough_head(self.model, self.train_loader)
             options = replace(options, kept_head=self._profile.graph.group_of(weight))
         memory = self.budget.memory
         needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from torch import nn
@@ -22,7 +21,7 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.elastic_forward import ForwardOptions
-from fl_elastic.training.head_sums import ROUGH_BATCHES, put_head, solve_head
+from fl_elastic.training.head_sums import put_head, rough_head, solve_head
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
@@ -137,7 +136,7 @@ def fine_tune(
                 optimizer_fn=optimizer_fn, budget=budget or Budget(), options=options,
             )  # fmt: skip
             if not cut:
-                _, head = solve_head(model, islice(loader, ROUGH_BATCHES))
+                head = rough_head(model, loader)
                 rough = replace(options, kept_head=profile.graph.group_of(head))
                 examples = loader_size(loader, first[0])[1]
                 worth = cut_worth(model, loss_fn, first, profile, rough, examples)

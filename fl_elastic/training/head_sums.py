@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from fl_elastic.profiling.measure import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["ROUGH_BATCHES", "head_sums", "put_head", "solve_head"]
+__all__ = ["ROUGH_BATCHES", "head_sums", "put_head", "rough_head", "solve_head"]
 
-ROUGH_BATCHES = 32
+ROUGH_BATCHES = 8
 """How many batches give a head that is good enough to tell by it where to cut."""
 
+# Of few examples per feature; to choose it would take longer than all else.
+_ROUGH_PENALTY = 1.0
 _AT_ONCE = 256
 
 
@@ -123,6 +126,22 @@ def solve_head(
     head = closed_form_head(sums, intercept=_layer_of(model, sums.weight).bias is not None)
     put_head(model, head, sums.weight)
     return head, sums.weight
+
+
+def rough_head(model: nn.Module, loader: Iterable[Batch]) -> str:
+    """Put a head from the first batches into the model, good enough to tell where to cut; return its weight's name.
+
+    Raises
+    ------
+    TrainingError
+        As `solve_head`.
+    """
+    sums = head_sums(model, islice(loader, ROUGH_BATCHES))
+    intercept = _layer_of(model, sums.weight).bias is not None
+    put_head(
+        model, closed_form_head(sums, intercept=intercept, penalty=_ROUGH_PENALTY), sums.weight
+    )
+    return sums.weight
 
 
 def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:

@@ -177,15 +177,15 @@ def test_a_restarted_server_knows_where_the_cut_lies(tmp_path: Path) -> None:
 def test_a_place_must_be_worth_the_move() -> None:
     cut = FleetCut(MOVING)
     assert cut.decide([says(at6=1.0, at3=0.9)]) and cut.group == "6"
-    assert not cut.decide([says(at6=1.0, at3=1.05)]) and cut.group == "6"
-    assert cut.decide([says(at6=1.0, at3=1.2)]) and cut.group == "3"
+    assert not cut.decide([says(at6=1.0, at3=1.4)]) and cut.group == "6"
+    assert cut.decide([says(at6=1.0, at3=1.6)]) and cut.group == "3"
 
 
 def test_it_only_goes_deeper() -> None:
     cut = FleetCut(MOVING)
     assert cut.decide([says(at6=1.0, at3=2.0, at0=1.0)] * 3) and cut.group == "3"
     # Above it more is to be gained now, and below it the best is not the deepest.
-    assert cut.decide([says(at6=9.0, at3=2.0, at0=3.0)] * 3) and cut.group == "0"
+    assert cut.decide([says(at6=9.0, at3=2.0, at0=3.5)] * 3) and cut.group == "0"
     assert not cut.decide([says(at6=9.0, at3=9.0, at0=0.0)] * 3) and cut.group == "0"
     # One that says that the order is another one moves nothing.
     cut = FleetCut(MOVING)
