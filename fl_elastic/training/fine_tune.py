@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from torch import nn
@@ -21,7 +22,7 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.elastic_forward import ForwardOptions
-from fl_elastic.training.head_sums import put_head, rough_head, solve_head
+from fl_elastic.training.head_sums import put_head, solve_head
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
@@ -31,6 +32,8 @@ __all__ = ["FineTuned", "fine_tune"]
 
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
+# For a first head, by which the cut is chosen: with fewer the choice is a matter of chance.
+_ROUGH_BATCHES = 32
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def fine_tune(
                 optimizer_fn=optimizer_fn, budget=budget or Budget(), options=options,
             )  # fmt: skip
             if not cut:
-                head = rough_head(model, loader)
+                _, head = solve_head(model, islice(loader, _ROUGH_BATCHES))
                 rough = replace(options, kept_head=profile.graph.group_of(head))
                 examples = loader_size(loader, first[0])[1]
                 worth = cut_worth(model, loss_fn, first, profile, rough, examples)

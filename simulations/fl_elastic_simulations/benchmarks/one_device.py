@@ -67,8 +67,6 @@ class OneDeviceMethod:
 
 _IN_TURN = (
     "solved head",
-    "solved head, full, 1 epoch",
-    "solved head, cut by worth, 2 epochs",
     "solved head, block 14, 1 epoch",
     "solved head, block 14, 2 epochs",
 )
