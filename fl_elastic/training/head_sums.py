@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.finite import all_finite
 from fl_elastic.groups.forward import (
     batch_shape,
     call_model,
@@ -59,7 +60,7 @@ def head_sums(
     Raises
     ------
     TrainingError
-        If the model does not end in a linear layer, targets do not fit it, or there are no data.
+        If the model does not end in a linear layer, targets do not fit it, or data are missing or not finite.
 
     Examples
     --------
@@ -113,7 +114,7 @@ def solve_head(
     Raises
     ------
     TrainingError
-        If the model does not end in a linear layer, targets do not fit it, or there are no data.
+        If the model does not end in a linear layer, targets do not fit it, or data are missing or not finite.
 
     Examples
     --------
@@ -187,6 +188,11 @@ class _Gathered:
             raise TrainingError("the loader gave no batch: check the client's data")
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         layer, classes = self._kind
+        if not all(all_finite(each) for each in self._sums):
+            raise TrainingError(
+                "what enters the last layer, or a target, is not finite: check the data for NaN, and the "
+                "learning rate"
+            )
         products, targets, squares = (each.numpy() for each in self._sums)
         return HeadSums(names[id(layer.weight)], products, targets, squares, classes)
 

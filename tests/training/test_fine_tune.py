@@ -223,3 +223,15 @@ def test_a_solved_head_is_as_good_as_any_of_its_kind() -> None:
     model, data = build(), images(8)
     head, weight = solve_head(model, data)
     assert weight == "11.weight" and torch.equal(model[-1].weight, torch.from_numpy(head.weight))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("cut", [CUT, ""])
+def test_numbers_that_are_none_are_an_error_wherever_they_stand(value: float, cut: str) -> None:
+    """The first batches are whole: costs and gradients tell nothing."""
+    ((inputs, targets),) = images(1)
+    model, data = build(), [*told_apart(3), (inputs * value, targets)]
+    before = state(model)
+    with pytest.raises(TrainingError, match="not finite"):
+        fine_tune(model, loss_fn, sgd, data, cut=cut, epochs=1)
+    assert all(torch.equal(kept, before[name]) for name, kept in state(model).items())
