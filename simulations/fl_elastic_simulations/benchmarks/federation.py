@@ -151,7 +151,8 @@ def task_costs(
 
     Both are measured at the same time, so that one is as fast as the other.
     """
-    path, beside = folder / f"{name}.json", folder / f"{name}-choosing.json"
+    costs = task.costs or name
+    path, beside = folder / f"{costs}.json", folder / f"{costs}-choosing.json"
     try:
         return load_profile(path), ChoosingCosts.load(beside)
     except (ProfileError, ScenarioError):

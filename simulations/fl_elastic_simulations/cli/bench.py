@@ -185,12 +185,12 @@ def across_rounds(
     """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
     from fl_elastic_simulations.benchmarks import Results, bench_federation
     from fl_elastic_simulations.benchmarks.federation import SEEDS
-    from fl_elastic_simulations.benchmarks.federation_tasks import PRETRAINED
+    from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED
 
     results = Results(output or _FOLDER / "across_rounds.json", fresh=fresh)
     bench_federation(
         results, data_root,
-        among=PRETRAINED, tasks=task or (), seeds=seed or SEEDS, methods=method or (), workers=workers,
+        among=PRETRAINED | CONVERGED, tasks=task or (), seeds=seed or SEEDS, methods=method or (), workers=workers,
         tell=Console(stderr=True).print,
     )  # fmt: skip
     _show(results, as_json, prefix="summary ")
