@@ -18,10 +18,18 @@ from fl_elastic.flower.terms import Instructions
 from fl_elastic.update import CODECS, Manifest, encode_weights
 from fl_elastic.update.change_log import ChangeLog
 
-__all__ = ["Downlink", "Outbox"]
+__all__ = ["Downlink", "Outbox", "check_downlink_codec"]
 
 _Weights = Mapping[str, NDArray[Any]]
 _PATIENCE_SECONDS = 3600.0
+
+
+def check_downlink_codec(codec: str) -> None:
+    """Raise RegistryError unless a model can be written so."""
+    if not CODECS.make(codec).for_weights:
+        raise RegistryError(
+            f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
+        )
 
 
 class Downlink:
@@ -43,10 +51,7 @@ class Downlink:
     """
 
     def __init__(self, codec: str, *, changes_only: bool = False) -> None:
-        if not CODECS.make(codec).for_weights:
-            raise RegistryError(
-                f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
-            )
+        check_downlink_codec(codec)
         self.codec = codec
         self.changes_only = changes_only
         self.log = ChangeLog()

@@ -47,6 +47,9 @@ _ELASTIC: Table = {"policy": "elastic", "blend": 0.5}
 # Slow devices train everything, or everything above the cut, for as many steps as the deadline allows.
 _FEWER: Table = _FULL | {"budgeted": True}
 
+# Changes go up as 8 bits; what comes down is what everybody trains from, so 16.
+_SMALL: Table = {"codec": "int8", "downlink_codec": "fp16"}
+
 
 def across_rounds(cut: str) -> dict[str, Table]:
     """Return methods that keep from round to round what they found, and plain ones beside them.
@@ -70,8 +73,9 @@ def across_rounds(cut: str) -> dict[str, Table]:
         # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
         "random layers, solved head": {"policy": "random"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,
-        "fixed cut, solved head, int8": _FEWER | fixed | _SOLVED | {"codec": "int8"},
+        "fixed cut, solved head, 8 bits": _FEWER | fixed | _SOLVED | _SMALL,
         "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,
+        "moving cut, solved head, 8 bits": _FEWER | {"cut": "moving"} | _SOLVED | _SMALL,
         "fl_elastic, solved head": _ELASTIC | _SOLVED,
         "fl_elastic, moving cut, solved head": _ELASTIC | {"cut": "moving"} | _SOLVED,
     }

@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.terms import RoundTerms
@@ -45,6 +46,10 @@ def check_methods(scenario: Scenario) -> None:
                     registry.check(name)
             except RegistryError as error:
                 problems.append(f"method {method.name}: {error}")
+        try:
+            check_downlink_codec(method.downlink_codec)
+        except RegistryError as error:
+            problems.append(f"method {method.name}: {error}")
         if method.peer is not None and (method.round_zero, method.cut) != ("none", "none"):
             problems.append(f"method {method.name}: a peer knows no round zero and no cut")
         if method.server not in _SERVERS:
@@ -91,6 +96,7 @@ def method_strategy(
         if optimizer is None
         else SERVER_OPTIMIZERS.make(optimizer, method.server_rate),
         average=ModelAverage(method.average) if method.average else None,
+        codec=method.downlink_codec,
         on_round=on_round,
     )
 

@@ -183,6 +183,8 @@ class MethodSection:
         Its name in tables and plots.
     policy, importance, rule, codec, server : str
         Names in the registries of those plug-ins, which check them.
+    downlink_codec : str
+        How the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
     budgeted : bool
         Whether the clients' budgets apply.
     peer : str, optional
@@ -219,7 +221,8 @@ class MethodSection:
     solve_every : int
         Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
-        ``none``, or ``fixed:GROUP``: the deepest group, or module, that anybody trains.
+        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, or ``moving``, where the
+        server finds it.
     keep_features : bool
         Whether clients keep the features at the cut from round to round.
     """
@@ -229,6 +232,7 @@ class MethodSection:
     importance: Text = "elastic"
     rule: Text = "contributors"
     codec: Text = "fp32"
+    downlink_codec: Text = "fp32"
     budgeted: Truth = True
     server: Text = "fedavg"
     peer: Text | None = None

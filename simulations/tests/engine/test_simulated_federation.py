@@ -167,6 +167,21 @@ def test_resume_may_add_methods_and_seeds(tmp_path: Path) -> None:
     assert len(progress.rounds) == 3 * 3
 
 
+def test_a_model_that_goes_down_as_fp16_takes_half_the_bytes_and_is_what_clients_train_from(
+    tmp_path: Path,
+) -> None:
+    methods = {"full": {"policy": "full"}, "half": {"policy": "full", "downlink_codec": "fp16"}}
+    made = scenario(methods=["full", "half"], method=methods, target={"method": "full"})
+    cells, groups = run_cells(Simulation(made, tmp_path), grid(made), Recorder())
+    found = summarise(made, cells, groups)["methods"]
+    whole, half = (found[name] for name in ("full", "half"))
+    assert half["downlink_bytes"] == pytest.approx(whole["downlink_bytes"] / 2, rel=0.1)
+    assert half["uplink_bytes"] == pytest.approx(whole["uplink_bytes"], rel=0.01)
+    assert half["simulated_seconds"] < whole["simulated_seconds"]
+    assert cells[0].history[1]["loss"] != cells[1].history[1]["loss"]
+    assert cells[0].history[1]["loss"] == pytest.approx(cells[1].history[1]["loss"], rel=0.05)
+
+
 def test_budgets_hold_and_show_in_the_summary(tmp_path: Path) -> None:
     made = scenario()
     cells, groups = run_cells(Simulation(made, tmp_path), grid(made), Recorder())
@@ -249,16 +264,21 @@ def test_all_unknown_names_are_told_at_once() -> None:
         methods=["one", "two"],
         method={
             "one": {"policy": "elastik", "rule": "al", "codec": "fp8"},
-            "two": {"policy": "full", "importance": "magnitud", "server": "fedadm"},
+            "two": {
+                "policy": "full",
+                "importance": "magnitud",
+                "server": "fedadm",
+                "downlink_codec": "int8",
+            },
         },
         target={"method": "one"},
     )
     with pytest.raises(ScenarioError) as refused:
         check_methods(made)
     text = str(refused.value)
-    for hint in ("'elastic'", "'all'", "'fp", "'magnitude'", "'fedadam'"):
+    for hint in ("'elastic'", "'all'", "'fp", "'magnitude'", "'fedadam'", "updates only"):
         assert hint in text
     assert text.count("method one") == 3
-    assert text.count("method two") == 2
+    assert text.count("method two") == 3
     assert "\n" not in text
     assert isinstance(refused.value, ElasticError)
