@@ -17,11 +17,13 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums"]
+__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "few_rows"]
 
 _Floats = NDArray[np.float64]
 # What sums lose when they are written as fp32, and the largest that can still be squared and added up.
 _ROUNDED, _MOST = 1e-5, 1e100
+# Of each feature's own square, what may be left over once products are written as few rows.
+_LEFT_OVER = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +74,9 @@ class HeadSums:
 def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     """Return sums as one buffer.
 
-    Means are written as fp64 and products of what deviates from them as fp32, the lower triangle: features far from
-    zero lose nothing.
+    Means are written as fp64 and products of what deviates from them as fp32: features far from zero lose nothing.
+    Of products the lower triangle is written, or, where examples are at most half as many as features, as many
+    rows as there are examples whose products they are: no more than the products themselves tell.
 
     Raises
     ------
@@ -96,7 +99,11 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     products = sums.products[:-1, :-1] - sums.num_examples * np.outer(mean, mean)
     targets = sums.targets[:-1] - np.outer(mean, sums.targets[-1])
     exact = np.concatenate([mean, sums.targets[-1], sums.squares])
-    rounded = np.concatenate([products[np.tril_indices(len(products))], targets.ravel()])
+    rows = few_rows(products, sums.num_examples) if 2 * sums.num_examples <= len(mean) else None
+    if rows is not None:
+        header["rows"] = len(rows)
+    written = products[np.tril_indices(len(products))] if rows is None else rows.ravel()
+    rounded = np.concatenate([written, targets.ravel()])
     payload = [exact.astype("<f8").tobytes(), rounded.astype("<f4").tobytes()]
     return pack(Kind.HEAD_SUMS, header, payload)
 
@@ -118,8 +125,11 @@ def decode_head_sums(
     examples = field(header, "num_examples", int)
     check_count("num_examples", examples, 1, (limits or Limits()).max_examples)
     outputs, features = manifest.shapes[indices[0]]
-    triangle = features * (features + 1) // 2
-    few, many = features + 2 * outputs, triangle + features * outputs
+    rows = field(header, "rows", int) if "rows" in header else None
+    if rows is not None:
+        check_count("rows", rows, 0, features // 2)
+    written = features * (features + 1) // 2 if rows is None else rows * features
+    few, many = features + 2 * outputs, written + features * outputs
     if len(payload) != 8 * few + 4 * many:
         expected = 8 * few + 4 * many
         raise UpdateError(f"payload has {len(payload)} bytes, sums need {expected}")
@@ -127,10 +137,12 @@ def decode_head_sums(
         np.frombuffer(payload[: 8 * few], "<f8"), [features, features + outputs]
     )
     rounded = np.frombuffer(payload[8 * few :], "<f4").astype(np.float64)
-    centred = np.zeros((features, features))
-    rows, columns = np.tril_indices(features)
-    centred[rows, columns] = centred[columns, rows] = rounded[:triangle]
-    moved = rounded[triangle:].reshape(features, outputs)
+    centred = (
+        _from_triangle(rounded[:written], features)
+        if rows is None
+        else _from_rows(rounded[:written].reshape(rows, features))
+    )
+    moved = rounded[written:].reshape(features, outputs)
     classes = bool(field(header, "classes", int))
     _check(examples, mean, centred, moved, sum_of_targets, squares, classes)
     products, targets = np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs))
@@ -139,6 +151,52 @@ def decode_head_sums(
     products[-1, -1] = examples
     targets[:-1], targets[-1] = moved + np.outer(mean, sum_of_targets), sum_of_targets
     return HeadSums(manifest.names[indices[0]], products, targets, squares.copy(), classes)
+
+
+def few_rows(products: _Floats, most: int) -> _Floats | None:
+    """Return rows whose products with each other, summed, are a matrix; None if that takes too many.
+
+    The matrix is that of sums of squares and products of at most as many examples. The rows are not these examples,
+    but what any examples with the same products could be turned into (a Cholesky factor, largest pivot first).
+
+    Parameters
+    ----------
+    products : array, shape (D, D)
+        Symmetric, without negative eigenvalues.
+    most : int
+        Rows at most.
+
+    Examples
+    --------
+    >>> x = np.array([[1.0, 2.0, 3.0]])
+    >>> rows = few_rows(x.T @ x, 1)
+    >>> np.round(np.abs(rows), 6).tolist()
+    [[1.0, 2.0, 3.0]]
+    """
+    own = np.diag(products)
+    left, rows = own.copy(), np.zeros((most, len(own)))
+    allowed = _LEFT_OVER * own
+    for count in range(most):
+        pivot = int(np.argmax(np.where(left > allowed, left / np.maximum(own, 1e-300), 0.0)))
+        if left[pivot] <= allowed[pivot]:
+            return rows[:count]
+        above = rows[:count]
+        rows[count] = (products[pivot] - above[:, pivot] @ above) / np.sqrt(left[pivot])
+        left -= rows[count] ** 2
+    return rows if (left <= allowed).all() else None
+
+
+def _from_triangle(triangle: _Floats, features: int) -> _Floats:
+    found = np.zeros((features, features))
+    rows, columns = np.tril_indices(features)
+    found[rows, columns] = found[columns, rows] = triangle
+    return found
+
+
+def _from_rows(rows: _Floats) -> _Floats:
+    if not np.isfinite(rows).all():
+        raise UpdateError("sums hold numbers that are not finite, or beyond any use")
+    return rows.T @ rows
 
 
 def _shapes(weight: tuple[int, ...]) -> Any:

@@ -223,6 +223,62 @@ def test_features_far_from_zero_lose_nothing_on_the_wire() -> None:
     np.testing.assert_allclose(head.weight, [[3, 0]], atol=0.01)
 
 
+def few_examples(seed: int, count: int, features: int = 40) -> HeadSums:
+    """Sums over fewer examples than features: some stand still, some are copies, some examples are equal."""
+    x, y = examples(seed, count, features=features)
+    x = np.maximum(x, 0.0)
+    x[:, seed % features], x[:, 3] = 2.0, x[:, 4]
+    x[count // 2 :][:2] = x[0]
+    return sums_of(x, y)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_over_few_examples_travel_as_few_rows(seed: int, count: int) -> None:
+    model = nn.Sequential()
+    model.add_module("head", nn.Linear(40, 4))
+    manifest, sums = Manifest.of(model), few_examples(seed, count)
+    packed = encode_head_sums(sums, manifest)
+    back = decode_head_sums(packed, manifest)
+    size = np.sqrt(np.outer(np.diag(sums.products), np.diag(sums.products)))
+    assert (np.abs(back.products - sums.products) <= 1e-6 * size + 1e-9).all()
+    np.testing.assert_allclose(back.targets, sums.targets, rtol=1e-5, atol=1e-5)
+    # Never more numbers than the examples themselves have.
+    assert len(packed) < 4 * (count * 40 + 4 * 40) + 8 * (40 + 8) + 300
+    if count > 2:
+        one, other = closed_form_head(sums), closed_form_head(back)
+        np.testing.assert_allclose(one.weight, other.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_as_many_examples_as_features_travel_as_products() -> None:
+    model = nn.Sequential()
+    model.add_module("head", nn.Linear(40, 4))
+    manifest = Manifest.of(model)
+    sizes = [len(encode_head_sums(few_examples(0, count), manifest)) for count in (21, 40, 200)]
+    assert max(sizes) - min(sizes) < 10
+
+
+@pytest.mark.parametrize("rows", [-1, 0, 1, 4, 10**9, "all", None, True])
+def test_a_count_of_rows_that_the_payload_has_not_is_refused(rows: Any) -> None:
+    with pytest.raises(UpdateError):
+        decode_head_sums(written(rows=rows), MANIFEST)
+
+
+def test_rows_that_are_not_finite_or_beyond_any_use_are_refused() -> None:
+    model = nn.Sequential()
+    model.add_module("head", nn.Linear(40, 4))
+    manifest = Manifest.of(model)
+    packed = encode_head_sums(few_examples(0, 5), manifest)
+    from fl_elastic.update.frame import unpack
+
+    _, fields, payload = unpack(packed, manifest, Kind.HEAD_SUMS)
+    for value in (np.nan, np.inf, -np.inf):
+        numbers = np.frombuffer(bytes(payload), "<f4").copy()
+        numbers[2 * (40 + 8) + 7] = value
+        with pytest.raises(UpdateError, match="not finite"):
+            decode_head_sums(pack(Kind.HEAD_SUMS, fields, [numbers.tobytes()]), manifest)
+
+
 def written(change: Any = None, **header: Any) -> bytes:
     """The sums of the data with changed numbers or header fields."""
     found = head_sums(MODEL, data())

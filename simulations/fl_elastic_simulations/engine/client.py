@@ -31,7 +31,7 @@ from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums, few_rows
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
@@ -193,6 +193,7 @@ class _Role:
             summed, features = sums.num_examples, len(sums.products)
             profile += self._inference_seconds(told, summed, metrics)
             profile += summed * _seconds_of_products(features)
+            profile += _seconds_of_writing(summed, features - 1)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
     def _inference_seconds(
@@ -381,6 +382,18 @@ def _seconds_of_products(features: int) -> float:
         rows.T @ rows
         found.append(time.thread_time() - started)
     return min(found) / _ROWS
+
+
+@lru_cache(maxsize=64)
+def _seconds_of_writing(examples: int, features: int) -> float:
+    """Return what finding the rows takes on this host as which sums over few examples travel."""
+    if 2 * examples > features:
+        return 0.0
+    rows = np.random.default_rng(0).normal(size=(examples, features))
+    products = rows.T @ rows
+    started = time.thread_time()
+    few_rows(products, examples)
+    return time.thread_time() - started
 
 
 @lru_cache(maxsize=8)
