@@ -95,17 +95,25 @@ class BetweenRounds:
             replies, weights, Manifest.of_arrays(weights), self._limits, record,
             self._downlink.holds if zero else lambda *_: None,
         )  # fmt: skip
+        weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer
-            self._solved.take(solved)
+            record.stepped_back, weights = self._solved.take(solved), self._solved.weights
+            if record.stepped_back:
+                self._fleet.slow_down()
+                _LOG.warning(
+                    "%s. The model of then is put back, and clients' optimisers take %.3g of their learning rate "
+                    "from here on", record.stepped_back, self._fleet.rate,
+                )  # fmt: skip
         self._close(record, outbox)
-        return solved.weights
+        return weights
 
     def solve_again(
         self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
     ) -> _Weights | None:
         """Solve for the head of the model as it is after a round, from sums of those who answered in it.
 
+        Returned is the model to go on from, which is that of the time before where training spoiled the features.
         Returns None where it is not the time for it, which the run's last round always is. It lasts no longer than
         the round's deadline: a client that cannot go through all of its data sends sums over some of them.
         """

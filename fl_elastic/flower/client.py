@@ -92,6 +92,21 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
+def _slowed(optimizer_fn: OptimizerFn, rate: float) -> OptimizerFn:
+    """Return what makes the same optimiser with so much of its learning rates."""
+    if rate == 1.0:
+        return optimizer_fn
+
+    def slowed(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = optimizer_fn(parameters)
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                group["lr"] = rate * group["lr"]
+        return optimizer
+
+    return slowed
+
+
 class ElasticClient(NumPyClient):
     """Trains under a budget and sends only what it trained.
 
@@ -262,7 +277,7 @@ class ElasticClient(NumPyClient):
         if profile is not None and options.cut:
             epochs *= self._passes(profile, options, self._examples)
         trainer = ElasticTrainer(
-            self.model, self.loss_fn, self.optimizer_fn, budget=self._budget(told),
+            self.model, self.loss_fn, _slowed(self.optimizer_fn, told.rate), budget=self._budget(told),
             policy=self.policy, profile=profile, options=options, state=self._state.selection,
         )  # fmt: skip
         if told.groups:

@@ -32,6 +32,8 @@ _PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 64
 _MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
+# Of the clients' learning rates, where they turn out to be too large, and the least.
+_SLOWER, _SLOWEST = 0.25, 1 / 64
 
 
 class ClientRegistry:
@@ -49,6 +51,8 @@ class ClientRegistry:
         self.capabilities: dict[int, Capabilities] = {}
         # Group of a head that is solved for and not trained.
         self.kept_head = ""
+        # Factor of the clients' learning rates.
+        self.rate = 1.0
         self.importance: dict[str, float] = {}
         self.attendance = Attendance()
         self.groups: GroupNames | None = None
@@ -139,6 +143,10 @@ class ClientRegistry:
 
         return set(sorted(nodes, key=seconds)[:count])
 
+    def slow_down(self) -> None:
+        """Tell clients to take a quarter of their learning rates from now on."""
+        self.rate = max(_SLOWER * self.rate, _SLOWEST)
+
     def asks(self, node: int) -> bool:
         """Whether a node is asked in this round: at first, and again after one, two, four and so on rounds."""
         left, pause = self._pauses.get(node, (0, 0))
@@ -199,6 +207,7 @@ class ClientRegistry:
             cut=self.cut.group,
             kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
+            rate=self.rate,
         )
 
     def evaluation(self) -> Instructions:
@@ -251,7 +260,7 @@ class ClientRegistry:
         arrays = dict(self._stored) if self._ledger is None else self._ledger.to_arrays()
         arrays |= self._cohort.to_arrays()
         if self.kept_head:
-            arrays["kept-head"] = np.array(self.kept_head)
+            arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
         arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
         if self._change:
             arrays["change"] = np.array(self._change)
@@ -272,6 +281,9 @@ class ClientRegistry:
         self.importance = found
         self._change = str(stored.pop("change", ""))
         self.kept_head = str(stored.pop("kept-head", ""))[:_LONGEST_NAME]
+        self.rate = float(stored.pop("rate", np.array(1.0)))
+        if not _SLOWEST <= self.rate <= 1:
+            raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
         cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
         self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})

@@ -29,8 +29,10 @@ _LOG = logging.getLogger("fl_elastic")
 _UNUSUAL = 10.0
 # Who is usual is known from so many on.
 _FEWEST = 3
-# Other clients' examples may be a little harder.
-_SPOILED = 1.25
+# Other clients' examples may be a little harder; of the mean's error so much is nothing.
+_SPOILED, _NOTHING = 1.25, 0.02
+# No tensor's name begins with a dot.
+_ERROR = ".error"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,31 +64,65 @@ class Solved:
 class LastSolved:
     """The model as it was when its head was last solved for: what is tested and handed out.
 
-    Until the next time the features move on under a head that stays.
+    Until the next time the features move on under a head that stays. Where that made them worth less, as a learning
+    rate does that suits a random head, the model of the time before is put back, and clients are told to take
+    shorter steps.
+
+    Parameters
+    ----------
+    snapshot : callable, optional
+        Returns what puts back whatever else a round changes, such as a server optimiser's moments.
+
+    Attributes
+    ----------
+    weights : dict of str to array
+        The model; empty as long as no head was solved for.
+    went_back : bool
+        Whether the last time a model was put back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, snapshot: Callable[[], Callable[[], None]] = lambda: lambda: None) -> None:
         self.weights: dict[str, NDArray[Any]] = {}
+        self.went_back = False
         self._least = float("inf")
+        self._snapshot = snapshot
+        self._undo: Callable[[], None] = lambda: None
 
-    def take(self, solved: Solved) -> None:
-        """Take over a model; log it if training made what its features are worth less."""
-        if solved.error > _SPOILED * self._least:
-            _LOG.warning(
-                "the solved head's squared error is %.2f of the mean's, and was %.2f before: training spoils the "
-                "features. Give the clients' optimiser a smaller rate",
-                solved.error, self._least,
-            )  # fmt: skip
+    def take(self, solved: Solved) -> str:
+        """Take over a model; return why it was not, and the one before is put back; empty if it was."""
+        self.went_back = _spoiled(solved.error, self._least) and bool(self.weights)
+        if self.went_back:
+            self._undo()
+            self._undo = self._snapshot()
+            return (
+                f"the solved head's squared error is {solved.error:.2f} of the mean's, and was {self._least:.2f} "
+                "before: training spoils the features"
+            )
+        self._undo = self._snapshot()
         self._least = min(self._least, solved.error)
         self.weights = solved.weights
+        return ""
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
-        return dict(self.weights)
+        return {**self.weights, _ERROR: np.array(self._least)} if self.weights else {}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
-        self.weights = dict(arrays)
+        weights = dict(arrays)
+        least = float(weights.pop(_ERROR, np.array(np.inf)))
+        if not least >= 0:
+            raise ValueError(f"an error of {least} is no state of a run")
+        self.weights, self._least = weights, least
+
+
+def _spoiled(error: float, least: float) -> bool:
+    """Whether an error is so much more than the least, or explains so much less, that it is no accident.
+
+    >>> _spoiled(0.45, 0.4), _spoiled(0.6, 0.4), _spoiled(0.99, 0.84), _spoiled(0.02, 0.01)
+    (False, True, True, False)
+    """
+    return error > _SPOILED * least + _NOTHING or _SPOILED * (1 - error) < 1 - least
 
 
 def with_closed_form_head(

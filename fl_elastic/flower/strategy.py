@@ -164,7 +164,7 @@ class PartialUpdates(Strategy):
         self.on_round = on_round
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
-        self.solved = LastSolved()
+        self.solved = LastSolved(lambda: undo_of([*chain(self.inner), *self._own_state()]))
         self._between = BetweenRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
@@ -415,7 +415,7 @@ class PartialUpdates(Strategy):
         if solved is not None:
             self._weights = solved
             self.downlink.amend(solved)
-        if undo is not None:
+        if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
         return as_record(self._weights), metrics
 

@@ -24,6 +24,7 @@ __all__ = [
     "KEEP_STATISTICS",
     "KEPT_HEAD",
     "OVERDUE",
+    "RATE",
     "ROUND_ZERO",
     "SEED",
     "Instructions",
@@ -45,6 +46,7 @@ CUT_WORTH = "fl_elastic.cut-worth"
 KEPT_HEAD = "fl_elastic.kept-head"
 KEEP_STATISTICS = "fl_elastic.keep-statistics"
 GROUPS = "fl_elastic.groups"
+RATE = "fl_elastic.rate"
 
 _FIXED = "fixed:"
 _MOST_GROUPS = 10_000
@@ -86,7 +88,9 @@ class RoundTerms:
     solve_every : int
         After so many rounds, and after the last, the server solves for the head again, from sums of the features as
         they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
-        each. 0 has it trained like everything else after round zero.
+        each. Where training has made the features worth less, the model of the time before is put back and clients
+        take a quarter of their learning rates from then on. 0 has the head trained like everything else after
+        round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
         ``"moving"``: the server puts it where clients say that training gains most
@@ -202,6 +206,8 @@ class Instructions:
         Group of the head that the server solves for and nobody trains; empty for none.
     keep_statistics : bool
         Whether norms keep their statistics.
+    rate : float
+        Factor of the optimiser's learning rate, in (0, 1].
     cut_worth : bool
         Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
         a head that the client solves for itself.
@@ -220,6 +226,7 @@ class Instructions:
     kept_head: str = ""
     keep_statistics: bool = False
     cut_worth: bool = False
+    rate: float = 1.0
 
     @property
     def wants_importance(self) -> bool:
@@ -255,6 +262,8 @@ class Instructions:
             config[KEEP_STATISTICS] = True
         if self.cut_worth:
             config[CUT_WORTH] = True
+        if self.rate != 1.0:
+            config[RATE] = self.rate
         return config
 
     @classmethod
@@ -266,6 +275,9 @@ class Instructions:
         UpdateError
             If one of them is not what it should be.
         """
+        rate = _number(config, RATE, 1.0) or 0.0
+        if not 0 < rate <= 1:
+            raise UpdateError(f"config {RATE} = {rate} is not above 0 and at most 1")
         return cls(
             deadline=_number(config, DEADLINE, None),
             overdue=bool(config.get(OVERDUE, False)),
@@ -280,6 +292,7 @@ class Instructions:
             kept_head=str(config.get(KEPT_HEAD, "")),
             keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
             cut_worth=bool(config.get(CUT_WORTH, False)),
+            rate=rate,
         )
 
     def importance_by_group(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from small_federation import arrays_of, as_weights, legacy_app, plain_sgd, quiet
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -29,6 +29,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round_zero import LastSolved, Solved
+from fl_elastic.flower.terms import RATE, ROUND_ZERO, Instructions
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
@@ -363,15 +364,104 @@ def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) 
         RoundTerms(**terms)
 
 
-def test_a_head_that_becomes_worse_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    last = LastSolved()
-    for error in (0.5, 0.4, 0.45):
-        last.take(Solved({}, "head", error))
-    assert not caplog.records
-    last.take(Solved({"w": np.ones(1)}, "head", 0.6))
-    assert "was 0.40 before" in caplog.text and "smaller rate" in caplog.text
-    # It is what there is.
-    assert list(last.weights) == ["w"]
+def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
+    state = [0]
+
+    def snapshot() -> Callable[[], None]:
+        kept = state[0]
+
+        def undo() -> None:
+            state[0] = kept
+
+        return undo
+
+    last = LastSolved(snapshot)
+    for number, error in enumerate((0.5, 0.4, 0.45), start=1):
+        state[0] = number
+        assert last.take(Solved({"w": np.full(1, number)}, "head", error)) == ""
+    for _ in range(2):
+        state[0] = 9
+        reason = last.take(Solved({"w": np.full(1, 9)}, "head", 0.6))
+        assert "was 0.40 before" in reason and "spoils the features" in reason and last.went_back
+        # What a round changed besides is as it was with that model, each time.
+        assert (last.weights["w"][0], state[0]) == (3, 3)
+    again = LastSolved()
+    again.from_arrays(last.to_arrays())
+    assert again.take(Solved({}, "head", 0.6)) == reason and again.weights == last.weights
+    assert not last.take(Solved({"w": np.full(1, 5)}, "head", 0.49)) and not last.went_back
+
+
+def coarse(parameters: Any) -> torch.optim.Optimizer:
+    """A step of it takes every weight to zero; one of a quarter of its rate takes a quarter away."""
+    return torch.optim.SGD(parameters, lr=0.5, weight_decay=2.0)
+
+
+def told_rates(rounds: int, wrap: Any = lambda strategy: strategy) -> tuple[Any, ...]:
+    """Run with coarse steps; return strategy, records, rates that clients were told, accuracies."""
+    rates: list[float] = []
+
+    class Noted(ElasticClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            if not config.get(ROUND_ZERO):
+                rates.append(config.get(RATE, 1.0))
+            return super().fit(parameters, config)
+
+    def noted(node: int) -> ElasticClient:
+        return Noted(
+            build(), data(node), data(0), budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=coarse, policy="full",
+        )  # fmt: skip
+
+    records: list[Any] = []
+    terms = RoundTerms(round_zero="closed_form", solve_every=1)
+    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    nodes = {node: elastic_client_app(lambda _, node=node: noted(node)) for node in range(1, 5)}
+    _, seen = start(wrap(strategy), rounds, apps=nodes)
+    return strategy, records, rates[::4], seen
+
+
+def test_training_that_spoils_the_features_is_undone_and_goes_on_with_shorter_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy, records, rates, seen = told_rates(5)
+    back = [bool(each.stepped_back) for each in records if each.server_round and not each.trains]
+    assert back[0] and not back[-1]
+    # Each time a quarter, until it goes well.
+    fewer = [1.0 if not gone else 0.25 for gone in back[:-1]]
+    assert rates == [float(np.prod(fewer[:count])) for count in range(5)]
+    assert min(seen) > 0.9  # a model of zeros guesses
+    assert "take 0.25 of their learning rate" in caplog.text
+    assert strategy.solved.weights.keys() == strategy._weights.keys()
+
+
+def test_a_resumed_run_goes_on_with_shorter_steps(tmp_path: Path) -> None:
+    _, _, rates, _ = told_rates(1, lambda strategy: Checkpointed(strategy, tmp_path))
+    _, _, later, seen = told_rates(3, lambda strategy: Checkpointed(strategy, tmp_path))
+    assert rates == [1.0] and later[0] == 0.25 and min(seen) > 0.9
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_part_of_the_learning_rate_is_that_of_every_group_of_weights(momentum: float) -> None:
+    found = []
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        groups = [{"params": [first], "lr": 0.5}, {"params": rest}]
+        found.append(torch.optim.SGD(groups, lr=0.1, momentum=momentum))
+        return found[-1]
+
+    one = ElasticClient(
+        build(), data(1), data(0), budget=Budget(), loss_fn=classification_loss,
+        optimizer_fn=made, policy="full",
+    )  # fmt: skip
+    one.fit(one.get_parameters({}), {RATE: 0.25})
+    assert [group["lr"] for group in found[-1].param_groups] == [0.125, 0.025]
+
+
+@pytest.mark.parametrize("rate", [0, 0.0, -1.0, 1.5, float("nan"), "half", True])
+def test_a_rate_that_makes_no_sense_is_refused(rate: Any) -> None:
+    with pytest.raises(UpdateError, match="rate"):
+        Instructions.from_config({RATE: rate})
 
 
 def test_who_cannot_train_still_counts_for_the_head() -> None:
