@@ -117,16 +117,15 @@ class BetweenRounds:
         Returns None where it is not the time for it, which the run's last round always is. It lasts no longer than
         the round's deadline: a client that cannot go through all of its data sends sums over some of them.
         """
-        every = self._fleet.terms.solve_every if self._fleet.kept_head else 0
+        terms, number = self._fleet.terms, ended.server_round
         # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
         # its classes. Who did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
-        number = ended.server_round
-        due = every and (number % every == 0 or number == self.last_round)
-        if not due or not nodes:
+        due = terms.solves_after(number) or (terms.solve_every and number == self.last_round)
+        if not self._fleet.kept_head or not due or not nodes:
             return None
-        record = RoundRecord(ended.server_round, deadline=ended.deadline, trains=False)
+        record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         return self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)

@@ -49,6 +49,8 @@ GROUPS = "fl_elastic.groups"
 RATE = "fl_elastic.rate"
 
 _FIXED = "fixed:"
+# Features move most in the first rounds.
+_EARLY = 2
 _MOST_GROUPS = 10_000
 _LONGEST_TEXT = 1 << 20
 
@@ -86,11 +88,11 @@ class RoundTerms:
         What is done before the first round: nothing, or clients send sums from which the server solves for the
         model's last linear layer (`fl_elastic.update.closed_form.closed_form_head`), without a step.
     solve_every : int
-        After so many rounds, and after the last, the server solves for the head again, from sums of the features as
-        they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
-        each. Where training has made the features worth less, the model of the time before is put back and clients
-        take a quarter of their learning rates from then on. 0 has the head trained like everything else after
-        round zero.
+        After the first two rounds, then after every so many, and after the last, the server solves for the head
+        again, from sums of the features as they are then; in between nobody trains it, so that it does not drift
+        apart where clients have few classes each. Where training has made the features worth less, the model of the
+        time before is put back, and clients take a quarter of their learning rates from then on. 0 has the head
+        trained like everything else after round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
         ``"moving"``: the server puts it where clients say that training gains most
@@ -158,6 +160,16 @@ class RoundTerms:
     def keeps_statistics(self) -> bool:
         """Whether norms keep their statistics."""
         return self.round_zero != "none" or self.has_cut
+
+    def solves_after(self, server_round: int) -> bool:
+        """Whether the head is solved for after this round, the last one aside.
+
+        >>> terms = RoundTerms(round_zero="closed_form", solve_every=5)
+        >>> [number for number in range(1, 17) if terms.solves_after(number)]
+        [1, 2, 5, 10, 15]
+        """
+        every = self.solve_every
+        return every > 0 and (server_round <= _EARLY or server_round % every == 0)
 
     @property
     def sends_changes(self) -> bool:

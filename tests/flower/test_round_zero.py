@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import reduce
+from itertools import pairwise
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -291,8 +292,8 @@ def models_of(rounds: int, terms: RoundTerms, **options: Any) -> tuple[PartialUp
 def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
     strategy, records = models_of(5, RoundTerms(round_zero="closed_form", solve_every=2))
     assert [(each.server_round, each.trains) for each in records] == [
-        (0, False), (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True),
-        (5, False),
+        (0, False), (1, True), (1, False), (2, True), (2, False), (3, True), (4, True), (4, False),
+        (5, True), (5, False),
     ]  # fmt: skip
     trained = {
         name for each in records if each.trains for one in each.accepted for name in one.steps
@@ -312,10 +313,17 @@ def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
 
 
 def test_what_is_tested_is_the_model_that_was_solved_for_last() -> None:
-    _, seen = start(
-        PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=3)), rounds=3
-    )
-    assert seen[0] == seen[1] == seen[2]
+    tested: list[bytes] = []
+
+    def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        tested.append(b"".join(each.tobytes() for each in as_weights(arrays).values()))
+        return MetricRecord({"accuracy": accuracy(arrays)})
+
+    strategy = PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=5))
+    run(strategy, apps(), arrays_of(build()), 6, evaluate_fn=test)
+    assert [one == other for one, other in pairwise(tested)] == [
+        False, False, True, True, False, False,
+    ]  # fmt: skip
 
 
 def test_without_solving_again_the_head_is_trained_like_the_rest() -> None:
@@ -338,9 +346,9 @@ def test_a_resumed_run_still_leaves_the_head_to_the_server(tmp_path: Path) -> No
         strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
         _, seen = start(Checkpointed(strategy, tmp_path), rounds)
     assert [(each.server_round, each.trains) for each in records] == [
-        (0, False), (1, True), (2, True), (2, False), (3, True), (3, False),
+        (0, False), (1, True), (1, False), (2, True), (2, False), (3, True), (3, False),
     ]  # fmt: skip
-    assert all("3.weight" not in one.steps for one in records[4].accepted)
+    assert all("3.weight" not in one.steps for one in records[5].accepted)
     assert seen[0] > 0.95
 
 
