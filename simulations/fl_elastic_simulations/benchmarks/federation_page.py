@@ -11,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic_simulations.benchmarks.federation_methods import OURS, REFERENCE
-from fl_elastic_simulations.benchmarks.federation_summary import Curve, summarise_task
+from fl_elastic_simulations.benchmarks.federation_summary import (
+    Curve,
+    cells_of,
+    sooner_than,
+    summarise_task,
+)
 from fl_elastic_simulations.benchmarks.federation_tasks import (
+    CONVERGED,
     SEEDS,
     TASKS,
     FederationTask,
@@ -32,6 +38,7 @@ from fl_elastic_simulations.report.table import Grid
 __all__ = [
     "HIGHLIGHTED",
     "charged_markdown",
+    "converged_markdown",
     "federation_markdown",
     "federation_table",
     "filled",
@@ -110,6 +117,46 @@ def charged_markdown(rows: _Rows, among: Tasks = TASKS) -> list[str]:
     return _markdown(rows, among, _charged)
 
 
+def converged_markdown(rows: _Rows, among: Tasks) -> list[str]:
+    """Return the lines of a Markdown table: how much sooner these methods are where plain ones end at last.
+
+    A column is a plain method that was run until it had converged; a cell says how many times sooner a method
+    reaches its final accuracy, and with how many times fewer bytes in both directions.
+    """
+    columns = [
+        (task.costs, f"{task.title}, {method}: {_percent(_mean_final(reference), None)}", reference)
+        for name, task in CONVERGED.items()
+        for method, reference in cells_of(rows, name).items()
+    ]
+    if not columns:
+        return [_NONE_YET]
+    heads = " | ".join(title for _, title, _ in columns)
+    lines = [f"| method | {heads} |", "| --- |" + " --- |" * len(columns)]
+    for method in methods_of(among):
+        cells = [
+            _sooner(cells_of(rows, task).get(method, {}), reference)
+            for task, _, reference in columns
+        ]
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
+def _mean_final(cells: Mapping[int, Mapping[str, Any]]) -> float:
+    return float(np.mean([each["final_accuracy"] for each in cells.values()]))
+
+
+def _sooner(
+    cells: Mapping[int, Mapping[str, Any]], reference: Mapping[int, Mapping[str, Any]]
+) -> str:
+    found = sooner_than(cells, reference)
+    if found is None:
+        return ""
+    seeds, reached, times, both = found
+    some = "" if reached == seeds else f" in {reached} of {seeds}"
+    return f"{times:.1f}x, {both:.1f}x{some}" if reached else "never"
+
+
 def _markdown(rows: _Rows, among: Tasks, cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
     found = {name: summarise_task(rows, name, list(task.methods)) for name, task in among.items()}
     shown = [task for task in among if found[task]]
@@ -149,19 +196,24 @@ def _charged(row: Mapping[str, Any]) -> str:
 def filled(text: str, rows: _Rows, mark: str = "federation", among: Tasks = TASKS) -> str:
     r"""Return a document with the tables of these rows between its marks.
 
-    A mark is ``<!-- federation accuracy -->`` or ``<!-- federation charges -->`` (or another word in place of
-    federation, for another benchmark's rows), and the table ends with ``<!-- end -->``.
+    A mark is ``<!-- federation accuracy -->``, ``<!-- federation charges -->`` or ``<!-- federation converged -->``
+    (or another word in place of federation, for another benchmark's rows), and the table ends with
+    ``<!-- end -->``.
 
     >>> filled("<!-- federation accuracy -->\nold\n<!-- end -->", {}).splitlines()[1]
     'No cell of this table is measured yet.'
     """
-    tables = {"accuracy": federation_markdown, "charges": charged_markdown}
+    tables = {
+        "accuracy": federation_markdown,
+        "charges": charged_markdown,
+        "converged": converged_markdown,
+    }
 
     def table(found: re.Match[str]) -> str:
         lines = tables[found[2]](rows, among)
         return "\n".join([found[1], *lines, found[3]])
 
-    marked = rf"(<!-- {mark} (accuracy|charges) -->)\n.*?(<!-- end -->)"
+    marked = rf"(<!-- {mark} (accuracy|charges|converged) -->)\n.*?(<!-- end -->)"
     return re.sub(marked, table, text, flags=re.DOTALL)
 
 

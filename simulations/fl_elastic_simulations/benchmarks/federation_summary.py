@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 
-__all__ = ["Curve", "interval", "reached", "summarise_task"]
+__all__ = ["Curve", "cells_of", "interval", "reached", "sooner_than", "summarise_task"]
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _STUDENT = {
@@ -46,18 +46,47 @@ def summarise_task(
     methods : sequence of str
         In the order of the table.
     """
-    cells: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for name, row in rows.items():
-        of_task, _, rest = name.partition(" | ")
-        method, _, seed = rest.rpartition(" | ")
-        if of_task == task and seed.isdigit():
-            cells.setdefault(method, {})[int(seed)] = row
+    cells = cells_of(rows, task)
     reference = cells.get(REFERENCE, {})
     return {
         method: _summary(cells[method], reference)
         for method in methods
         if method in cells and set(cells[method]) & set(reference)
     }
+
+
+def cells_of(
+    rows: Mapping[str, Mapping[str, Any]], task: str
+) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Return the cells of a task by method and seed."""
+    cells: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for name, row in rows.items():
+        of_task, _, rest = name.partition(" | ")
+        method, _, seed = rest.rpartition(" | ")
+        if of_task == task and seed.isdigit():
+            cells.setdefault(method, {})[int(seed)] = row
+    return cells
+
+
+def sooner_than(
+    cells: Mapping[int, Mapping[str, Any]], reference: Mapping[int, Mapping[str, Any]]
+) -> tuple[int, int, float, float] | None:
+    """Return seeds, how many reach the reference's final accuracy, how much sooner, with how much fewer bytes.
+
+    Bytes are those of both directions; ratios are means over the seeds that reach it, 0 if none does. None where
+    there is no seed of both.
+
+    >>> slow = {"final_accuracy": 0.5, "curve": [[4.0, 8, 8, 0.4], [8.0, 16, 16, 0.5]]}
+    >>> fast = {"final_accuracy": 0.6, "curve": [[2.0, 2, 2, 0.5], [4.0, 8, 8, 0.6]]}
+    >>> sooner_than({0: fast}, {0: slow, 1: slow})
+    (1, 1, 4.0, 8.0)
+    """
+    seeds = sorted(set(cells) & set(reference))
+    if not seeds:
+        return None
+    found = [each for seed in seeds if (each := _ratios(cells[seed], reference[seed])) is not None]
+    times, _, both = zip(*found, strict=True) if found else ((0.0,), (), (0.0,))
+    return len(seeds), len(found), statistics.fmean(times), statistics.fmean(both)
 
 
 def _summary(

@@ -15,8 +15,11 @@ from fl_elastic_simulations.benchmarks import Results, bench_federation
 from fl_elastic_simulations.benchmarks import federation as federation_module
 from fl_elastic_simulations.benchmarks.federation import cell_name, federation_cell, task_costs
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
+from fl_elastic_simulations.benchmarks.federation_page import converged_markdown
 from fl_elastic_simulations.benchmarks.federation_summary import interval, reached, summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import (
+    CONVERGED,
+    PRETRAINED,
     TASKS,
     FederationTask,
     bandwidth_of,
@@ -185,3 +188,41 @@ def test_every_task_is_a_scenario_with_every_method() -> None:
         assert {client.device.slowdown for client in scenario.clients} == {
             s for s, _ in task.speeds
         }
+
+
+def test_a_longer_run_goes_by_the_clock_of_the_task_that_it_lengthens(folder: Path) -> None:
+    longer = replace(SMALL, reference_rounds=4, costs="small")
+    profile, choosing = task_costs("longer", longer, folder, "")
+    same, as_well = task_costs("small", SMALL, folder, "")
+    assert profile.full_step_seconds == same.full_step_seconds and choosing == as_well
+    assert not (folder / "longer.json").exists()
+    for name, task in CONVERGED.items():
+        short = PRETRAINED[task.costs]
+        assert name not in PRETRAINED and task.reference_rounds > 5 * short.reference_rounds
+        assert (task.data, task.speeds, task.model) == (short.data, short.speeds, short.model)
+
+
+def curve_row(final: float, *points: tuple[float, float, float]) -> dict[str, Any]:
+    """A row whose method had sent and received as many bytes at each point."""
+    return {
+        "final_accuracy": final,
+        "curve": [[seconds, sent, sent, accuracy] for seconds, sent, accuracy in points],
+    }
+
+
+def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there() -> None:
+    rows = {
+        f"birds-converged | {REFERENCE} | 0": curve_row(0.8, (50.0, 100, 0.7), (100.0, 200, 0.8)),
+        "birds-pretrained | moving cut, solved head | 0": curve_row(
+            0.9, (5.0, 10, 0.6), (10.0, 50, 0.85)
+        ),
+        "birds-pretrained | moving cut, solved head | 1": curve_row(0.9, (5.0, 10, 0.85)),
+        "birds-pretrained | fixed cut, solved head | 0": curve_row(0.7, (5.0, 10, 0.7)),
+    }
+    head, _, *lines = converged_markdown(rows, PRETRAINED)
+    assert f"{REFERENCE}: 80.0 %" in head
+    assert lines == [
+        "| fixed cut, solved head | never |",
+        "| moving cut, solved head | 10.0x, 4.0x |",
+    ]
+    assert converged_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
