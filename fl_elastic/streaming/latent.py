@@ -103,7 +103,7 @@ class UpperPart(Body):
         prefix = self._split.prefix_modules
         place = f"{cut.module}/{'input' if cut.at_input else 'output'}"
         # Short, since every stored sample carries it.
-        self.version = fingerprint(prefix, place).hex()[:16]
+        self.version = fingerprint(prefix, place, self._split.loose_tensors).hex()[:16]
         parameters = [each for module in prefix for each in module.parameters()]
         self._trainable = [(each, each.requires_grad) for each in parameters]
         for parameter in parameters:

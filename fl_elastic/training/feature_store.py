@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,14 +29,26 @@ _DIGEST, _ID = 16, 16
 _CHECK = 8
 
 
-def fingerprint(modules: Sequence[nn.Module], place: str) -> bytes:
-    """Return a digest of the weights and buffers of ``modules`` and of where they end."""
+def fingerprint(
+    modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
+) -> bytes:
+    """Return a digest of what ``modules`` compute with, of other tensors by name, and of where they end."""
     digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
-    for module in modules:
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            digest.update(name.encode())
-            digest.update(tensor_bytes(tensor))
+    tensors = [each for module in modules for each in _tensors_of(module).items()]
+    for name, tensor in (*tensors, *others):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(tensor))
     return digest.digest()
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return what a module computes with, buffers that are not saved among them."""
+    saved = {
+        name: each
+        for name, each in module.state_dict(keep_vars=True).items()
+        if isinstance(each, Tensor)
+    }
+    return saved | dict(module.named_buffers())
 
 
 class FeatureStore:
@@ -56,6 +68,11 @@ class FeatureStore:
         See `FeatureCodec`.
     path : path-like, optional
         File that holds the rows and stays; memory if left out.
+
+    Attributes
+    ----------
+    unfit : int
+        Examples that were not taken in, since the precision does not hold their features.
 
     Raises
     ------
@@ -94,6 +111,7 @@ class FeatureStore:
         self._place: dict[SampleId, int] = {}
         self._free: list[int] = []
         self._proved: set[int] = set()
+        self.unfit = 0
 
     def __len__(self) -> int:
         return len(self._place)
@@ -150,7 +168,7 @@ class FeatureStore:
         found = [
             (place, row)
             for place, row in ((place, self._place.get(one)) for place, one in enumerate(ids))
-            if row is not None and self._is_whole(row)
+            if row is not None and self._is_whole(ids[place], row)
         ]
         if self._codec is None or not found:
             return [], torch.zeros(0)
@@ -159,8 +177,11 @@ class FeatureStore:
         return [place for place, _ in found], features
 
     def store(self, ids: Sequence[SampleId], features: Tensor) -> None:
-        """Take in features while there is room; ids that are stored already are passed over."""
-        if self._codec is None:
+        """Take in features while there is room; ids that are stored already are passed over.
+
+        So are features of another shape, and those that would not come back as what they are.
+        """
+        if self._codec is None or tuple(features.shape[1:]) != self._codec.shape:
             return
         new = {one: i for i, one in enumerate(ids) if one not in self._place}
         fitting = list(new.items())[: len(self._free)]
@@ -169,8 +190,13 @@ class FeatureStore:
         if features.dtype != self._dtype:
             self._dtype = features.dtype
             self._write_facts()
-        encoded = self._codec.encode(features[[i for _, i in fitting]]).numpy()
-        for (one, _), payload in zip(fitting, encoded, strict=True):
+        given = features[[i for _, i in fitting]]
+        encoded = self._codec.encode(given)
+        kept = self._codec.keeps(given, encoded).tolist()
+        self.unfit += kept.count(False)
+        for (one, _), payload, whole in zip(fitting, encoded.numpy(), kept, strict=True):
+            if not whole:
+                continue
             row = self._free.pop()
             self._rows[row, -len(payload) :] = payload
             if self.lasts:
@@ -204,12 +230,14 @@ class FeatureStore:
     def _stride(self, codec: FeatureCodec) -> int:
         return codec.row_bytes + (_ID + _CHECK if self.lasts else 0)
 
-    def _is_whole(self, row: int) -> bool:
+    def _is_whole(self, one: SampleId, row: int) -> bool:
         """Whether a row is what was stored; one that is not is let go."""
         if not self.lasts or row in self._proved:
             return True
-        one = _id_of(self._rows[row])
-        if self._check(row) == self._rows[row, _ID : _ID + _CHECK].tobytes():
+        if (
+            _id_of(self._rows[row]) == one
+            and self._check(row) == self._rows[row, _ID : _ID + _CHECK].tobytes()
+        ):
             self._proved.add(row)
             return True
         self._let_go(one, row)
@@ -241,7 +269,7 @@ class FeatureStore:
             count = max(rows, capacity)
             mapped = np.memmap(path, np.uint8, "r+", offset=_FACTS, shape=(count, stride))
         except OSError as error:
-            self._refuse(path, capacity * stride, error, remove=facts is None)
+            self._refuse(path, capacity * stride, error, ours=facts is None)
         self._codec, self._prefix, self._rows = codec, prefix, mapped
         if facts is not None:
             self._dtype = getattr(torch, facts["dtype"])
@@ -250,15 +278,16 @@ class FeatureStore:
         else:
             self._write_facts()
 
-    def _refuse(self, path: Path, size: int, error: OSError, *, remove: bool) -> NoReturn:
-        busy = isinstance(error, BlockingIOError)
+    def _refuse(self, path: Path, size: int, error: OSError, *, ours: bool) -> NoReturn:
+        busy, remove = isinstance(error, BlockingIOError), ours and self._file is not None
         self.close()
         if busy:
             raise BudgetError(
                 f"the features in {path} are in use by another process: give each client a folder of its own"
             ) from None
         if remove:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         raise BudgetError(
             f"a feature store of {size} bytes cannot be made at {path}: {error.strerror}; "
             "free some space or lower its bound"
