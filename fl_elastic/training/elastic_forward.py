@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -239,9 +239,18 @@ class ElasticForward:
             self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
         )
 
-    def forget_others(self) -> None:
-        """Wipe the features of examples that were not met, if all that there are were met."""
-        if self._store is not None and self._met_all():
+    def forget_others(self, loader: Iterable[Batch]) -> None:
+        """Wipe the features of examples that are gone.
+
+        By the loader's own word, where it draws from more than it gives (``loader.present()`` yields the inputs of
+        all); else those of examples that were not met, if all that there are were met.
+        """
+        if self._store is None or not len(self._store):
+            return
+        present = getattr(loader, "present", None)
+        if present is not None:
+            self._store.keep_only({one for inputs in present() for one in sample_ids(inputs)})
+        elif self._met_all():
             self._store.keep_only(self._met)
 
     def _met_all(self) -> bool:
