@@ -19,7 +19,7 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.streaming.body import Body, Look, Prepare, as_floats, scores_of
-from fl_elastic.training.feature_store import fingerprint
+from fl_elastic.training.fingerprint import fingerprint
 
 __all__ = ["Latent", "UpperPart"]
 

@@ -23,7 +23,8 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
-from fl_elastic.training.feature_store import FeatureStore, fingerprint
+from fl_elastic.training.feature_store import FeatureStore
+from fl_elastic.training.fingerprint import fingerprint
 
 __all__ = ["ElasticForward", "ForwardOptions", "ForwardReport"]
 
@@ -333,6 +334,9 @@ class ElasticForward:
     def _give_up(self, reason: str) -> None:
         self.refused = f"no feature store: {reason}"
         if self._store is not None:
+            if self._store.lasts:
+                # Every later round would compute them again, and nobody reads a round's report on a device.
+                _LOG.warning("features are not kept: %s", reason)
             self._store.close()
         self._store = None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,42 +14,20 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups.forward import tensor_bytes
 from fl_elastic.groups.sample_ids import SampleId
 from fl_elastic.storage import only_one
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["FeatureStore", "fingerprint"]
+__all__ = ["FeatureStore"]
 
+_LOG = logging.getLogger("fl_elastic")
 # A file begins with its facts and their digest; each row with its sample's id and a digest of id and features.
 _MAGIC, _FACTS = b"fl_elastic features 1\n", 4096
 _DIGEST, _ID = 16, 16
 _CHECK = 8
-
-
-def fingerprint(
-    modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
-) -> bytes:
-    """Return a digest of what ``modules`` compute with, of other tensors by name, and of where they end."""
-    digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
-    tensors = [each for module in modules for each in _tensors_of(module).items()]
-    for name, tensor in (*tensors, *others):
-        digest.update(name.encode())
-        digest.update(tensor_bytes(tensor))
-    return digest.digest()
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return what a module computes with, buffers that are not saved among them."""
-    saved = {
-        name: each
-        for name, each in module.state_dict(keep_vars=True).items()
-        if isinstance(each, Tensor)
-    }
-    return saved | dict(module.named_buffers())
 
 
 class FeatureStore:
@@ -264,8 +243,7 @@ class FeatureStore:
                 os.ftruncate(self._file, 0)
                 facts, rows = None, 0
             if rows < capacity:
-                # A sparse file would hit a full disk later, as a signal that nobody can catch.
-                os.posix_fallocate(self._file, 0, _FACTS + capacity * stride)
+                capacity = self._with_room(path, rows, capacity, stride)
             count = max(rows, capacity)
             mapped = np.memmap(path, np.uint8, "r+", offset=_FACTS, shape=(count, stride))
         except OSError as error:
@@ -277,6 +255,19 @@ class FeatureStore:
                 self._place[_id_of(mapped[row])] = row
         else:
             self._write_facts()
+
+    def _with_room(self, path: Path, rows: int, capacity: int, stride: int) -> int:
+        """Make the file longer and return how many rows it has: those that are there, where the disk is full."""
+        assert self._file is not None
+        try:
+            # A sparse file would hit a full disk later, as a signal that nobody can catch.
+            os.posix_fallocate(self._file, 0, _FACTS + capacity * stride)
+        except OSError as error:
+            if not rows:
+                raise
+            _LOG.warning("no more features are kept in %s than are there: %s", path, error.strerror)
+            return rows
+        return capacity
 
     def _refuse(self, path: Path, size: int, error: OSError, *, ours: bool) -> NoReturn:
         busy, remove = isinstance(error, BlockingIOError), ours and self._file is not None

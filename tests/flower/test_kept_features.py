@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -266,13 +267,17 @@ def test_damage_anywhere_in_the_file(tmp_path: Path) -> None:
     assert any(0 < each < 12 for each in found)
 
 
-def test_two_clients_that_share_a_folder_by_mistake(tmp_path: Path) -> None:
+def test_two_clients_that_share_a_folder_by_mistake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fl_elastic")
     mine, others = images(2), images(2, seed=5)
     check_rounds(tmp_path, [(net, mine), (net, others), (net, mine)])
     # At the same time.
     with only_one(tmp_path / "kept" / "features.bin"):
         (report,) = check_rounds(tmp_path, [(net, mine)])
     assert "in use by another process" in report.refused
+    assert "features are not kept" in caplog.text and "a folder of its own" in caplog.text
 
 
 @pytest.mark.parametrize("blocked", ["file", "folder"])
@@ -283,6 +288,23 @@ def test_a_place_where_nothing_can_be_kept(tmp_path: Path, blocked: str) -> None
         (tmp_path / "kept" / "features.bin").mkdir(parents=True)
     (report,) = check_rounds(tmp_path, [(net, images(2))])
     assert "cannot be made at" in report.refused
+
+
+def test_a_full_disk_costs_the_features_and_not_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_rounds(tmp_path, [(net, images(1))])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    # What is there needs no more room, and stays of use where there are more data.
+    same, more = check_rounds(tmp_path, [(net, images(1)), (net, images(1) + images(2, seed=5))])
+    assert [each.found for each in (same, more)] == [6, 6] and not more.refused
+    assert (more.computed, _stored(tmp_path / "kept")) == (12, 6)
+    (nothing,) = check_rounds(tmp_path, [(lambda: net(nn.SiLU), images(3))], "2")
+    assert "No space left on device; free some space" in nothing.refused
 
 
 def test_a_client_killed_at_any_moment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.flower.terms import Instructions
+from fl_elastic.flower.terms import IMPORTANCE, Instructions
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.streaming import Latent, StreamLearner
 from fl_elastic.training import evaluate
@@ -264,3 +265,20 @@ def test_a_federation_of_streams_and_loaders_from_round_zero_on(tmp_path: Path) 
     for learner in learners:
         assert learner.take_up()
         closed(learner)
+
+
+@pytest.mark.parametrize("latent", [None, Latent(2)])
+def test_what_cuts_are_worth_and_what_the_device_can_do(
+    tmp_path: Path, latent: Latent | None
+) -> None:
+    learner = streamed(tmp_path, model=net(), latent=latent)
+    client = client_of(tmp_path, latent=latent, policy="elastic")
+    for first in (True, False):
+        _, metrics = asked(client, net(), cut_worth=True, round_zero=first)
+        assert "fl_elastic.error" not in metrics, metrics
+        places = json.loads(metrics[IMPORTANCE])
+        # Below the place of its features it has nothing to train.
+        assert "3" in places and ("0" in places) == (latent is None)
+    assert client.capabilities(Instructions(cut=CUT)).num_examples > 0
+    assert not learner.take_up()
+    closed(learner)
