@@ -27,7 +27,6 @@ from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
 from fl_elastic.streaming.labelled import LabelledWeights, Shares, joined, kept, overlaid
-from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.taking_up import labelled_weights
@@ -81,7 +80,7 @@ class StreamClient(ElasticClient):
         What is left for the learner: the joined model as it is, or after the round's training. By share: of that
         training as much of each tensor as was the device's own; training on few samples of one device makes the
         federation's part worse, since nobody averages it.
-    prepare, seed, head, latent
+    prepare, seed, head
         As the learner has them.
     **settings
         Of `ElasticClient`; ``state_dir`` is the folder ``rounds`` in ``stream_dir`` unless given.
@@ -114,7 +113,6 @@ class StreamClient(ElasticClient):
         prepare: Prepare = as_floats,
         seed: int = 0,
         head: str = "",
-        latent: Latent | None = None,
         **settings: Any,
     ) -> None:
         if steps < 1:
@@ -129,7 +127,7 @@ class StreamClient(ElasticClient):
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
         self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
-        self._prepare, self._head, self._latent = prepare, head, latent
+        self._prepare, self._head = prepare, head
         self._told = Instructions()
         # The one that is trained may have more classes.
         self._blank = model
@@ -194,7 +192,8 @@ class StreamClient(ElasticClient):
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: not at all where the store has features."""
-        return None if self._latent is not None else super()._forward(below_cut)
+        keeps = self._visit is not None and self._visit.upper is not None
+        return None if keeps else super()._forward(below_cut)
 
     def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
         """Return one: a further pass would be over the same draws."""
@@ -285,7 +284,7 @@ class StreamClient(ElasticClient):
         self._end_visit()
         seen = visit(
             self._folder, self._blank, self._plain_loss,
-            prepare=self._prepare, seed=self._seed, head=self._head, latent=self._latent,
+            prepare=self._prepare, seed=self._seed, head=self._head,
         )  # fmt: skip
         self._visit, self._mark, self.model = seen, Mark.load(self._folder), seen.trained
         seed = (self._seed, self._mark.rounds, 2)

@@ -219,7 +219,6 @@ def visit(
     prepare: Prepare,
     seed: int = 0,
     head: str = "",
-    latent: Latent | None = None,
 ) -> Visit:
     """Return a learner as it was saved last; close the visit's store afterwards.
 
@@ -229,13 +228,13 @@ def visit(
         The learner's state folder, with the store ``samples.db`` in it.
     model : nn.Module
         Of the learner's kind; it is copied.
-    loss_fn, prepare, seed, head, latent
+    loss_fn, prepare, seed, head
         See `StreamLearner`.
 
     Raises
     ------
     StreamError
-        If nothing was saved yet, the state is of another model, or the learner keeps features of another place.
+        If nothing was saved yet, the state is of another model, or the learner's features are.
     StoreError
         If there is no store.
     """
@@ -243,21 +242,21 @@ def visit(
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
     with taking_over(folder):
-        features = state.facts["features"]
-        if features is not None and latent is None:
+        features, above = state.facts["features"], state.facts.get("groups_above")
+        if features is not None and above is None:
             raise StreamError(
-                "the learner keeps features of a frozen part: give the same latent=Latent(...) to take part in "
-                "rounds with a cut, or start it without latent replay"
+                "an earlier version saved the learner, which keeps features of a frozen part, without its place: "
+                "start it once more"
             )
         classifier = Classifier(
             _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
-            latent=latent, prepare=prepare, seed=seed, head=head,
+            latent=None if above is None else Latent(int(above)), prepare=prepare, seed=seed, head=head,
         )  # fmt: skip
         classifier.restore(state.facts, state.under("model."))
         if classifier.version != features:
             raise StreamError(
-                f"the learner keeps features of {features or 'no frozen part'}, which is not where the model is "
-                f"cut with latent={latent}: give the client the learner's model and latent"
+                f"the learner keeps features {features} of a frozen part, and the model's is {classifier.version}: "
+                "give the client the learner's model"
             )
         saved = labelled_weights(classifier)
         recent = Recent(Guard(), _NEWEST, 1)

@@ -16,7 +16,7 @@ from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import StreamError
+from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
@@ -134,7 +134,7 @@ def test_sums_are_over_every_sample_once_in_the_servers_order(
     learner = streamed(tmp_path, model=net(), latent=latent, labels=(2, 0, 1, 7))
     assert learner.classes[:3] != (0, 1, 2)
     before = learner.store.used_bytes
-    data, metrics = asked(client_of(tmp_path, latent=latent), server, round_zero=True, cut=cut)
+    data, metrics = asked(client_of(tmp_path), server, round_zero=True, cut=cut)
     assert "fl_elastic.error" not in metrics, metrics
     found = decode_head_sums(data, Manifest.of(server))
     # The server has no output for 7.
@@ -160,7 +160,7 @@ def test_features_of_the_store_are_what_rounds_train_on(
     assert learner.store.sample(1).x[0].shape == (16,)
     own = weights(learner)
     run_below.clear()
-    update = round_above(client_of(tmp_path, latent=Latent(2), left="trained"), with_head(server))
+    update = round_above(client_of(tmp_path, left="trained"), with_head(server))
     # The place is tried when the learner is looked at; no sample passes below it.
     assert sum(run_below) <= 4
     assert set(update.deltas) == TRAINED and update.deltas["3.weight"].any()
@@ -179,9 +179,9 @@ def test_features_of_the_store_are_what_rounds_train_on(
 
 def test_rounds_above_the_place_of_the_features_train_what_is_above_the_cut(tmp_path: Path) -> None:
     learner, server = streamed(tmp_path, model=net(), latent=Latent(2)), net()
-    update = round_above(client_of(tmp_path, latent=Latent(2)), server, cut="5")
+    update = round_above(client_of(tmp_path), server, cut="5")
     assert set(update.deltas) == {"5.weight", "5.bias"}
-    accuracy = client_of(tmp_path, latent=Latent(2)).evaluate(
+    accuracy = client_of(tmp_path).evaluate(
         packed(server), {PACKED: True, **Instructions(cut="5").to_config()}
     )[2]
     assert 0 <= accuracy["accuracy"] <= 1
@@ -191,15 +191,11 @@ def test_rounds_above_the_place_of_the_features_train_what_is_above_the_cut(tmp_
 def test_what_would_change_the_features_is_refused_with_a_sentence(tmp_path: Path) -> None:
     learner = streamed(tmp_path, model=net(), latent=Latent(1))
     same, other = net(), net(seed=5)
-    client = client_of(tmp_path, latent=Latent(1))
+    client = client_of(tmp_path)
     assert "give the fleet a cut there" in refusal(client, same)
     assert "trains down to '3', and the learner keeps features at" in refusal(client, same, cut="3")
     assert "'0.weight' differs" in refusal(client, other, cut="5")
     assert "'0.weight' differs" in refusal(client, other, round_zero=True)
-    assert "give the same latent=Latent(...)" in refusal(client_of(tmp_path), same, cut="5")
-    assert "not where the model is cut" in refusal(
-        client_of(tmp_path, latent=Latent(2)), same, cut="5"
-    )
     assert round_above(client, same, cut="5").deltas
     closed(learner)
 
@@ -222,12 +218,28 @@ def test_a_round_that_changed_what_is_below_is_not_taken_up(tmp_path: Path) -> N
     closed(learner)
 
 
-def test_a_learner_without_features_needs_no_place(tmp_path: Path) -> None:
-    learner = streamed(tmp_path)
-    said = refusal(client_of(tmp_path, latent=Latent(1)), net(), cut="5")
-    assert "keeps features of no frozen part" in said
-    with pytest.raises(StreamError):
-        Latent(0)
+def test_a_model_whose_frozen_part_is_another_is_refused(tmp_path: Path) -> None:
+    """The weights are those that were saved, the code is not."""
+
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = net()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x * self.scale)
+
+    learner = streamed(tmp_path, model=Other(), latent=Latent(1))
+    file = tmp_path / "learner.npz"
+    assert round_above(client_of(tmp_path, Other()), Other(), cut="layers.5").deltas
+    assert "of another model" in refusal(client_of(tmp_path, net()), net(), cut="5")
+    kept = read_archive(file, Kind("fl_elastic.stream"))
+    facts = kept.facts | {"groups_above": 2}
+    write_archive(file, Kind("fl_elastic.stream"), facts, kept.arrays)
+    assert "of a frozen part, and the model's is" in refusal(
+        client_of(tmp_path, Other()), Other(), cut="layers.5"
+    )
     closed(learner)
 
 
@@ -248,7 +260,7 @@ def test_a_federation_of_streams_and_loaders_from_round_zero_on(tmp_path: Path) 
             return ElasticClient(
                 net(), data, data, budget=Budget(), policy="full", state_dir=tmp_path / "3"
             )
-        return client_of(tmp_path / str(node), latent=Latent(2) if node == 1 else None)
+        return client_of(tmp_path / str(node))
 
     apps = {n: elastic_client_app(lambda _, n=n: client_at(n)) for n in (1, 2, 3)}
     records: list[Any] = []
@@ -272,7 +284,7 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
     tmp_path: Path, latent: Latent | None
 ) -> None:
     learner = streamed(tmp_path, model=net(), latent=latent)
-    client = client_of(tmp_path, latent=latent, policy="elastic")
+    client = client_of(tmp_path, policy="elastic")
     for first in (True, False):
         _, metrics = asked(client, net(), cut_worth=True, round_zero=first)
         assert "fl_elastic.error" not in metrics, metrics
