@@ -413,8 +413,7 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.above_cut import passing_above_cut
 
         assert forward is not None and forward.path is not None
-        path = Path(forward.path)
-        tested = replace(forward, path=path.with_name(f"test-{path.name}"))
+        tested = replace(forward, path=self._state.test_features(Path(forward.path)))
         options = replace(options, forward=tested)
         with passing_above_cut(self.model, self.test_loader, profile.graph, options) as kept:
             yield kept.step
@@ -482,14 +481,16 @@ class ElasticClient(NumPyClient):
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
-        forward, directory = self.options.forward, self._state.directory
+        forward = self.options.forward
         if forward is None and below_cut:
             forward = ForwardOptions(feature_bytes=self.feature_bytes)
-        if forward is None or not forward.feature_bytes or forward.path is not None:
+        if forward is None or forward.path is not None:
             return forward
-        if directory is None:
+        if not forward.feature_bytes:
+            # What an earlier setting allowed to be kept goes.
+            self._state.forget_features()
             return forward
-        return replace(forward, path=directory / f"features-{self.manifest.hash}.bin")
+        return replace(forward, path=self._state.features)
 
     def _load_weights(
         self, parameters: list[NDArray[Any]], config: dict[str, Any], told: Instructions

@@ -52,6 +52,29 @@ class ClientState:
             return None
         return self.directory / f"{name}-{self.manifest.hash}.{ending}"
 
+    @property
+    def features(self) -> Path | None:
+        """File of the features at the fleet's cut: one for all models, since it is what takes most of the disk.
+
+        It knows itself which model its features are of, and a model whose head grows keeps them.
+        """
+        return None if self.directory is None else self.directory / "features.bin"
+
+    def forget_features(self) -> None:
+        """Remove the features, and those of the test data."""
+        if self.features is None:
+            return
+        for path in (self.features, self.test_features(self.features)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                _LOG.warning("cannot remove %s: %s", path, error.strerror)
+
+    @staticmethod
+    def test_features(path: Path) -> Path:
+        """Return the file of the test data's features, beside that of the training data's."""
+        return path.with_name(f"test-{path.name}")
+
     def profile(self, key: ProfileKey) -> CostProfile | None:
         """Return the cost profile of this case, if one is kept."""
         path = self._path("profile", "json")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from torch import nn
@@ -16,11 +16,13 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.stream_cut import below_cut, refuse_other_features
 from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
 from fl_elastic.flower.terms import Instructions
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.measure import OptimizerFn, model_device
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
@@ -29,8 +31,13 @@ from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.taking_up import labelled_weights
 from fl_elastic.streaming.visit import Mark, Visit, visit
-from fl_elastic.training import ElasticTrainer
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+from fl_elastic.training.batches import first_batches
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
+
+if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ForwardReport
+    from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["StreamClient"]
 
@@ -45,6 +52,11 @@ class StreamClient(ElasticClient):
     store within the budget, and what was trained is sent. The joined model is left for the learner, which takes it
     up at its next sample if that is no worse. Learner and rounds may be different processes: they meet in the state
     folder alone.
+
+    Where the fleet has a cut, what lies below it is the federation's, as everywhere; the joining is of what lies
+    above. Features there are kept for as long as the store has their samples. A learner with latent replay takes
+    part if its frozen part ends at the fleet's cut or below, and is the federation's to the bit: its store's
+    features are what rounds train on. Sums for a head in closed form are over every labelled sample once.
 
     Parameters
     ----------
@@ -116,6 +128,7 @@ class StreamClient(ElasticClient):
         self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head
+        self._told = Instructions()
         # The one that is trained may have more classes.
         self._blank = model
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
@@ -149,7 +162,8 @@ class StreamClient(ElasticClient):
             packed, examples, metrics = super()._fit(parameters, config)
             seen = self._seen()
             metrics |= self._stream_metrics(seen)
-            self._leave(seen)
+            if not self._is_asked:
+                self._leave(seen)
         finally:
             self._end_visit()
         return packed, examples, metrics
@@ -164,12 +178,48 @@ class StreamClient(ElasticClient):
         finally:
             self._end_visit()
 
+    def _load_weights(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any], told: Instructions
+    ) -> tuple[int, dict[str, Any]]:
+        """Load the global model; what the server says of the round says how it is joined."""
+        self._told = told
+        return super()._load_weights(parameters, config, told)
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether the server asks about its own model instead of training."""
+        return self._told.round_zero or self._told.cut_worth
+
+    def _forward(self, below_cut: bool) -> ForwardOptions | None:
+        """Return how the frozen prefix runs: not at all where the store has features."""
+        keeps = self._visit is not None and self._visit.upper is not None
+        return None if keeps else super()._forward(below_cut)
+
+    def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
+        """Return one: a further pass would be over the same draws."""
+        return 1
+
+    def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
+        """Return the sums over every sample once, for the server's outputs."""
+        self.train_loader = self._seen().every_sample(self._classes, self._replay.batch_size)
+        self.loss_fn = self._plain_loss
+        sums, forward = super()._head_sums(told)
+        outputs = self.manifest.shape(sums.weight)[0]
+        targets, squares = sums.targets[:, :outputs], sums.squares[:outputs]
+        return replace(sums, targets=targets, squares=squares), forward
+
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Join the global model with the learner's; samples of the store are what is trained on."""
         seen = self._visited()
         received = LabelledWeights(weights, self._classes, self._layout.head)
+        if seen.upper is not None:
+            refuse_other_features(seen.upper, self._told, weights, seen.saved.weights)
         drifted = seen.progress.drifts > self._mark.drifts or seen.progress.since_drift is not None
-        candidates = self.joining.candidates(self._layout, drifted=drifted)
+        fixed = self._federations()
+        candidates = [
+            Shares(1.0) if self._is_asked else replace(each, named={**each.named, **fixed})
+            for each in self.joining.candidates(self._layout, drifted=drifted)
+        ]
         for label in self._classes:
             seen.classifier.learn(label)
         # Learning a class may make the head another module; the rows of new labels are set by the joining.
@@ -183,9 +233,22 @@ class StreamClient(ElasticClient):
         self._shares = best_of(
             candidates, load, seen.body, self._plain_loss, seen.untrained(), seen.classifier.classes
         )
-        self.model, self._received = seen.classifier.model, received
+        self.model, self._received = seen.trained, received
         self._joined = labelled_weights(seen.classifier)
         self.test_loader = _Window(seen)
+
+    def _federations(self) -> dict[str, float]:
+        """Return the tensors that are the federation's in every device, each with a share of 1."""
+        told, names = self._told, set[str]()
+        if told.cut and not self._is_asked:
+            batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
+            self._profile = self._known_profile() or self._measure(batch, self._options(told))
+            self._state.keep_profile(self._profile)
+            graph = self._profile.graph
+            names = below_cut(graph, told.cut, self.manifest.names, self._layout)
+        if told.kept_head:
+            names |= {*self._layout.head}
+        return dict.fromkeys(sorted(names), 1.0)
 
     def _known(self, seen: Visit) -> tuple[int, ...]:
         """Return the labels that the learner itself has rows for."""
@@ -223,7 +286,7 @@ class StreamClient(ElasticClient):
             self._folder, self._blank, self._plain_loss,
             prepare=self._prepare, seed=self._seed, head=self._head,
         )  # fmt: skip
-        self._visit, self._mark, self.model = seen, Mark.load(self._folder), seen.classifier.model
+        self._visit, self._mark, self.model = seen, Mark.load(self._folder), seen.trained
         seed = (self._seed, self._mark.rounds, 2)
         try:
             self.train_loader = seen.loader(self._replay, self._steps, seed, self._mark)

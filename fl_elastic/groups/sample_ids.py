@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ SampleId: TypeAlias = tuple[int, int]
 
 
 def sample_ids(inputs: Tensor) -> list[SampleId]:
-    """Return what identifies each prepared input: 128 bits of a hash of its content.
+    """Return what identifies each prepared input: 128 bits of a hash of its content, shape and type.
 
     An example that augmentation has changed is another one, so stale features are never found, and an
     augmentation with few variants per example needs no further key. Multilinear hashing (Carter and Wegman,
@@ -41,8 +42,21 @@ def sample_ids(inputs: Tensor) -> list[SampleId]:
     words = flat.view(torch.int64)
     # Multiplication carries upwards only: without this, high bits would not reach the low ones.
     words = words ^ (words >> 32)
-    hashes = [(words * multipliers).sum(1).tolist() for multipliers in _multipliers(words.shape[1])]
+    # The same numbers in another shape, or padded with zeros, are another example.
+    kind = _kind(str(rows.dtype), tuple(rows.shape[1:]))
+    hashes = [
+        ((words * multipliers).sum(1) + start).tolist()
+        for multipliers, start in zip(_multipliers(words.shape[1]), kind, strict=True)
+    ]
     return list(zip(*hashes, strict=True))
+
+
+@cache
+def _kind(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return two numbers that tell type and shape."""
+    digest = hashlib.blake2b(f"{dtype}{shape}".encode(), digest_size=16).digest()
+    first, second = (int.from_bytes(digest[i : i + 8], "big", signed=True) for i in (0, 8))
+    return first, second
 
 
 @cache

@@ -65,6 +65,9 @@ class SplitModel:
         self._value = 0.0
         self._channels_last = channels_last
         self._pairs = foldable_pairs(graph, model, below=cut.node) if folded else []
+        self._above = {
+            name for group in graph.groups[: cut.groups_above] for name in group.parameters
+        }
         self._traced_batch = graph.nodes[cut.node].shape[0]
         self._part = "whole"
         self._features: Tensor | None = None
@@ -78,6 +81,29 @@ class SplitModel:
         """The outermost modules that lie wholly before the cut."""
         names = [name for name, _ in self.cut.skipped]
         return [self.model.get_submodule(n) for n in (*names, *self._last_module())]
+
+    @property
+    def loose_tensors(self) -> list[tuple[str, Tensor]]:
+        """What the code between these modules may compute with before the cut, by name.
+
+        Parameters that lie below it, or belong to no group, and buffers of the modules that reach past it.
+        """
+        inside = {
+            id(each)
+            for module in self.prefix_modules
+            for each in (*module.parameters(), *module.buffers())
+        }
+        parts = self.cut.module.split(".")
+        around = [".".join(parts[:depth]) for depth in range(len(parts))]
+        named = [
+            *((n, each) for n, each in self.model.named_parameters() if n not in self._above),
+            *(
+                (f"{name}.{own}", each)
+                for name in around
+                for own, each in self.model.get_submodule(name).named_buffers(recurse=False)
+            ),
+        ]
+        return [(name, each) for name, each in named if id(each) not in inside]
 
     def __enter__(self) -> SplitModel:
         for module in self.prefix_modules:
@@ -181,8 +207,10 @@ class SplitModel:
             self._solid = True
             return self.outputs(inputs, features)
 
-    def check_constant(self, inputs: Tensor) -> None:
-        """Raise ModelError unless each example's features depend on this example alone, whenever they are computed.
+    def check_constant(self, inputs: Tensor) -> tuple[int, ...]:
+        """Return the shape of an example's features, if they depend on this example alone, whenever computed.
+
+        Raises ModelError if they do not.
 
         In the modes in which the two parts run: a dropout that is no module, or follows the mode of a module that
         reaches past the cut, is still on there.
@@ -207,6 +235,7 @@ class SplitModel:
             apart, together = self.features(others)[:1], whole
         if not _alike(together, apart):
             raise ModelError(f"{place} mixes the examples of a batch, as batch statistics do")
+        return tuple(whole.shape[1:])
 
     def _last_module(self) -> tuple[str, ...]:
         return () if self.cut.at_input else (self.cut.module,)

@@ -167,6 +167,7 @@ class Classifier:
             "outputs": self._outputs(),
             "like": None if like is None else [like.dtype.str, *like.shape],
             "features": self.version,
+            "groups_above": None if self._latent is None else self._latent.groups,
         }
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:

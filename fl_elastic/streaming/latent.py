@@ -19,7 +19,7 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.streaming.body import Body, Look, Prepare, as_floats, scores_of
-from fl_elastic.training.feature_store import fingerprint
+from fl_elastic.training.fingerprint import fingerprint
 
 __all__ = ["Latent", "UpperPart"]
 
@@ -82,6 +82,13 @@ class UpperPart(Body):
     prepare : callable
         See `WholeModel`; it may not be random here, as features are made once.
 
+    Attributes
+    ----------
+    place : str
+        The module at which the frozen part ends.
+    frozen : tuple of str
+        Names of the tensors that the features depend on.
+
     Raises
     ------
     ModelError
@@ -103,8 +110,15 @@ class UpperPart(Body):
         prefix = self._split.prefix_modules
         place = f"{cut.module}/{'input' if cut.at_input else 'output'}"
         # Short, since every stored sample carries it.
-        self.version = fingerprint(prefix, place).hex()[:16]
+        self.version = fingerprint(prefix, place, self._split.loose_tensors).hex()[:16]
         parameters = [each for module in prefix for each in module.parameters()]
+        self.place = cut.module
+        frozen = {id(each) for _, each in self._split.loose_tensors} | {
+            id(each) for module in prefix for each in (*module.parameters(), *module.buffers())
+        }
+        self.frozen = tuple(
+            name for name, each in model.state_dict(keep_vars=True).items() if id(each) in frozen
+        )
         self._trainable = [(each, each.requires_grad) for each in parameters]
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -115,6 +129,10 @@ class UpperPart(Body):
             self.close()
             raise
         self.module = _FromCut(model, lambda features: self._above(features, inputs))
+
+    def by_its_names(self) -> nn.Module:
+        """Return the upper part as `module` is, with the whole model's tensors under the names they have there."""
+        return _AsTheWhole(self._model, self.module)
 
     def looks(self, xs: NDArray[Any]) -> Look:
         """Return the samples' features, and their class scores."""
@@ -154,3 +172,23 @@ class _FromCut(nn.Module):
     def forward(self, features: Tensor) -> Any:
         """Return the model's outputs."""
         return self._run(features)
+
+
+class _AsTheWhole(nn.Module):
+    """A model's own parts and tensors, and another module that is called in its place."""
+
+    def __init__(self, model: nn.Module, called: nn.Module) -> None:
+        super().__init__()
+        kept = model.state_dict(keep_vars=True)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name in kept)
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        # Known by one name each.
+        self.__dict__["_called"] = called
+
+    def forward(self, features: Tensor) -> Any:
+        """Return the model's outputs."""
+        return self.__dict__["_called"](features)

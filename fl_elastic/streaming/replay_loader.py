@@ -69,6 +69,16 @@ class Pool:
     classes: ClassMap
     version: str | None = None
 
+    def everything(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Yield samples and labels of all labelled ones, each once, in groups of up to ``at_once``."""
+        ids = self.store.draw(len(self.store), how="newest", version=self.version)
+        for start in range(0, len(ids), at_once):
+            found = self.store.take(ids[start : start + at_once].tolist())
+            if len(found):
+                yield np.stack([*found.x]), found.y
+        for start in range(0, len(self.x), at_once):
+            yield self.x[start : start + at_once], self.y[start : start + at_once]
+
     def draw(self, part: Part, how: str, generator: np.random.Generator) -> Drawn:
         """Return which samples a part is to have; none is read yet.
 
@@ -162,6 +172,16 @@ class ReplayLoader:
     def dataset_size(self) -> int:
         """Rows of all batches."""
         return self._steps * self._replay.batch_size
+
+    @property
+    def distinct_examples(self) -> int:
+        """How many samples there are to draw from, of which an epoch meets a part."""
+        return len(self._pool.store) + len(self._pool.x)
+
+    def present(self) -> Iterator[Tensor]:
+        """Yield the inputs of every sample that there is: what was made of others may go."""
+        for x, _ in self._pool.everything(self._replay.batch_size):
+            yield self._as_inputs(x)
 
     def __iter__(self) -> Iterator[Batch]:
         generator = np.random.default_rng(self._seed)

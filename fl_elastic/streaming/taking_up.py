@@ -46,8 +46,9 @@ def take_up(
         The window that the guard looks at.
     """
     body = classifier.body
-    if body is None or body.version is not None:
-        return "the learner keeps features of a frozen part, which a round would change"
+    if body is None:
+        return "the learner has seen no sample as yet"
+    version = body.version
     before, known = score(body, engine.loss_fn, held_out, classifier.classes), classifier.classes
     for label in change.new:
         try:
@@ -63,8 +64,11 @@ def take_up(
         if all(np.isfinite(each).all() for each in weights.values() if each.dtype.kind == "f"):
             load_weights(classifier.model, manifest, weights)
             classifier.rebuild()
-            after = score(body, engine.loss_fn, held_out, classifier.classes)
-            undone = engine.guard.worse(before, after)
+            if classifier.version != version:
+                undone = "the learner keeps features of a frozen part, which the round would change"
+            elif classifier.body is not None:
+                after = score(classifier.body, engine.loss_fn, held_out, classifier.classes)
+                undone = engine.guard.worse(before, after)
         else:
             undone = "a weight would not be finite"
     if undone:

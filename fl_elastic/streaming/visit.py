@@ -21,9 +21,11 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.old_state import json_file
 from fl_elastic.streaming.body import Body, Prepare
 from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.every_sample import EverySample
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.recent import Recent
@@ -112,6 +114,16 @@ class Visit:
         assert self.classifier.body is not None
         return self.classifier.body
 
+    @property
+    def upper(self) -> UpperPart | None:
+        """The part above the place at which the learner keeps features, if it does."""
+        return self.body if isinstance(self.body, UpperPart) else None
+
+    @property
+    def trained(self) -> nn.Module:
+        """What takes the body's inputs, with the model's tensors under their names."""
+        return self.classifier.model if self.upper is None else self.upper.by_its_names()
+
     def loader(self, replay: Replay, steps: int, seed: tuple[int, ...], mark: Mark) -> ReplayLoader:
         """Return batches of samples that came after the mark, and of all stored ones.
 
@@ -125,8 +137,24 @@ class Visit:
                 "the stream has no labelled sample yet: take part once labels have come"
             )
         x, y = self._since(mark)
-        pool = Pool(x, y, self.store, self.classifier.classes)
+        pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
         return ReplayLoader(pool, replay, steps, seed, self.body.as_inputs)
+
+    def every_sample(self, labels: Sequence[int], size: int) -> EverySample:
+        """Return each labelled sample once, in batches of ``size``; targets are its label's place among ``labels``.
+
+        Raises
+        ------
+        StreamError
+            If there is none of these labels.
+        """
+        ids = self.store.draw(len(self.store), how="newest", version=self.classifier.version)
+        there = {*ids.tolist()}
+        rest = [row for row in self.new if row.number not in there]
+        x = np.stack([row.x for row in rest]) if rest else np.zeros(0, np.float32)
+        y = np.array([row.y for row in rest], np.int64)
+        pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
+        return EverySample(pool, labels, size, self.body.as_inputs)
 
     def held_out_batch(self) -> Batch:
         """Return the window as one batch; StreamError if it is empty."""
@@ -206,7 +234,7 @@ def visit(
     Raises
     ------
     StreamError
-        If nothing was saved yet, the state is of another model, or the learner keeps features instead of inputs.
+        If nothing was saved yet, the state is of another model, or the learner's features are.
     StoreError
         If there is no store.
     """
@@ -214,16 +242,22 @@ def visit(
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
     with taking_over(folder):
-        if state.facts["features"] is not None:
+        features, above = state.facts["features"], state.facts.get("groups_above")
+        if features is not None and above is None:
             raise StreamError(
-                "the learner keeps features of a frozen part, which the federation's model would change: start it "
-                "without latent replay to take part"
+                "an earlier version saved the learner, which keeps features of a frozen part, without its place: "
+                "start it once more"
             )
         classifier = Classifier(
             _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
-            latent=None, prepare=prepare, seed=seed, head=head,
+            latent=None if above is None else Latent(int(above)), prepare=prepare, seed=seed, head=head,
         )  # fmt: skip
         classifier.restore(state.facts, state.under("model."))
+        if classifier.version != features:
+            raise StreamError(
+                f"the learner keeps features {features} of a frozen part, and the model's is {classifier.version}: "
+                "give the client the learner's model"
+            )
         saved = labelled_weights(classifier)
         recent = Recent(Guard(), _NEWEST, 1)
         recent.restore(state.under("memory."))

@@ -51,6 +51,6 @@ def passing_above_cut(
     try:
         with forward.splitting(graph, above - 1, first):
             yield forward
-        forward.forget_others()
+        forward.forget_others(loader)
     finally:
         forward.close()

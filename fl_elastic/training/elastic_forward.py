@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,13 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
-from fl_elastic.training.feature_store import FeatureStore, fingerprint
+from fl_elastic.training.feature_store import FeatureStore
+from fl_elastic.training.fingerprint import fingerprint
 
 __all__ = ["ElasticForward", "ForwardOptions", "ForwardReport"]
 
+_LOG = logging.getLogger("fl_elastic")
+_Said = TypeVar("_Said")
 _FEW = 2
 
 
@@ -141,7 +145,7 @@ class ElasticForward:
         self._epochs = max(epochs / options.variants, 1.0)
         self._clock = clock
         self._checked: dict[tuple[str, bool], bool] = {}
-        self._constant: set[tuple[str, bool]] = set()
+        self._shapes: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._split: SplitModel | None = None
         self._whole = False
         self._cut = ""
@@ -194,7 +198,7 @@ class ElasticForward:
                 if self._works(split, cut, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
-                    self._open_store(split, graph, cut, split_batch(batch)[0])
+                    self._open_store(split, cut, split_batch(batch)[0])
                 else:
                     # Steps of the whole model find their forwards and modes.
                     stack.close()
@@ -236,9 +240,18 @@ class ElasticForward:
             self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
         )
 
-    def forget_others(self) -> None:
-        """Wipe the features of examples that were not met, if all that there are were met."""
-        if self._store is not None and self._met_all():
+    def forget_others(self, loader: Iterable[Batch]) -> None:
+        """Wipe the features of examples that are gone.
+
+        By the loader's own word, where it draws from more than it gives (``loader.present()`` yields the inputs of
+        all); else those of examples that were not met, if all that there are were met.
+        """
+        if self._store is None or not len(self._store):
+            return
+        present = getattr(loader, "present", None)
+        if present is not None:
+            self._store.keep_only({one for inputs in present() for one in sample_ids(inputs)})
+        elif self._met_all():
             self._store.keep_only(self._met)
 
     def _met_all(self) -> bool:
@@ -274,31 +287,56 @@ class ElasticForward:
                 self.refused = f"no elastic forward pass: {error}"
         return self._checked[place]
 
-    def _open_store(self, split: SplitModel, graph: BackwardGraph, cut: Cut, inputs: Any) -> None:
+    def _open_store(self, split: SplitModel, cut: Cut, inputs: Any) -> None:
         if self._store is None:
             return
         if not isinstance(inputs, Tensor):
             self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
             return
         place = cut.module, cut.at_input
-        if place not in self._constant:
-            try:
-                with untouched(self._model), torch.no_grad():
-                    _on_few(split.check_constant, inputs)
-            except ModelError as error:
-                self._give_up(str(error))
-                return
-            self._constant.add(place)
-        prefix = fingerprint(split.prefix_modules, f"{cut.module}/{cut.at_input}")
+        first = place not in self._shapes
+        prefix = fingerprint(
+            split.prefix_modules, f"{cut.module}/{cut.at_input}", split.loose_tensors
+        )
         try:
-            self._store.prepare(prefix, graph.nodes[cut.node].shape[1:], self._examples)
+            if first:
+                with untouched(self._model), torch.no_grad():
+                    self._shapes[place] = _on_few(split.check_constant, inputs)
+            self._store.prepare(prefix, self._shapes[place], self._examples)
             self._locked = cut.groups_above
-        except BudgetError as error:
+        except (BudgetError, ModelError) as error:
             self._give_up(str(error))
+            return
+        if first and self._store.lasts:
+            with untouched(self._model):
+                self._drop_what_is_not_so(self._store, split, inputs)
+
+    def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Tensor) -> None:
+        """Wipe what an earlier process kept unless it is what comes out now.
+
+        The digest of the weights does not see the model's code: another activation, another way through it.
+        """
+        known, stored = store.read(sample_ids(inputs))
+        if not known:
+            return
+        stored = stored[:_FEW].to(inputs.device)
+        now = split.features(inputs[known[:_FEW]])
+        error, greatest = ((each.float().abs().amax()) for each in (now - stored, now))
+        tolerance = max(2 * FeatureCodec(self.options.precision, (1,)).tolerance, _rounding(now))
+        if error <= tolerance * greatest:
+            return
+        _LOG.warning(
+            "the features in %s are not what the model puts out at %r now, though its weights are the same: its "
+            "code is another. They are computed anew", self.options.path, self._cut,
+        )  # fmt: skip
+        store.keep_only(())
 
     def _give_up(self, reason: str) -> None:
         self.refused = f"no feature store: {reason}"
         if self._store is not None:
+            if self._store.lasts:
+                # Every later round would compute them again, and nobody reads a round's report on a device.
+                _LOG.warning("features are not kept: %s", reason)
             self._store.close()
         self._store = None
 
@@ -324,6 +362,11 @@ class ElasticForward:
         if not known:
             features = split.features(inputs)
             self._store.store(ids, features)
+            if self._store.unfit and not len(self._store):
+                self._give_up(
+                    f"features of up to {float(features.abs().max()):.3g} do not stay what they are as "
+                    f"{self.options.precision}: keep them as fp32, or scale the inputs"
+                )
             return features
         stored = stored.to(inputs.device)
         if not missing:
@@ -340,15 +383,19 @@ def _count(inputs: Any) -> int:
     return len(inputs) if isinstance(inputs, Tensor) else 1
 
 
-def _on_few(check: Callable[[Any], None], inputs: Any) -> None:
+def _rounding(features: Tensor) -> float:
+    """Return by how much features may differ from one way of computing them to another."""
+    return max(1e-3, 4 * torch.finfo(features.dtype).eps)
+
+
+def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
     """Check on two examples, or on the whole batch if the model cannot do with fewer.
 
     Every fit pays for it: with features that are kept, checks of whole batches took as long as a round's steps.
     """
     if isinstance(inputs, Tensor) and len(inputs) > _FEW:
         try:
-            check(inputs[:_FEW])
-            return
+            return check(inputs[:_FEW])
         except ModelError:
             pass
-    check(inputs)
+    return check(inputs)

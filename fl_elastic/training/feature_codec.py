@@ -13,6 +13,8 @@ from fl_elastic.errors import BudgetError
 __all__ = ["PRECISIONS", "FeatureCodec"]
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
+# Of an example's greatest value; what is further off, is beyond the range of fp16.
+_TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
 # Eight bytes of scale for as many of values or less would make the rows hardly smaller than fp16.
 _FEWEST_POSITIONS = 64
 
@@ -39,6 +41,11 @@ class FeatureCodec:
             raise BudgetError(
                 f"feature precision {self.precision!r} is unknown, use {', '.join(PRECISIONS)}"
             )
+
+    @property
+    def tolerance(self) -> float:
+        """How far stored values may be off, as a share of the greatest of their example."""
+        return _TOLERANCE[self.precision]
 
     @property
     def scales(self) -> int:
@@ -78,6 +85,12 @@ class FeatureCodec:
         least, scale = header.reshape(count, self.scales, 2, 1).unbind(2)
         codes = rows[:, 8 * self.scales :].reshape(count, self.scales, -1)
         return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
+
+    def keeps(self, features: Tensor, rows: Tensor) -> Tensor:
+        """Return which examples come back from their rows as they were, shape (B,): fp16 has a narrow range."""
+        flat = features.detach().reshape(len(features), -1).cpu().float()
+        error = (self.decode(rows).reshape(len(flat), -1) - flat).abs().amax(1)
+        return error <= self.tolerance * flat.abs().amax(1)
 
 
 def _bytes_of(values: Tensor) -> Tensor:

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups.forward import tensor_bytes
 from fl_elastic.groups.sample_ids import SampleId
 from fl_elastic.storage import only_one
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["FeatureStore", "fingerprint"]
+__all__ = ["FeatureStore"]
 
+_LOG = logging.getLogger("fl_elastic")
 # A file begins with its facts and their digest; each row with its sample's id and a digest of id and features.
 _MAGIC, _FACTS = b"fl_elastic features 1\n", 4096
 _DIGEST, _ID = 16, 16
 _CHECK = 8
-
-
-def fingerprint(modules: Sequence[nn.Module], place: str) -> bytes:
-    """Return a digest of the weights and buffers of ``modules`` and of where they end."""
-    digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
-    for module in modules:
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            digest.update(name.encode())
-            digest.update(tensor_bytes(tensor))
-    return digest.digest()
 
 
 class FeatureStore:
@@ -56,6 +47,11 @@ class FeatureStore:
         See `FeatureCodec`.
     path : path-like, optional
         File that holds the rows and stays; memory if left out.
+
+    Attributes
+    ----------
+    unfit : int
+        Examples that were not taken in, since the precision does not hold their features.
 
     Raises
     ------
@@ -94,6 +90,7 @@ class FeatureStore:
         self._place: dict[SampleId, int] = {}
         self._free: list[int] = []
         self._proved: set[int] = set()
+        self.unfit = 0
 
     def __len__(self) -> int:
         return len(self._place)
@@ -150,7 +147,7 @@ class FeatureStore:
         found = [
             (place, row)
             for place, row in ((place, self._place.get(one)) for place, one in enumerate(ids))
-            if row is not None and self._is_whole(row)
+            if row is not None and self._is_whole(ids[place], row)
         ]
         if self._codec is None or not found:
             return [], torch.zeros(0)
@@ -159,8 +156,11 @@ class FeatureStore:
         return [place for place, _ in found], features
 
     def store(self, ids: Sequence[SampleId], features: Tensor) -> None:
-        """Take in features while there is room; ids that are stored already are passed over."""
-        if self._codec is None:
+        """Take in features while there is room; ids that are stored already are passed over.
+
+        So are features of another shape, and those that would not come back as what they are.
+        """
+        if self._codec is None or tuple(features.shape[1:]) != self._codec.shape:
             return
         new = {one: i for i, one in enumerate(ids) if one not in self._place}
         fitting = list(new.items())[: len(self._free)]
@@ -169,8 +169,13 @@ class FeatureStore:
         if features.dtype != self._dtype:
             self._dtype = features.dtype
             self._write_facts()
-        encoded = self._codec.encode(features[[i for _, i in fitting]]).numpy()
-        for (one, _), payload in zip(fitting, encoded, strict=True):
+        given = features[[i for _, i in fitting]]
+        encoded = self._codec.encode(given)
+        kept = self._codec.keeps(given, encoded).tolist()
+        self.unfit += kept.count(False)
+        for (one, _), payload, whole in zip(fitting, encoded.numpy(), kept, strict=True):
+            if not whole:
+                continue
             row = self._free.pop()
             self._rows[row, -len(payload) :] = payload
             if self.lasts:
@@ -204,12 +209,14 @@ class FeatureStore:
     def _stride(self, codec: FeatureCodec) -> int:
         return codec.row_bytes + (_ID + _CHECK if self.lasts else 0)
 
-    def _is_whole(self, row: int) -> bool:
+    def _is_whole(self, one: SampleId, row: int) -> bool:
         """Whether a row is what was stored; one that is not is let go."""
         if not self.lasts or row in self._proved:
             return True
-        one = _id_of(self._rows[row])
-        if self._check(row) == self._rows[row, _ID : _ID + _CHECK].tobytes():
+        if (
+            _id_of(self._rows[row]) == one
+            and self._check(row) == self._rows[row, _ID : _ID + _CHECK].tobytes()
+        ):
             self._proved.add(row)
             return True
         self._let_go(one, row)
@@ -236,12 +243,11 @@ class FeatureStore:
                 os.ftruncate(self._file, 0)
                 facts, rows = None, 0
             if rows < capacity:
-                # A sparse file would hit a full disk later, as a signal that nobody can catch.
-                os.posix_fallocate(self._file, 0, _FACTS + capacity * stride)
+                capacity = self._with_room(path, rows, capacity, stride)
             count = max(rows, capacity)
             mapped = np.memmap(path, np.uint8, "r+", offset=_FACTS, shape=(count, stride))
         except OSError as error:
-            self._refuse(path, capacity * stride, error, remove=facts is None)
+            self._refuse(path, capacity * stride, error, ours=facts is None)
         self._codec, self._prefix, self._rows = codec, prefix, mapped
         if facts is not None:
             self._dtype = getattr(torch, facts["dtype"])
@@ -250,15 +256,29 @@ class FeatureStore:
         else:
             self._write_facts()
 
-    def _refuse(self, path: Path, size: int, error: OSError, *, remove: bool) -> NoReturn:
-        busy = isinstance(error, BlockingIOError)
+    def _with_room(self, path: Path, rows: int, capacity: int, stride: int) -> int:
+        """Make the file longer and return how many rows it has: those that are there, where the disk is full."""
+        assert self._file is not None
+        try:
+            # A sparse file would hit a full disk later, as a signal that nobody can catch.
+            os.posix_fallocate(self._file, 0, _FACTS + capacity * stride)
+        except OSError as error:
+            if not rows:
+                raise
+            _LOG.warning("no more features are kept in %s than are there: %s", path, error.strerror)
+            return rows
+        return capacity
+
+    def _refuse(self, path: Path, size: int, error: OSError, *, ours: bool) -> NoReturn:
+        busy, remove = isinstance(error, BlockingIOError), ours and self._file is not None
         self.close()
         if busy:
             raise BudgetError(
                 f"the features in {path} are in use by another process: give each client a folder of its own"
             ) from None
         if remove:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         raise BudgetError(
             f"a feature store of {size} bytes cannot be made at {path}: {error.strerror}; "
             "free some space or lower its bound"

@@ -152,6 +152,8 @@ class ElasticTrainer:
         _refuse_untrainable(self.model)
         batches = first_batches(loader, self.planner.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])
+        # An epoch of a stream draws from more samples than it gives.
+        self._distinct = max(self._num_examples, getattr(loader, "distinct_examples", 0))
         if per_epoch == 0:
             raise TrainingError(READ_ONCE)
         clock = clock_for(model_device(self.model), self.options.clock)
@@ -227,7 +229,7 @@ class ElasticTrainer:
         self._trained = tuple(each for _, each in fit.plans)
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
-            step.forward.forget_others()
+            step.forward.forget_others(loader)
         report = self._report(fit, epochs)
         self._closing_seconds = clock() - log.ended
         return report
@@ -306,7 +308,7 @@ class ElasticTrainer:
             return None
         return ElasticForward(
             self.model, self.options.forward,
-            examples=self._num_examples, epochs=epochs, clock=clock, groups_above=groups_above,
+            examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
-from fl_elastic.training.feature_store import FeatureStore, fingerprint
+from fl_elastic.training.feature_store import FeatureStore
+from fl_elastic.training.fingerprint import fingerprint
 
 SHAPES = st.sampled_from([(5,), (3, 4), (4, 3, 3), (2, 5, 7)])
 

@@ -72,7 +72,7 @@ class Cell:
         Which.
     history : list of dict
         Per round, starting with 0: accuracy, loss, and since the start simulated seconds, uplink and downlink
-        bytes.
+        bytes, and features found and computed where any were.
     coverage : dict
         Device class to rounds x groups, the share of its clients that trained the group.
     steps : list of MeasuredSteps
@@ -123,7 +123,9 @@ class Cell:
     ) -> None:
         """Enter the global model's quality after a round; costs are those so far, or the given ones."""
         row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
-        self.history.append(row | dict(self.spent if spent is None else spent))
+        met = {"features_found": self.features_found, "features_computed": self.features_computed}
+        kept = met if any(met.values()) else {}
+        self.history.append(row | dict(self.spent if spent is None else spent) | kept)
 
     def cut_is(self, group: str) -> None:
         """Enter where the fleet's cut lies now; empty for no cut."""

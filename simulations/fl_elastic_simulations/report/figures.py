@@ -27,6 +27,7 @@ from fl_elastic_simulations.report.summary import DeviceClass, Method, Point, Re
 __all__ = [
     "Curve",
     "accuracy_by_time",
+    "accuracy_by_traffic",
     "accuracy_by_uplink",
     "coverage_map",
     "mean_curve",
@@ -50,6 +51,13 @@ def accuracy_by_time(results: Results) -> Figure | None:
 def accuracy_by_uplink(results: Results) -> Figure | None:
     """Return accuracy against the bytes sent up, or nothing where no history holds both."""
     return _accuracy(results, "uplink", lambda curve: curve.uplink_bytes, byte_unit, bytes_text)
+
+
+def accuracy_by_traffic(results: Results) -> Figure | None:
+    """Return accuracy against the bytes of both directions, or nothing where no history holds them."""
+    return _accuracy(
+        results, "bytes up and down", lambda curve: curve.traffic_bytes, byte_unit, bytes_text
+    )
 
 
 def _accuracy(
@@ -287,7 +295,7 @@ def _extent(results: Results) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Curve:
-    """One value per round in each tuple; ``seconds`` or ``uplink_bytes`` may be empty.
+    """One value per round in each tuple; ``seconds`` and bytes, up or in both directions, may be empty.
 
     ``lowest`` and ``highest`` are those of any single seed.
     """
@@ -299,6 +307,7 @@ class Curve:
     seconds: tuple[float, ...]
     uplink_bytes: tuple[float, ...]
     seeds: int
+    traffic_bytes: tuple[float, ...] = ()
 
 
 def mean_curve(history: Sequence[Point]) -> Curve:
@@ -328,7 +337,13 @@ def mean_curve(history: Sequence[Point]) -> Curve:
         seconds=_means([[point.seconds for point in column] for column in columns]),
         uplink_bytes=_means([[point.uplink_bytes for point in column] for column in columns]),
         seeds=len(by_seed),
+        traffic_bytes=_means([[_traffic(point) for point in column] for column in columns]),
     )
+
+
+def _traffic(point: Point) -> float | None:
+    up, down = point.uplink_bytes, point.downlink_bytes
+    return None if up is None or down is None else up + down
 
 
 def _means(columns: Sequence[Sequence[float | None]]) -> tuple[float, ...]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError
+from fl_elastic_simulations.report.cut_figures import cuts_by_time, found_by_time
 from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
 from fl_elastic_simulations.report.figures import (
     accuracy_by_time,
+    accuracy_by_traffic,
     accuracy_by_uplink,
     coverage_map,
     speed_bars,
@@ -20,6 +22,7 @@ from fl_elastic_simulations.report.table import cuts_grid, results_grid, target_
 
 __all__ = ["write_page"]
 
+_EMPTY_BELOW = " Rows below the fleet's cut are empty."
 _NOTHING = "The summary holds nothing to draw here."
 
 
@@ -76,13 +79,19 @@ def _courses(results: Results) -> list[Section]:
     goal = "" if results.target_accuracy is None else ": compare where the lines meet the target"
     clock = "simulated time" if results.simulated else "time"
     less = "Further left is less sent by all clients for the same accuracy."
-    return [
+    both = "What the server sent counts as well: below the fleet's cut nothing travels in either direction."
+    sections = [
         _drawn(results, name, f"Accuracy against {what}", f"{guide}{band}", drawn)
         for name, what, guide, drawn in (
             ("time", clock, f"Further left is sooner{goal}.", accuracy_by_time(results)),
             ("uplink", "uplink", less, accuracy_by_uplink(results)),
         )
     ]
+    traffic = accuracy_by_traffic(results)
+    if traffic is not None and any(method.cuts for method in results.methods):
+        title = "Accuracy against bytes up and down"
+        sections.append(_drawn(results, "traffic", title, f"{both}{band}", traffic))
+    return sections
 
 
 def _cuts(results: Results) -> list[Section]:
@@ -93,7 +102,17 @@ def _cuts(results: Results) -> list[Section]:
         "Below a cut nobody trains, and clients keep the features that come out there. "
         "The last column is the share, over all seeds, that was found again instead of computed."
     )
-    return [Section("cuts", "The fleet's cut", guide, grid=grid)]
+    names = [method.name for method in results.methods]
+    drawn = cuts_by_time(results)
+    sections = [Section("cuts", "The fleet's cut", guide, drawn, names if drawn else (), grid=grid)]
+    found = found_by_time(results)
+    if found is not None:
+        told = (
+            "Of the examples that were met since the test before, the share whose features were there already. "
+            "The first pass computes all of them, and so does a pass after the cut has moved."
+        )
+        sections.append(_drawn(results, "features", "Features found again", told, found))
+    return sections
 
 
 def _speeds(results: Results) -> Section:
@@ -127,7 +146,8 @@ def _coverage(results: Results) -> Section:
         "coverage",
         title,
         "Each cell is one tensor group in one round: the stronger its colour, the larger the share "
-        "of that class's clients that trained it. The top row is the group next to the loss.",
+        "of that class's clients that trained it. The top row is the group next to the loss."
+        f"{_EMPTY_BELOW if any(method.cuts for method in results.methods) else ''}",
         panels=[
             Panel(device.label, _facts(device), coverage_map(results, device, chosen))
             for device in results.devices

@@ -19,13 +19,16 @@ Shares = tuple[tuple[float | None, ...], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """The global model after one round of one seed; seconds and bytes count from the start."""
+    """The global model after one round of one seed; seconds, bytes and features count from the start."""
 
     seed: int
     round: int
     accuracy: float
     seconds: float | None
     uplink_bytes: float | None
+    downlink_bytes: float | None = None
+    features_found: int | None = None
+    features_computed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,9 @@ def _point(value: object, where: str) -> Point | None:
         accuracy=accuracy,
         seconds=_number(entry.get("simulated_seconds"), f"{where}.simulated_seconds"),
         uplink_bytes=_number(entry.get("uplink_bytes"), f"{where}.uplink_bytes"),
+        downlink_bytes=_number(entry.get("downlink_bytes"), f"{where}.downlink_bytes"),
+        features_found=_count(entry.get("features_found"), f"{where}.features_found"),
+        features_computed=_count(entry.get("features_computed"), f"{where}.features_computed"),
     )
 
 

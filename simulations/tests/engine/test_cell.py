@@ -155,3 +155,5 @@ def test_it_knows_since_when_the_cut_lies_where_and_what_features_were_kept() ->
     assert [group for _, group in cell.cuts] == ["stem", "head"]
     assert [since for since, _ in cell.cuts] == pytest.approx([first + each, first + 3 * each])
     assert (cell.features_found, cell.features_computed) == (7, 5)
+    cell.evaluated(1, 0.5, 1.0)
+    assert (cell.history[-1]["features_found"], cell.history[-1]["features_computed"]) == (7, 5)

@@ -1,0 +1,36 @@
+"""What features at a cut depend on, as a digest: features of another model are another model's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+
+from fl_elastic.groups.forward import tensor_bytes
+
+__all__ = ["fingerprint"]
+
+_DIGEST = 16
+
+
+def fingerprint(
+    modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
+) -> bytes:
+    """Return a digest of what ``modules`` compute with, of other tensors by name, and of where they end."""
+    digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
+    tensors = [each for module in modules for each in _tensors_of(module).items()]
+    for name, tensor in (*tensors, *others):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.digest()
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return what a module computes with, buffers that are not saved among them."""
+    saved = {
+        name: each
+        for name, each in module.state_dict(keep_vars=True).items()
+        if isinstance(each, Tensor)
+    }
+    return saved | dict(module.named_buffers())
