@@ -17,7 +17,7 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.replay import Part, Replay
 from fl_elastic.streaming.store import SampleStore
 
-__all__ = ["Drawn", "Pool", "ReplayLoader", "Row"]
+__all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
 
 Row: TypeAlias = tuple[NDArray[Any], np.int64, NDArray[np.float32] | None]
 """Sample, label, and what was said of it where that is known and wanted."""
@@ -221,3 +221,53 @@ class ReplayLoader:
                     known = scores[: len(classes)]
                     told[place, : len(known)] = torch.from_numpy(known.copy())
         return self._as_inputs(x), replay.targets(torch.from_numpy(outputs), told)
+
+
+class OnePass:
+    """Every labelled sample once, stored or new: for what is counted over all data instead of trained on.
+
+    Parameters
+    ----------
+    pool : Pool
+        Where they are.
+    labels : sequence of int
+        A target is a label's place here; samples of other labels are left out.
+    size : int
+        Of a batch; costs are known by the batches that are trained on.
+    as_inputs : callable
+        Turns samples as they are kept into what the model takes.
+
+    Raises
+    ------
+    StreamError
+        If there is no sample of these labels.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        labels: Sequence[int],
+        size: int,
+        as_inputs: Callable[[NDArray[Any]], Tensor],
+    ) -> None:
+        self._pool, self._size, self._as_inputs = pool, size, as_inputs
+        self._place = {label: place for place, label in enumerate(labels)}
+        self.dataset_size = sum(len(targets) for _, targets in self._rows())
+        if not self.dataset_size:
+            raise StreamError(f"the stream has no sample of the labels {list(labels)} yet")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._rows())
+
+    def __iter__(self) -> Iterator[Batch]:
+        for x, targets in self._rows():
+            yield self._as_inputs(x), torch.from_numpy(targets)
+
+    def _rows(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        for x, y in self._pool.everything(self._size):
+            known = np.array([label in self._place for label in y.tolist()], np.bool_)
+            if known.any():
+                yield (
+                    x[known],
+                    np.array([self._place[each] for each in y[known].tolist()], np.int64),
+                )

@@ -21,7 +21,6 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.old_state import json_file
 from fl_elastic.streaming.body import Body, Prepare
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.every_sample import EverySample
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
@@ -30,7 +29,7 @@ from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay import Replay
-from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
+from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store import SampleStore
 from fl_elastic.streaming.taking_up import labelled_weights
@@ -140,7 +139,7 @@ class Visit:
         pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
         return ReplayLoader(pool, replay, steps, seed, self.body.as_inputs)
 
-    def every_sample(self, labels: Sequence[int], size: int) -> EverySample:
+    def every_sample(self, labels: Sequence[int], size: int) -> OnePass:
         """Return each labelled sample once, in batches of ``size``; targets are its label's place among ``labels``.
 
         Raises
@@ -154,7 +153,7 @@ class Visit:
         x = np.stack([row.x for row in rest]) if rest else np.zeros(0, np.float32)
         y = np.array([row.y for row in rest], np.int64)
         pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
-        return EverySample(pool, labels, size, self.body.as_inputs)
+        return OnePass(pool, labels, size, self.body.as_inputs)
 
     def held_out_batch(self) -> Batch:
         """Return the window as one batch; StreamError if it is empty."""
