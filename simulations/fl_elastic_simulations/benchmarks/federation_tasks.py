@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,29 +168,32 @@ PRETRAINED: dict[str, FederationTask] = {
 }  # fmt: skip
 """Tasks of the benchmark across rounds, by the name on the command line."""
 
-_PLAIN = (REFERENCE, "fewer full steps, our server")
 
-
-def _long(name: str, rounds: int, methods: Sequence[str], **training: Any) -> FederationTask:
-    """Return a task that runs for so many rounds of waiting, with the clock of the one that it lengthens."""
+def _long(name: str, rounds: int, method: str, **training: Any) -> FederationTask:
+    """Return a task of one method that lasts for so many rounds of waiting, by the clock of a shorter one."""
     task = PRETRAINED[name]
+    optimizer = "SGD" if training.get("optimizer") == "sgd" else "AdamW"
     return replace(
         task,
-        title=f"{task.title}, run until waiting has converged",
+        title=f"{task.title}, {optimizer}",
         training=task.training | training,
         reference_rounds=rounds,
-        methods={method: task.methods[method] for method in methods},
+        methods={method: task.methods[method]},
         costs=name,
     )
 
 
+# The rate and momentum with which a head that begins at zeros learns fastest in the table of unequal clients.
+_SGD: Table = {"optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.9}
+
 CONVERGED: dict[str, FederationTask] = {
-    "birds-converged": _long("birds-pretrained", 60, _PLAIN),
-    "signs-converged": _long("signs-pretrained", 60, _PLAIN),
-    # The rate and momentum with which a head that begins at zeros learns fastest in the table of unequal clients.
-    "birds-converged-sgd": _long(
-        "birds-pretrained", 60, _PLAIN, optimizer="sgd", learning_rate=0.01, momentum=0.9
+    "birds-converged": _long("birds-pretrained", 60, REFERENCE),
+    "birds-converged-sgd": _long("birds-pretrained", 60, REFERENCE, **_SGD),
+    # They do more rounds in the same time, and are there sooner.
+    "birds-steps-converged-sgd": _long(
+        "birds-pretrained", 30, "fewer full steps, our server", **_SGD
     ),
+    "signs-converged": _long("signs-pretrained", 60, REFERENCE),
 }
 """How far plain methods get in the end, which those above are to reach sooner."""
 
