@@ -42,7 +42,7 @@ from fl_elastic.flower.inner import (
     whole_model,
 )
 from fl_elastic.flower.intake import Intake
-from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics
+from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics, trained_before
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
@@ -178,7 +178,8 @@ class PartialUpdates(Strategy):
         inner: Strategy,
         *,
         deadline: float | Deadline = _QUARTER,
-        pretrained: bool = False,
+        initial_arrays: ArrayRecord | None = None,
+        pretrained: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> PartialUpdates:
         """Return what docs/measured.md compares with other methods, and say in the log what that is.
@@ -197,8 +198,11 @@ class PartialUpdates(Strategy):
             From ``flwr.serverapp.strategy``, such as ``FedAvg()``.
         deadline : float or Deadline
             Seconds of a round; left out, what a quarter of the devices need to train everything that is trained.
-        pretrained : bool
-            Whether the model has learned features from other data already, and ends in a linear layer.
+        initial_arrays : ArrayRecord, optional
+            What `start` will be given: tells by the model's norms whether it was trained before.
+        pretrained : bool, optional
+            Whether the model has learned features from other data already, and ends in a linear layer. Left out, as
+            ``initial_arrays`` tell; without these it counts as fresh.
         on_round : callable, optional
             Called with the `RoundRecord` after each round's training.
 
@@ -211,6 +215,9 @@ class PartialUpdates(Strategy):
         'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
+        if pretrained is None:
+            found = () if initial_arrays is None else initial_arrays.items()
+            pretrained = trained_before({name: array.numpy() for name, array in found})
         # Flower's own logger, which a server app shows.
         log = logging.getLogger("flwr")
         if pretrained:

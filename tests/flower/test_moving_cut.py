@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import images, loss_fn
 from test_fleet_cut import build
+from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
@@ -126,6 +130,41 @@ def test_the_preset_for_pretrained_models_turns_it_all_on(
     assert not records and not asked  # which are the other strategy's
     assert preset.fleet.cut.group == UPPER and preset.fleet.kept_head == "11"
     assert preset.solved.weights
+
+
+def fresh_and_trained(name: str) -> tuple[nn.Module, nn.Module]:
+    """A model as it is made, and as it is once it was trained."""
+    torch.manual_seed(0)
+    made = {
+        "batch norm": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.PReLU(8), nn.Linear(8, 3)),
+        "layer norm": nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)),
+        "group norm": nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3)),
+    }[name]  # fmt: skip
+    trained = deepcopy(made)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained(torch.randn(16, 4)), torch.arange(16) % 3).backward()
+        optimizer.step()
+    return made, trained
+
+
+@pytest.mark.parametrize("name", ["batch norm", "layer norm", "group norm"])
+def test_the_preset_sees_whether_a_model_was_trained_before(name: str) -> None:
+    cuts = [
+        PartialUpdates.for_unequal_devices(
+            quiet(), deadline=9, initial_arrays=ArrayRecord(model.state_dict()), pretrained=told
+        ).terms.cut
+        for model in fresh_and_trained(name)
+        for told in (None, False, True)
+    ]
+    assert cuts == ["none", "none", "moving", "moving", "none", "moving"]
+
+
+def test_a_model_without_norms_counts_as_fresh() -> None:
+    arrays = ArrayRecord(nn.Linear(3, 2).state_dict())
+    preset = PartialUpdates.for_unequal_devices(quiet(), deadline=9, initial_arrays=arrays)
+    assert preset.terms.cut == "none"
 
 
 def test_one_liar_moves_nothing(tmp_path: Path) -> None:
