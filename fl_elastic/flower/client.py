@@ -50,6 +50,7 @@ from fl_elastic.update import (
     load_weights,
     weights_of,
 )
+from fl_elastic.update.frame import peek
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ForwardReport
@@ -101,7 +102,9 @@ class ElasticClient(NumPyClient):
     Parameters
     ----------
     model : nn.Module
-        On the device it shall train on; its weights are replaced by the server's.
+        On the device it shall train on; its weights are replaced by the server's. Parameters with
+        ``requires_grad=False`` beside others are its frozen base, which does not travel: it is refused if it is not
+        the server's.
     train_loader, test_loader : iterable of batches
         Re-iterable; batches are ``(inputs, targets)``.
     budget : Budget
@@ -175,7 +178,7 @@ class ElasticClient(NumPyClient):
         self.feature_bytes = feature_bytes
         self.options = options or TrainerOptions()
         self.device = device
-        self.manifest = Manifest.of(model)
+        self.manifest = Manifest.of(model).with_base(model)
         self.report: FitReport | None = None
         self.client_id = client_id
         self._profile = profile
@@ -484,10 +487,13 @@ class ElasticClient(NumPyClient):
         if config.get(PACKED):
             if len(parameters) != 1:
                 raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
-            weights, version = self._state.received(parameters[0].tobytes())
+            packed = parameters[0].tobytes()
+            self._follow(packed)
+            weights, version = self._state.received(packed)
             if told.keep and self._state.keep_model(weights, version):
                 metrics[HAVE] = version
         else:
+            self._follow_list(len(parameters))
             if len(parameters) != len(self.manifest):
                 raise UpdateError(
                     f"got {len(parameters)} arrays, the model has {len(self.manifest)} tensors"
@@ -496,13 +502,44 @@ class ElasticClient(NumPyClient):
         self._take(weights)
         return version, metrics
 
+    def _follow(self, packed: bytes) -> None:
+        """Go by the manifest of the whole model if the server holds its frozen part as well."""
+        if not self.manifest.base:
+            return
+        said = peek(packed)
+        whole = Manifest.of(self.model, whole=True)
+        if said.get("manifest") == whole.hash:
+            _LOG.warning(
+                "the server sends the frozen part of the model as well, %s of %s tensors: to send what is trained "
+                "alone, begin with fl_elastic.flower.initial_arrays(model)",
+                len(whole) - len(self.manifest), len(whole),
+            )  # fmt: skip
+            self._go_by(whole)
+        elif said.get("manifest") == self.manifest.hash and "base" not in said:
+            _LOG.warning(
+                "the server does not say which frozen base its model has, so nobody compares it with this one: "
+                "begin with fl_elastic.flower.initial_arrays(model)"
+            )
+
+    def _follow_list(self, count: int) -> None:
+        """Do the same for a list of arrays, which has no more to tell than their number."""
+        if self.manifest.base and count != len(self.manifest):
+            whole = Manifest.of(self.model, whole=True)
+            if count == len(whole):
+                self._go_by(whole)
+
+    def _go_by(self, manifest: Manifest) -> None:
+        if manifest.hash != self.manifest.hash:
+            self._state = ClientState(self._state.directory, manifest)
+        self.manifest = manifest
+
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Go on from the server's model."""
         load_weights(self.model, self.manifest, weights)
 
     def _weights(self) -> dict[str, NDArray[Any]]:
         """Return the model as the server knows it."""
-        return weights_of(self.model, self.manifest)
+        return weights_of(self.model, self.manifest, self.manifest.names)
 
     def _update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
         """Return what the server is told of a fit that started from this version."""
