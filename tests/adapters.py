@@ -29,13 +29,20 @@ class LowRank(nn.Module):
         return self.lora_B.weight.detach().double() @ self.lora_A.weight.detach().double()
 
 
+class Block(LowRank):
+    """x + tanh(adapted(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(super().forward(x))
+
+
 class Adapted(nn.Module):
-    """Tokens in, classes out: embedding and head are frozen as well; each block is x + tanh(adapted(x))."""
+    """Tokens in, classes out: embedding and head are frozen as well."""
 
     def __init__(self, blocks: int = 4, classes: int = 3) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, WIDTH)
-        self.blocks = nn.ModuleList(LowRank(WIDTH) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(blocks))
         self.head = nn.Linear(WIDTH, classes)
         self.embed.requires_grad_(False)
         self.head.requires_grad_(False)
@@ -43,7 +50,7 @@ class Adapted(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens).mean(1)
         for block in self.blocks:
-            x = x + torch.tanh(block(x))
+            x = block(x)
         found: Tensor = self.head(x)
         return found
 

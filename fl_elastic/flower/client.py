@@ -250,9 +250,11 @@ class ElasticClient(NumPyClient):
             return [np.zeros(0, np.uint8)], 0, metrics
         if told.round_zero:
             # Asked for once in a run: other messages do not load it.
+            from fl_elastic.training.head_sums import refuse_frozen_head
             from fl_elastic.update.head_sums import encode_head_sums
 
             sums, forward = self._head_sums(told)
+            refuse_frozen_head(sums.weight, self.manifest.index)
             metrics |= {} if forward is None else forward.to_metrics()
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
@@ -334,7 +336,7 @@ class ElasticClient(NumPyClient):
         self._state.keep_profile(self._profile)
         if told.round_zero:
             # By the time there is training a head is solved for: until then one of what is here has to do.
-            weight = rough_head(self.model, self.train_loader)
+            weight = rough_head(self.model, self.train_loader, self.manifest.index)
             options = replace(options, kept_head=self._profile.graph.group_of(weight))
         memory = self.budget.memory
         needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))
