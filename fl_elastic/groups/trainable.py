@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["flags_kept", "forget_flags", "note_flags", "trainable"]
 
@@ -13,7 +13,7 @@ __all__ = ["flags_kept", "forget_flags", "note_flags", "trainable"]
 _NOTE = "_fl_elastic_trainable"
 
 
-def trainable(parameter: nn.Parameter) -> bool:
+def trainable(parameter: Tensor) -> bool:
     """Return its ``requires_grad`` as the owner of the model has set it.
 
     A plan sets it anew while it is trained by; what a model is made of does not depend on that moment.

@@ -180,7 +180,7 @@ class Manifest:
             )
 
     def check_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Raise UpdateError unless ``weights`` has the manifest's names and shapes, and no more but the base's digest."""
+        """Raise UpdateError unless ``weights`` has the manifest's names and shapes, and at most a digest more."""
         missing = [name for name in self.names if name not in weights]
         extra = [name for name in weights if name not in self.index and name != FROZEN_BASE]
         if missing or extra:

@@ -3,7 +3,7 @@
 A message of changed tensors carries, beside the version it starts from, the CRC-32 of the payload that the whole
 model would have. The receiver packs what it has put together and compares: a model that drifted from the sender's
 (another branch of the federation after a restart, another codec before) is noticed instead of trained on.
-What stays on the device, a frozen base, is known by the manifest's digest of it, which the receiver compares as well.
+What stays on the device, a frozen base, is known by the manifest's digest of it, which the receiver compares too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A federation of adapters: the frozen base stays where it is, in both directions, in every round and on every disk."""
+"""A federation of adapters: the frozen base stays where it is, both ways, in every round and on every disk."""
 
 from __future__ import annotations
 
@@ -142,9 +142,7 @@ def test_clients_follow_a_server_that_holds_the_whole_model(
     result, _ = run(strategy, apps_of(models, tmp_path), arrays(), 2)
     assert [len(each.accepted) for each in records] == [4, 4]
     assert "the server sends the frozen part of the model as well, 11 of 19 tensors" in caplog.text
-    expected, _ = run(
-        PartialUpdates(quiet()), apps_of(four()), initial_arrays(adapted()), 2
-    )
+    expected, _ = run(PartialUpdates(quiet()), apps_of(four()), initial_arrays(adapted()), 2)
     found = as_weights(result.arrays)
     assert list(found) == list(adapted().state_dict())
     for name, each in as_weights(expected.arrays).items():
@@ -190,9 +188,7 @@ def test_a_checkpoint_holds_the_adapters_and_knows_the_base(
     run(strategy(), apps_of(four()), initial_arrays(adapted()), 2)
     models = 5 * trained_bytes(adapted())
     assert all(path.stat().st_size < models + 20_000 for path in tmp_path.glob("round-*"))
-    result, _ = run(
-        strategy(), apps_of(four()), initial_arrays(adapted()), 3, evaluate_fn=test
-    )
+    result, _ = run(strategy(), apps_of(four()), initial_arrays(adapted()), 3, evaluate_fn=test)
     straight, _ = run(
         PartialUpdates(quiet(kind), average=ModelAverage(0.5) if kind is FedAvg else None),
         apps_of(four()), initial_arrays(adapted()), 3,

@@ -119,13 +119,9 @@ def test_the_manifest_does_not_depend_on_a_moment_of_training() -> None:
     model, batches = adapted(), tokens(1)
     ordinary = chain()
     before, others = Manifest.of(model), Manifest.of(ordinary)
-    plan = plan_for(
-        model, nn.functional.cross_entropy, batches, budget=Budget(), policy="head"
-    )
+    plan = plan_for(model, nn.functional.cross_entropy, batches, budget=Budget(), policy="head")
     inputs = [(torch.randn(4, *ordinary[0].weight.shape[1:]), torch.tensor([0, 1, 0, 1]))] * 2
-    head = plan_for(
-        ordinary, nn.functional.cross_entropy, inputs, budget=Budget(), policy="head"
-    )
+    head = plan_for(ordinary, nn.functional.cross_entropy, inputs, budget=Budget(), policy="head")
     assert len(plan.trained_parameters) < len(before)
     with apply_plan(model, plan), apply_plan(ordinary, head):
         assert sum(each.requires_grad for each in model.parameters()) < len(before)
@@ -149,7 +145,9 @@ def test_weights_carry_the_digest_of_the_base_and_are_refused_by_another() -> No
         other.blocks[1].base.weight[0, 0] += 1e-6
     load_weights(same, manifest, weights)
     assert torch.equal(same.blocks[1].lora_B.weight, model.blocks[1].lora_B.weight)
-    with pytest.raises(UpdateError, match=r"frozen base of the model differs: its digest is \w{12} there"):
+    with pytest.raises(
+        UpdateError, match=r"frozen base of the model differs: its digest is \w{12} there"
+    ):
         load_weights(other, manifest, weights)
     load_weights(other, manifest, {name: weights[name] for name in manifest.names})
     # Some of them are for a change, not for a model.
@@ -195,7 +193,9 @@ def test_a_server_that_knows_arrays_has_the_manifest_and_its_messages_say_the_ba
     decode_weights(bare, theirs)
 
 
-@pytest.mark.parametrize("digest", [np.zeros(3, np.uint8), np.zeros(16), np.zeros((4, 4), np.uint8)])
+@pytest.mark.parametrize(
+    "digest", [np.zeros(3, np.uint8), np.zeros(16), np.zeros((4, 4), np.uint8)]
+)
 def test_what_is_no_digest_is_said(digest: np.ndarray) -> None:
     with pytest.raises(UpdateError, match="expected 16 bytes"):
         Manifest.of_arrays({"w": np.zeros(2, np.float32), FROZEN_BASE: digest})
