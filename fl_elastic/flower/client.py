@@ -51,6 +51,7 @@ from fl_elastic.update import (
     weights_of,
 )
 from fl_elastic.update.frame import peek
+from fl_elastic.update.frozen_base import hex_of
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ForwardReport
@@ -495,7 +496,7 @@ class ElasticClient(NumPyClient):
             if told.keep and self._state.keep_model(weights, version):
                 metrics[HAVE] = version
         else:
-            self._follow_list(len(parameters))
+            parameters = self._follow_list(parameters)
             if len(parameters) != len(self.manifest):
                 raise UpdateError(
                     f"got {len(parameters)} arrays, the model has {len(self.manifest)} tensors"
@@ -523,12 +524,17 @@ class ElasticClient(NumPyClient):
                 "begin with fl_elastic.flower.initial_arrays(model)"
             )
 
-    def _follow_list(self, count: int) -> None:
-        """Do the same for a list of arrays, which has no more to tell than their number."""
-        if self.manifest.base and count != len(self.manifest):
-            whole = Manifest.of(self.model, whole=True)
-            if count == len(whole):
-                self._go_by(whole)
+    def _follow_list(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Do the same for a list of arrays, told by their number; return it without the digest at its end."""
+        if not self.manifest.base or len(arrays) == len(self.manifest):
+            return arrays
+        whole = Manifest.of(self.model, whole=True)
+        if len(arrays) == len(whole):
+            self._go_by(whole)
+        elif len(arrays) == len(self.manifest) + 1:
+            self.manifest.check_base(hex_of(np.asarray(arrays[-1])))
+            return arrays[:-1]
+        return arrays
 
     def _go_by(self, manifest: Manifest) -> None:
         if manifest.hash != self.manifest.hash:

@@ -214,6 +214,14 @@ def test_lists_of_stock_strategies_hold_the_adapters_or_all() -> None:
         assert np.array_equal(each, dict(zip(state, whole, strict=True))[name])
     with pytest.raises(UpdateError, match="got 3 arrays, the model has 8 tensors"):
         client(adapted(), 1).fit(lists[:3], {})
+    # What a server's `weights_of` gives ends with the digest.
+    told = [*weights_of(adapted(), Manifest.of(adapted())).values()]
+    again, _, _ = client(adapted(), 1).fit(told, {})
+    assert all(np.array_equal(one, other) for one, other in zip(again, found, strict=True))
+    with pytest.raises(UpdateError, match="frozen base of the model differs"):
+        client(adapted(seed=6), 1).fit(told, {})
+    with pytest.raises(UpdateError, match="expected 16 bytes"):
+        client(adapted(), 1).fit([*lists, np.zeros(2)], {})
     # In rounds, and as packed updates have it.
     start = as_record(dict(zip(names, lists, strict=True)))
     apps = {n: legacy_app(lambda n=n: client(adapted(), n)) for n in NODES}
