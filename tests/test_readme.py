@@ -182,8 +182,8 @@ def _pretrained() -> nn.Module:
 def _texts(partition: int) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(partition)
     rows = [torch.randint(0, 30, (4, 9), generator=generator) for _ in range(3)]
-    pairs = [(row[:, :-1], row[:, 1:]) for row in rows]
-    return pairs, pairs[:1]
+    batches = [{"input_ids": row, "labels": row} for row in rows]
+    return batches, batches[:1]
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from fl_elastic.flower.records import HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
@@ -107,13 +108,15 @@ class ElasticClient(NumPyClient):
         ``requires_grad=False`` beside others are its frozen base, which does not travel: it is refused if it is not
         the server's.
     train_loader, test_loader : iterable of batches
-        Re-iterable; batches are ``(inputs, targets)``.
+        Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
+        ``labels``, see `fl_elastic.groups.pairs.as_pair`.
     budget : Budget
         What one round may spend.
     policy : str or Policy
         A registered name, or an object with options of its own.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``.
+        ``loss_fn(outputs, targets)``; left out, the loss that the model computes itself, as those of transformers
+        do from ``labels``, or the cross-entropy.
     optimizer_fn : callable
         ``optimizer_fn(parameters)``; a fresh optimiser is made each round.
     epochs : int
@@ -152,7 +155,7 @@ class ElasticClient(NumPyClient):
         *,
         budget: Budget,
         policy: str | Policy = "elastic",
-        loss_fn: LossFn = nn.functional.cross_entropy,
+        loss_fn: LossFn = own_loss_or_cross_entropy,
         optimizer_fn: OptimizerFn = _sgd,
         epochs: int = 1,
         codec: str = "fp32",

@@ -21,6 +21,7 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
+from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
@@ -89,7 +90,7 @@ def head_sums(
         with torch.no_grad():
             for batch in loader:
                 seen.clear()
-                batch = to_device(batch, model_device(model))
+                batch = to_device(as_pair(batch), model_device(model))
                 if batch_shape(batch)[:1] != (0,):
                     block = nullcontext() if running is None else running(batch)
                     with refusing_misfits(batch), block:

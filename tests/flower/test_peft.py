@@ -223,3 +223,47 @@ def test_what_was_trained_is_exported_in_pefts_own_format(tmp_path: Path) -> Non
     merged.save_pretrained(tmp_path / "merged")
     plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(NextToken(plain)(rows), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_transformers_needs_no_wrapper_and_no_loss_function() -> None:
+    """Its batches are dicts, and it computes its loss from their labels."""
+    rows = {node: [batch[0] for batch in texts(node)] for node in BATCHES}
+    reference, records = {}, []
+    for node, batches in rows.items():
+        model = gpt2().model
+        optimizer = sgd([each for each in model.parameters() if each.requires_grad])
+        model.train()
+        for tokens in batches:
+            optimizer.zero_grad()
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+        reference[node] = {n: each.detach().clone() for n, each in model.named_parameters()}
+
+    def metrics(outputs: Any, labels: Tensor) -> dict[str, float]:
+        right = outputs.logits[:, :-1].argmax(-1) == labels[:, 1:]
+        return {"right": float(right.float().mean())}
+
+    def client_of(node: int) -> ElasticClient:
+        batches = [
+            transformers.BatchEncoding({"input_ids": each, "labels": each}) for each in rows[node]
+        ]
+        return ElasticClient(
+            gpt2().model, batches, batches, budget=Budget(), policy="full", optimizer_fn=sgd,
+            metrics_fn=metrics,
+        )  # fmt: skip
+
+    apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
+    strategy = PartialUpdates(
+        quiet(nodes=3, fraction_evaluate=1.0, min_evaluate_nodes=3), on_round=records.append
+    )
+    result, _ = run(strategy, apps, initial_arrays(gpt2().model))
+    assert [each.num_examples for each in sorted(records[0].accepted, key=lambda a: a.node_id)] == [
+        4 * count for count in BATCHES.values()
+    ]
+    said = result.evaluate_metrics_clientapp[1]
+    assert "accuracy" not in said and 0 <= said["right"] <= 1
+    total = sum(BATCHES.values())
+    for name, each in as_weights(result.arrays).items():
+        if "lora_" in name:
+            mean = sum(count * reference[n][name] for n, count in BATCHES.items()) / total
+            np.testing.assert_allclose(each, mean, rtol=1e-4, atol=1e-6, err_msg=name)
