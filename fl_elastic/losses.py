@@ -1,4 +1,4 @@
-"""Losses of classification: by class scores, of one output or several, and by prototypes."""
+"""Losses: what a model says itself, and of classification by class scores or by prototypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["classification_loss", "prototype_logits", "prototype_loss"]
+__all__ = [
+    "classification_loss",
+    "own_loss",
+    "own_loss_or_cross_entropy",
+    "prototype_logits",
+    "prototype_loss",
+]
 
 _AUXILIARY_WEIGHT = 0.3
 _TEMPERATURE = 10.0
@@ -40,6 +46,54 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
         raise ModelError(f"outputs of type {type(outputs).__name__} hold no class scores")
     main, *auxiliary = [cross_entropy(score, targets) for score in scores]
     return main + _AUXILIARY_WEIGHT * sum(auxiliary)
+
+
+def own_loss(outputs: Any, targets: Any) -> Tensor:
+    """Return the loss that a model has computed itself from its labels, as those of transformers do.
+
+    Parameters
+    ----------
+    outputs : mapping or object
+        With an entry or attribute ``loss``.
+    targets
+        Not looked at: the model was given them.
+
+    Raises
+    ------
+    ModelError
+        If there is none.
+    """
+    del targets
+    found = _loss_in(outputs)
+    if found is None:
+        raise ModelError(
+            f"outputs of type {type(outputs).__name__} hold no loss: give batches as dicts with 'labels', which "
+            "the model's forward takes, or a loss_fn of your own"
+        )
+    return found
+
+
+def own_loss_or_cross_entropy(outputs: Any, targets: Any) -> Tensor:
+    """Return the loss that the model has computed itself, and the cross-entropy of class scores otherwise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> own_loss_or_cross_entropy({"loss": torch.tensor(2.0)}, None).item()
+    2.0
+    >>> round(own_loss_or_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 1])).item(), 4)
+    1.3863
+    """
+    found = _loss_in(outputs)
+    return cross_entropy(outputs, targets) if found is None else found
+
+
+def _loss_in(outputs: Any) -> Tensor | None:
+    if isinstance(outputs, Tensor):
+        return None
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    found = getattr(outputs, "loss", None) if found is None else found
+    return found if isinstance(found, Tensor) else None
 
 
 def prototype_logits(features: Tensor, support: Tensor, classes: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ import torch
 from documents import DOCUMENTS, ROOT, code_blocks
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from in_process_grid import InProcessGrid
 from torch import nn
 from typer.testing import CliRunner
 
 from fl_elastic.cli.main import app
-from fl_elastic.flower import Deadline, PartialUpdates
+from fl_elastic.flower import Deadline, PartialUpdates, elastic_client_app
 from fl_elastic.planning import POLICIES
 from fl_elastic.training import plan_for
 
@@ -94,6 +95,28 @@ def _a_loop_of_ones_own_trains_by_a_plan(names: _Names) -> None:
     assert names["update"].num_examples == 12
 
 
+@check("from peft import LoraConfig")
+def _adapters_are_trained_and_exported_in_pefts_format(names: _Names) -> None:
+    contexts = {n: types.SimpleNamespace(node_config={"partition-id": n}) for n in (1, 2)}
+    apps = {
+        node: elastic_client_app(lambda _, node=node: names["client_fn"](contexts[node]))
+        for node in contexts
+    }
+    grid = InProcessGrid(2, apps.__getitem__)
+    names["main"](grid, None)
+    (arrays,) = grid.sent[0].content.array_records.values()
+    sent = sum(len(array.data) for array in arrays.values())
+    trained = [each for each in names["build"]().parameters() if each.requires_grad]
+    assert sent < 4 * sum(each.numel() for each in trained) + 2000
+    project, peft = sys.modules["my_project"], pytest.importorskip("peft")
+    again = peft.PeftModel.from_pretrained(project.load_pretrained(), "adapter")
+    tokens = torch.arange(8)[None]
+    merged = type(project.load_pretrained()).from_pretrained("merged")
+    scores, known = again(tokens).logits, merged(tokens).logits
+    torch.testing.assert_close(scores, known, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scores, project.load_pretrained()(tokens).logits, atol=1e-5)
+
+
 @check("from fl_elastic.fleet import node_app")
 def _an_app_of_ones_own_gets_the_care_of_a_node(names: _Names) -> None:
     assert isinstance(names["client_app"], ClientApp)
@@ -144,6 +167,25 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def _pretrained() -> nn.Module:
+    """A language model of transformers, where that is installed; weights of a seed, as none are downloaded."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=30, n_positions=16, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    model: nn.Module = transformers.GPT2LMHeadModel(config).eval()
+    return model
+
+
+def _texts(partition: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(partition)
+    rows = [torch.randint(0, 30, (4, 9), generator=generator) for _ in range(3)]
+    batches = [{"input_ids": row, "labels": row} for row in rows]
+    return batches, batches[:1]
+
+
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     """What a reader of the pages has: a project, a model, data, an empty folder."""
@@ -151,6 +193,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
 
     project = types.ModuleType("my_project")
     project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())  # type: ignore[attr-defined]
+    project.load_pretrained, project.load_texts = _pretrained, _texts  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_project", project)
     monkeypatch.chdir(tmp_path)
     (scenario,) = SCENARIOS
@@ -176,6 +219,9 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_python_block_runs(block: str, given: _Names) -> None:
     code = BLOCKS[block]
+    for package in ("peft", "transformers"):
+        if f"from {package} import" in code:
+            pytest.importorskip(package)
     exec(compile(code, block, "exec"), given)
     for marker, holds in CHECKS.items():
         if marker in code:

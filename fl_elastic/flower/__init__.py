@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.deadline import Deadline
     from fl_elastic.flower.incremental_grid import IncrementalGrid
+    from fl_elastic.flower.initial import initial_arrays
     from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
@@ -35,6 +36,7 @@ __all__ = [
     "SecurePartialUpdates",
     "StreamClient",
     "elastic_client_app",
+    "initial_arrays",
     "load_checkpoint",
 ]
 
@@ -53,6 +55,7 @@ _MODULES = {
     "StreamClient": "stream_client",
     "IncrementalGrid": "incremental_grid",
     "elastic_client_app": "app",
+    "initial_arrays": "initial",
     "load_checkpoint": "checkpoint",
 }
 

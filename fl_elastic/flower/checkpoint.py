@@ -32,6 +32,7 @@ from fl_elastic.flower.strategy_state import (
 )
 from fl_elastic.old_state import npz_file
 from fl_elastic.storage import remove_leftovers
+from fl_elastic.update.frozen_base import FROZEN_BASE
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
@@ -214,6 +215,11 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
             raise CheckpointError(
                 f"checkpoint {path} holds another model; use another directory or delete it"
             )
+        if _base(found.arrays) != _base({n: each.numpy() for n, each in expected.items()}):
+            raise CheckpointError(
+                f"checkpoint {path} is of a model with another frozen base: load the pretrained weights that the "
+                "run began with, use another directory or delete it"
+            )
         return found
     if damaged:
         raise CheckpointError(f"no checkpoint in {directory} can be read: {'; '.join(damaged)}")
@@ -256,6 +262,10 @@ def _most_bytes(expected: ArrayRecord) -> int:
 def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
     # Some of Flower's strategies turn float32 into float64.
     return {name: (tuple(array.shape), array.dtype.kind) for name, array in arrays.items()}
+
+
+def _base(arrays: dict[str, NDArray[Any]]) -> bytes:
+    return arrays[FROZEN_BASE].tobytes() if FROZEN_BASE in arrays else b""
 
 
 def _renumbered(result: Result, first: int) -> Result:

@@ -27,6 +27,7 @@ from fl_elastic.flower.records import HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
@@ -50,6 +51,8 @@ from fl_elastic.update import (
     load_weights,
     weights_of,
 )
+from fl_elastic.update.frame import peek
+from fl_elastic.update.frozen_base import hex_of
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ForwardReport
@@ -116,15 +119,19 @@ class ElasticClient(NumPyClient):
     Parameters
     ----------
     model : nn.Module
-        On the device it shall train on; its weights are replaced by the server's.
+        On the device it shall train on; its weights are replaced by the server's. Parameters with
+        ``requires_grad=False`` beside others are its frozen base, which does not travel: it is refused if it is not
+        the server's.
     train_loader, test_loader : iterable of batches
-        Re-iterable; batches are ``(inputs, targets)``.
+        Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
+        ``labels``, see `fl_elastic.groups.pairs.as_pair`.
     budget : Budget
         What one round may spend.
     policy : str or Policy
         A registered name, or an object with options of its own.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``.
+        ``loss_fn(outputs, targets)``; left out, the loss that the model computes itself, as those of transformers
+        do from ``labels``, or the cross-entropy.
     optimizer_fn : callable
         ``optimizer_fn(parameters)``; a fresh optimiser is made each round.
     epochs : int
@@ -163,7 +170,7 @@ class ElasticClient(NumPyClient):
         *,
         budget: Budget,
         policy: str | Policy = "elastic",
-        loss_fn: LossFn = nn.functional.cross_entropy,
+        loss_fn: LossFn = own_loss_or_cross_entropy,
         optimizer_fn: OptimizerFn = _sgd,
         epochs: int = 1,
         codec: str = "fp32",
@@ -190,7 +197,7 @@ class ElasticClient(NumPyClient):
         self.feature_bytes = feature_bytes
         self.options = options or TrainerOptions()
         self.device = device
-        self.manifest = Manifest.of(model)
+        self.manifest = Manifest.of(model).with_base(model)
         self.report: FitReport | None = None
         self.client_id = client_id
         self._profile = profile
@@ -262,9 +269,11 @@ class ElasticClient(NumPyClient):
             return [np.zeros(0, np.uint8)], 0, metrics
         if told.round_zero:
             # Asked for once in a run: other messages do not load it.
+            from fl_elastic.training.head_sums import refuse_frozen_head
             from fl_elastic.update.head_sums import encode_head_sums
 
             sums, forward = self._head_sums(told)
+            refuse_frozen_head(sums.weight, self.manifest.index)
             metrics |= {} if forward is None else forward.to_metrics()
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
@@ -346,7 +355,7 @@ class ElasticClient(NumPyClient):
         self._state.keep_profile(self._profile)
         if told.round_zero:
             # By the time there is training a head is solved for: until then one of what is here has to do.
-            weight = rough_head(self.model, self.train_loader)
+            weight = rough_head(self.model, self.train_loader, self.manifest.index)
             options = replace(options, kept_head=self._profile.graph.group_of(weight))
         memory = self.budget.memory
         needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))
@@ -500,10 +509,13 @@ class ElasticClient(NumPyClient):
         if config.get(PACKED):
             if len(parameters) != 1:
                 raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
-            weights, version = self._state.received(parameters[0].tobytes())
+            packed = parameters[0].tobytes()
+            self._follow(packed)
+            weights, version = self._state.received(packed)
             if told.keep and self._state.keep_model(weights, version):
                 metrics[HAVE] = version
         else:
+            parameters = self._follow_list(parameters)
             if len(parameters) != len(self.manifest):
                 raise UpdateError(
                     f"got {len(parameters)} arrays, the model has {len(self.manifest)} tensors"
@@ -512,13 +524,49 @@ class ElasticClient(NumPyClient):
         self._take(weights)
         return version, metrics
 
+    def _follow(self, packed: bytes) -> None:
+        """Go by the manifest of the whole model if the server holds its frozen part as well."""
+        if not self.manifest.base:
+            return
+        said = peek(packed)
+        whole = Manifest.of(self.model, whole=True)
+        if said.get("manifest") == whole.hash:
+            _LOG.warning(
+                "the server sends the frozen part of the model as well, %s of %s tensors: to send what is trained "
+                "alone, begin with fl_elastic.flower.initial_arrays(model)",
+                len(whole) - len(self.manifest), len(whole),
+            )  # fmt: skip
+            self._go_by(whole)
+        elif said.get("manifest") == self.manifest.hash and "base" not in said:
+            _LOG.warning(
+                "the server does not say which frozen base its model has, so nobody compares it with this one: "
+                "begin with fl_elastic.flower.initial_arrays(model)"
+            )
+
+    def _follow_list(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Do the same for a list of arrays, told by their number; return it without the digest at its end."""
+        if not self.manifest.base or len(arrays) == len(self.manifest):
+            return arrays
+        whole = Manifest.of(self.model, whole=True)
+        if len(arrays) == len(whole):
+            self._go_by(whole)
+        elif len(arrays) == len(self.manifest) + 1:
+            self.manifest.check_base(hex_of(np.asarray(arrays[-1])))
+            return arrays[:-1]
+        return arrays
+
+    def _go_by(self, manifest: Manifest) -> None:
+        if manifest.hash != self.manifest.hash:
+            self._state = ClientState(self._state.directory, manifest)
+        self.manifest = manifest
+
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Go on from the server's model."""
         load_weights(self.model, self.manifest, weights)
 
     def _weights(self) -> dict[str, NDArray[Any]]:
         """Return the model as the server knows it."""
-        return weights_of(self.model, self.manifest)
+        return weights_of(self.model, self.manifest, self.manifest.names)
 
     def _update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
         """Return what the server is told of a fit that started from this version."""

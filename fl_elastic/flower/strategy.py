@@ -58,6 +58,7 @@ from fl_elastic.flower.round_zero import LastSolved
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest
+from fl_elastic.update.frozen_base import FROZEN_BASE
 from fl_elastic.update.partial import Limits
 
 __all__ = ["PartialUpdates"]
@@ -169,6 +170,8 @@ class PartialUpdates(Strategy):
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
         self._weights: _Weights = {}
+        # The digest of what every device has already, if the model has a frozen base.
+        self._base: _Weights = {}
         self._round: Round | None = None
         self._warned = False
 
@@ -314,7 +317,8 @@ class PartialUpdates(Strategy):
             # What a device can do above the cut is another matter.
             self.fleet.forget_capabilities()
         outbox = Outbox("train", self.downlink, grid)
-        return as_record(self._between.solve(messages, outbox, self._weights, record, timeout))
+        solved = self._between.solve(messages, outbox, self._weights, record, timeout)
+        return as_record({**solved, **self._base})
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Say so if norms are to keep statistics that have never seen data."""
@@ -425,7 +429,7 @@ class PartialUpdates(Strategy):
             self.downlink.amend(solved)
         if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
-        return as_record(self._weights), metrics
+        return as_record({**self._weights, **self._base}), metrics
 
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""
@@ -444,7 +448,7 @@ class PartialUpdates(Strategy):
         self.sizes.forget()
         self.fleet.moved(this.weights, self._weights)
         self._report(this)
-        return as_record(self._weights)
+        return as_record({**self._weights, **self._base})
 
     @property
     def _guarded(self) -> bool:
@@ -485,10 +489,12 @@ class PartialUpdates(Strategy):
         return self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
 
     def _remember(self, arrays: ArrayRecord, version: int) -> Manifest:
-        return self._keep({name: array.numpy() for name, array in arrays.items()}, version)
+        weights = {name: array.numpy() for name, array in arrays.items()}
+        self._base = {name: weights.pop(name) for name in (FROZEN_BASE,) if name in weights}
+        return self._keep(weights, version)
 
     def _keep(self, weights: _Weights, version: int) -> Manifest:
-        self._weights, manifest = weights, Manifest.of_arrays(weights)
+        self._weights, manifest = weights, Manifest.of_arrays({**weights, **self._base})
         self.downlink.serve(weights, manifest, version)
         return manifest
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.round_zero import LastSolved
+from fl_elastic.update.frozen_base import FROZEN_BASE
 
 __all__ = [
     "EvaluateFn",
@@ -166,13 +167,16 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
     """Return the mean of the strategy's global models, or that whose head was last solved for; else ``arrays``."""
-    solved = getattr(strategy, "solved", None)
+    solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
     if isinstance(solved, LastSolved) and solved.weights:
-        return as_record(solved.weights)
-    average = getattr(strategy, "average", None)
-    if not isinstance(average, ModelAverage) or not average.rounds:
+        found = as_record(solved.weights)
+    elif isinstance(average, ModelAverage) and average.rounds:
+        found = as_record(average.weights())
+    else:
         return arrays
-    return as_record(average.weights())
+    if FROZEN_BASE in arrays:
+        found[FROZEN_BASE] = arrays[FROZEN_BASE]
+    return found
 
 
 def tested(strategy: Strategy, evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:

@@ -125,6 +125,8 @@ class StreamClient(ElasticClient):
         settings.setdefault("state_dir", self._folder / "rounds")
         self._replay = REPLAYS.make(replay)
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
+        # What a learner keeps and joins is the whole model, whatever of it is frozen.
+        self._go_by(Manifest.of(model, whole=True))
         self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head
@@ -225,7 +227,7 @@ class StreamClient(ElasticClient):
         # Learning a class may make the head another module; the rows of new labels are set by the joining.
         own = labelled_weights(seen.classifier)
         own = LabelledWeights(own.weights, self._known(seen), own.head)
-        manifest = Manifest.of(seen.classifier.model)
+        manifest = Manifest.of(seen.classifier.model, whole=True)
 
         def load(shares: Shares) -> None:
             load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)

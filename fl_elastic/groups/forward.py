@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
+from fl_elastic.groups.pairs import LABELS, as_pair
 from fl_elastic.groups.torch_private import writes_to
 
 __all__ = [
@@ -68,16 +69,16 @@ def batch_shape(batch: Batch) -> tuple[int, ...]:
         found.append(tuple(tensor.shape))
         return tensor
 
-    map_tensors(note, batch[0])
+    map_tensors(note, as_pair(batch)[0])
     return found[0] if found else ()
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """Call ``model`` on ``inputs``.
 
-    A dict is passed as keywords when its keys are names of ``forward``'s parameters, and a tuple or list
-    as positional arguments when ``forward`` takes that many; otherwise it is passed whole. A model that works on
-    its inputs in place gets copies.
+    A dict is passed as keywords when its keys are names of ``forward``'s parameters, without ``labels`` where it
+    has no such one, and a tuple or list as positional arguments when ``forward`` takes that many; otherwise it is
+    passed whole. A model that works on its inputs in place gets copies.
     """
     with _unwritten(model, inputs) as given:
         return _called(model, given)
@@ -92,21 +93,26 @@ def _called(model: nn.Module, inputs: Any) -> Any:
         positional = tuple(inputs)
     else:
         return model(inputs)
+    if _takes(model, *positional, **named):
+        return model(*positional, **named)
+    if LABELS in named:
+        rest = {key: item for key, item in named.items() if key != LABELS}
+        if _takes(model, **rest):
+            return model(**rest)
+    return model(inputs)
+
+
+def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:
     try:
         inspect.signature(model.forward).bind(*positional, **named)
     except TypeError:
-        return model(inputs)
-    return model(*positional, **named)
+        return False
+    return True
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch; raises TrainingError unless it is a pair."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        seen = f"{type(batch).__name__}" + (
-            f" of {len(batch)}" if hasattr(batch, "__len__") else ""
-        )
-        raise TrainingError(f"a batch must be a pair (inputs, targets), got {seen}")
-    return batch[0], batch[1]
+    """Return inputs and targets of a batch in any of the forms of `as_pair`; raises TrainingError for others."""
+    return as_pair(batch)
 
 
 @contextmanager
@@ -117,8 +123,9 @@ def refusing_misfits(batch: Batch) -> Iterator[None]:
     except (ElasticError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        pair = as_pair(batch)
         shapes = (
-            f"inputs of shape {batch_shape(batch)} and targets of shape {batch_shape(batch[::-1])}"
+            f"inputs of shape {batch_shape(pair)} and targets of shape {batch_shape(pair[::-1])}"
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(

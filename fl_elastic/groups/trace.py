@@ -15,6 +15,7 @@ from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.torch_private import number_of, output_shape
+from fl_elastic.groups.trainable import trainable
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["Trace", "loss_from_inputs", "tensor_groups", "trace_step"]
@@ -139,28 +140,37 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
 
 
 def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, set[Any]]:
-    """Return the loss with every floating input differentiable, and the nodes that stand for the inputs."""
-    given, targets = split_batch(batch)
-    inputs, sources = _differentiable_inputs(given)
-    with torch.enable_grad():
-        return compute_loss(model, loss_fn, (inputs, targets)), sources
+    """Return the loss with every floating input differentiable, and the nodes that stand for the inputs.
 
-
-def _differentiable_inputs(inputs: Any) -> tuple[Any, set[Any]]:
-    """Give every floating input a gradient; return the inputs and the nodes that stand for them.
-
-    The copies are no leaves, so a model may modify its input in place.
+    Integers have no gradient: what a frozen embedding makes of them takes their place. Without it no path would
+    lead from the input of adapters above to the loss.
     """
+    given, targets = split_batch(batch)
     sources: set[Any] = set()
+    inputs = map_tensors(lambda tensor: _differentiable(tensor, sources), given)
+    hooks = [
+        module.register_forward_hook(lambda _, __, out: _differentiable(out, sources))
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not trainable(module.weight)
+    ]
+    try:
+        with torch.enable_grad():
+            return compute_loss(model, loss_fn, (inputs, targets)), sources
+    finally:
+        for hook in hooks:
+            hook.remove()
 
-    def attach(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        copy = tensor.detach().requires_grad_(True).clone()
-        sources.add(copy.grad_fn)
-        return copy
 
-    return map_tensors(attach, inputs), sources
+def _differentiable(tensor: Any, sources: set[Any]) -> Any:
+    """Return a copy with a gradient, whose node is added to ``sources``; anything but floating tensors as it is.
+
+    The copy is no leaf, so a model may modify its input in place.
+    """
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        return tensor
+    copy = tensor.detach().requires_grad_(True).clone()
+    sources.add(copy.grad_fn)
+    return copy
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:

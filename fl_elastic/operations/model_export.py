@@ -46,7 +46,7 @@ def export_model(
         If the ending is another one, the package for it is not installed, or the model cannot be exported.
     """
     target = Path(path)
-    load_weights(model, Manifest.of(model), dict(weights))
+    load_weights(model, Manifest.fitting(model, weights.keys()), dict(weights))
     model.eval()
     if target.suffix == ".safetensors":
         return write_atomically(target, _safetensors(model))

@@ -15,7 +15,7 @@ from torch import nn
 from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import compute_loss, split_batch
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.old_state import json_file
 
@@ -84,7 +84,8 @@ def measure_execution(
                 seconds = _step_seconds(tried, model, loss_fn, batch, clock)
                 if seconds < _GAIN * best_seconds:
                     best, best_seconds = tried, seconds
-            if batch[0].dim() == 4:
+            inputs = split_batch(batch)[0]
+            if isinstance(inputs, torch.Tensor) and inputs.dim() == 4:
                 tried = Execution(best.threads, channels_last=True)
                 if _step_seconds(tried, model, loss_fn, batch, clock) < _GAIN * best_seconds:
                     best = tried

@@ -19,6 +19,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.groups.trace import Trace, loss_from_inputs, trace_step
+from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
@@ -167,20 +168,18 @@ def _time_path(
     model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
 ) -> Seconds:
     """Time each node with nothing trainable but the input (or the deepest group, if it has no gradient)."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
-        deepest = max(set(range(len(trace.graph.groups))) - set(trace.graph.unused))
-        for name in trace.graph.groups[deepest].parameters:
-            model.get_parameter(name).requires_grad_(True)
     repeats = []
-    for _ in range(_NODE_REPEATS):
-        loss, _ = loss_from_inputs(model, loss_fn, batch)
-        repeats.append(time_nodes(trace, loss, timer))
-        model.zero_grad(set_to_none=True)
-    for parameter in trainable:
-        parameter.requires_grad_(True)
+    with flags_kept(model.parameters()):
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
+            deepest = max(set(range(len(trace.graph.groups))) - set(trace.graph.unused))
+            for name in trace.graph.groups[deepest].parameters:
+                model.get_parameter(name).requires_grad_(True)
+        for _ in range(_NODE_REPEATS):
+            loss, _ = loss_from_inputs(model, loss_fn, batch)
+            repeats.append(time_nodes(trace, loss, timer))
+            model.zero_grad(set_to_none=True)
     return _lowest(repeats)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.forward import call_model, map_tensors, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -129,7 +129,7 @@ def measure_prefix(
     inference are taken in turn, the fastest of each counts (after the first of several), and both are scaled to the
     forward pass of real steps.
     """
-    graph, inputs = profile.graph, batch[0]
+    graph, inputs = profile.graph, split_batch(batch)[0]
     looking_up, per_value = _lookup_seconds(inputs, timer)
     profile = replace(profile, lookup_seconds=looking_up, lookup_seconds_per_value=per_value)
     if not graph.cuts:

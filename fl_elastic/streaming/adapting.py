@@ -131,7 +131,7 @@ class Engine:
         BudgetError
             If the budget does not even admit the head.
         """
-        module, manifest = body.module, Manifest.of(body.module)
+        module, manifest = body.module, Manifest.of(body.module, whole=True)
         weights = weights_of(module, manifest)
         before = score(body, self.loss_fn, held_out, classes)
         number = int(np.random.default_rng(seed).integers(2**31))

@@ -172,7 +172,7 @@ class Classifier:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the model's tensors."""
-        return weights_of(self.model, Manifest.of(self.model))
+        return weights_of(self.model, Manifest.of(self.model, whole=True))
 
     def restore(self, facts: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> None:
         """Take over what an earlier life has saved.
@@ -185,7 +185,7 @@ class Classifier:
         try:
             if facts["outputs"] is not None and facts["outputs"] > (self._outputs() or np.inf):
                 self._grow(facts["outputs"])
-            load_weights(self.model, Manifest.of(self.model), weights)
+            load_weights(self.model, Manifest.of(self.model, whole=True), weights)
         except (UpdateError, ModelError) as error:
             raise StreamError(
                 f"the saved state is of another model ({error}): give that one, or another state_dir"

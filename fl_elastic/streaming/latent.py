@@ -15,6 +15,7 @@ from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import Cut
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.trainable import forget_flags, note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.measure import model_device
@@ -120,6 +121,7 @@ class UpperPart(Body):
             name for name, each in model.state_dict(keep_vars=True).items() if id(each) in frozen
         )
         self._trainable = [(each, each.requires_grad) for each in parameters]
+        self._noted = note_flags(parameters)
         for parameter in parameters:
             parameter.requires_grad_(False)
         self._split.__enter__()
@@ -151,6 +153,8 @@ class UpperPart(Body):
         self._split.__exit__(None, None, None)
         for parameter, trainable in self._trainable:
             parameter.requires_grad_(trainable)
+        forget_flags(self._noted)
+        self._noted = []
 
     def _inputs(self, xs: NDArray[Any]) -> Tensor:
         return self._prepare(torch.from_numpy(xs).to(model_device(self._model)))

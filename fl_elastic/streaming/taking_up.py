@@ -57,7 +57,7 @@ def take_up(
         except Refused:
             continue
     present = labelled_weights(classifier)
-    manifest = Manifest.of(classifier.model)
+    manifest = Manifest.of(classifier.model, whole=True)
     undone = _misfit(present, change)
     if not undone:
         weights = applied(present, change, known.labels).weights

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers
+from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
@@ -221,17 +222,13 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
     """
     trained = set(plan.trained_parameters)
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-        if name not in trained:
-            parameter.grad = None
-    try:
+    with flags_kept(model.parameters()):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
+            if name not in trained:
+                parameter.grad = None
         with held_in_eval(model, _frozen_norms(model, trained)):
             yield
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import batch_shape, to_device
+from fl_elastic.groups.pairs import as_pair
 
 __all__ = ["LoaderSize", "epochs_of", "first_batches", "loader_size"]
 
@@ -21,7 +22,7 @@ _MOST_BATCHES = 1_000_000
 
 def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batch]:
     """Return up to ``count`` batches on ``device``; raises TrainingError if the loader is empty."""
-    batches = [to_device(batch, device) for batch in islice(iter(loader), max(count, 1))]
+    batches = [to_device(as_pair(batch), device) for batch in islice(iter(loader), max(count, 1))]
     if not batches:
         raise TrainingError("the loader gave no batch: check the client's data and batch size")
     return batches
@@ -82,13 +83,11 @@ def _length(loader: Any) -> int | None:
 
 def _batch_size(batch: Batch) -> int:
     """Return the examples of a batch: in lists of examples, as of detection, as many as there are entries."""
-    inputs, targets = (
-        batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
-    )
+    inputs, targets = as_pair(batch)
     if isinstance(inputs, (tuple, list)) and isinstance(targets, (tuple, list)):
         if len(inputs) == len(targets):
             return len(inputs)
-    shape = batch_shape(batch)
+    shape = batch_shape((inputs, targets))
     return shape[0] if shape else 1
 
 
@@ -96,4 +95,4 @@ def epochs_of(loader: Iterable[Batch], epochs: int, device: Any) -> Iterator[Bat
     """Yield the batches of several passes over ``loader`` on ``device``."""
     for _ in range(epochs):
         for batch in loader:
-            yield to_device(batch, device)
+            yield to_device(as_pair(batch), device)

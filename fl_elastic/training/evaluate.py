@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, outputs_and_loss, to_device
+from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.measure import model_device
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate"]
@@ -92,7 +93,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in loader:
-                batch = to_device(batch, model_device(model))
+                batch = to_device(as_pair(batch), model_device(model))
                 with nullcontext() if running is None else running(batch):
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 size = (batch_shape(batch) or (1,))[0]

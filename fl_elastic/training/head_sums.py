@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
@@ -21,11 +21,19 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
+from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["ROUGH_BATCHES", "head_sums", "put_head", "rough_head", "solve_head"]
+__all__ = [
+    "ROUGH_BATCHES",
+    "head_sums",
+    "put_head",
+    "refuse_frozen_head",
+    "rough_head",
+    "solve_head",
+]
 
 ROUGH_BATCHES = 8
 """How many batches give a head that is good enough to tell by it where to cut."""
@@ -82,7 +90,7 @@ def head_sums(
         with torch.no_grad():
             for batch in loader:
                 seen.clear()
-                batch = to_device(batch, model_device(model))
+                batch = to_device(as_pair(batch), model_device(model))
                 if batch_shape(batch)[:1] != (0,):
                     block = nullcontext() if running is None else running(batch)
                     with refusing_misfits(batch), block:
@@ -129,20 +137,40 @@ def solve_head(
     return head, sums.weight
 
 
-def rough_head(model: nn.Module, loader: Iterable[Batch]) -> str:
+def rough_head(
+    model: nn.Module, loader: Iterable[Batch], names: Collection[str] | None = None
+) -> str:
     """Put a head from the first batches into the model, good enough to tell where to cut; return its weight's name.
+
+    Parameters
+    ----------
+    model, loader
+        See `head_sums`.
+    names : collection of str, optional
+        Of the tensors that may be written.
 
     Raises
     ------
     TrainingError
-        As `solve_head`.
+        As `solve_head`, or if the head may not be written.
     """
     sums = head_sums(model, islice(loader, ROUGH_BATCHES))
+    if names is not None:
+        refuse_frozen_head(sums.weight, names)
     intercept = _layer_of(model, sums.weight).bias is not None
     put_head(
         model, closed_form_head(sums, intercept=intercept, penalty=_ROUGH_PENALTY), sums.weight
     )
     return sums.weight
+
+
+def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
+    """Raise TrainingError unless the head's weight is one of the tensors that travel."""
+    if weight not in names:
+        raise TrainingError(
+            f"the head {weight!r} belongs to the model's frozen base, so no server can solve for it: set its "
+            "requires_grad, or use round_zero='none'"
+        )
 
 
 def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "index_field",
     "integers_field",
     "pack",
+    "peek",
     "unpack",
 ]
 
@@ -114,6 +115,18 @@ def unpack(
             "the other side runs another model version"
         )
     return Kind(kind), header, numbers
+
+
+def peek(data: bytes | memoryview) -> dict[str, Any]:
+    """Return what a message's header says, of which nothing is checked; empty if it cannot be read."""
+    view = memoryview(data).cast("B")
+    if len(view) < _BEFORE_TEXT:
+        return {}
+    length = _START.unpack(view[: _START.size])[-1]
+    try:
+        return _json_object(bytes(view[_BEFORE_TEXT : _BEFORE_TEXT + length]))
+    except UpdateError:
+        return {}
 
 
 def _longest_header(manifest: Manifest) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.update.frozen_base import FROZEN_BASE, base_digest, hex_of, travelling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,12 +45,15 @@ class Manifest:
     ----------
     names, shapes, dtypes, roles : tuple
         One entry per tensor; dtypes are numpy's names, or ``bfloat16`` (held as float32 outside torch).
+    base : str
+        Digest of the tensors that stay on the device, as far as it is known; not in the hash.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     roles: tuple[Role, ...]
+    base: str = ""
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.shapes), len(self.dtypes), len(self.roles)}
@@ -59,16 +63,38 @@ class Manifest:
             )
 
     @classmethod
-    def of(cls, model: nn.Module) -> Manifest:
-        """Return the manifest of a torch model.
+    def of(cls, model: nn.Module, *, whole: bool = False) -> Manifest:
+        """Return the manifest of a torch model: of all its tensors, or of those that its frozen base leaves.
+
+        Where some floating parameters have ``requires_grad=False`` and others have not, as with adapters, the
+        former are the base: every device has it, and it does not travel. With them stay the statistics of norms
+        that are frozen whole, integer parameters, and buffers of integers. Flags that a plan has set for a while
+        do not count.
+
+        Parameters
+        ----------
+        model : nn.Module
+            With the flags that its owner has set.
+        whole : bool
+            Whether the base is listed as well.
 
         Raises
         ------
         UpdateError
             If a tensor's dtype cannot travel (complex, quantised).
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> _ = model[0].requires_grad_(False)
+        >>> Manifest.of(model).names
+        ('1.weight', '1.bias')
         """
         trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
+        if not whole:
+            state = {name: state[name] for name in travelling(model)}
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.items()}
         return cls(
             names=tuple(state),
@@ -83,8 +109,21 @@ class Manifest:
         )
 
     @classmethod
+    def fitting(cls, model: nn.Module, names: Collection[str]) -> Manifest:
+        """Return the manifest of the whole model if these names hold its frozen base as well, else as `of`."""
+        whole = cls.of(model, whole=True)
+        return whole if all(name in names for name in whole.names) else cls.of(model)
+
+    def with_base(self, model: nn.Module) -> Manifest:
+        """Return this manifest with the digest of the model's tensors that it does not list."""
+        digest = base_digest(model, self.index)
+        return self if digest is None else replace(self, base=hex_of(digest))
+
+    @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Manifest:
         """Return the manifest of named arrays; running statistics are told by BatchNorm's names for them."""
+        digest = arrays.get(FROZEN_BASE)
+        arrays = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
         dtypes = {name: array.dtype.name for name, array in arrays.items()}
         return cls(
             names=tuple(arrays),
@@ -96,6 +135,7 @@ class Manifest:
                 else Role.PARAMETER
                 for name, dtype in dtypes.items()
             ),
+            base="" if digest is None else hex_of(digest),
         )
 
     @cached_property
@@ -130,10 +170,19 @@ class Manifest:
         dtype = self.dtypes[self.index[name]]
         return np.dtype("float32" if dtype == "bfloat16" else dtype)
 
+    def check_base(self, base: str) -> None:
+        """Raise UpdateError unless the other side's frozen base is this one, as far as both are known."""
+        if base and self.base and base != self.base:
+            raise UpdateError(
+                f"the frozen base of the model differs: its digest is {base[:12]} there and {self.base[:12]} here. "
+                "Load the same pretrained weights, in the same dtype, on the server and on every device, or begin "
+                "with initial_arrays(model, whole=True), which sends the server's"
+            )
+
     def check_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Raise UpdateError unless ``weights`` has exactly the manifest's names and shapes."""
+        """Raise UpdateError unless ``weights`` has the manifest's names and shapes, and at most a digest more."""
         missing = [name for name in self.names if name not in weights]
-        extra = [name for name in weights if name not in self.index]
+        extra = [name for name in weights if name not in self.index and name != FROZEN_BASE]
         if missing or extra:
             raise UpdateError(
                 f"weights do not fit the manifest {self.hash}: {len(missing)} tensors missing "
@@ -166,9 +215,14 @@ def _buffer_role(dtype: str) -> Role:
 def weights_of(
     model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return copies of the model's tensors as numpy arrays, in the manifest's order; of all, or of some names."""
+    """Return copies of the model's tensors as numpy arrays, in the manifest's order; of all, or of some names.
+
+    Where the manifest leaves out a frozen base, all are followed by its digest under `FROZEN_BASE`: a server that
+    begins with them has every client compare.
+    """
     state = model.state_dict()
-    return {
+    digest = None if names is not None else base_digest(model, manifest.index)
+    weights = {
         # A tensor whose own memory is handed to numpy can never be resized again, as observers do.
         name: state[name].detach().to("cpu", copy=True).numpy()
         if manifest.dtypes[position] != "bfloat16"
@@ -176,13 +230,22 @@ def weights_of(
         for name, position in manifest.index.items()
         if names is None or name in names
     }
+    return weights if digest is None else {**weights, FROZEN_BASE: digest}
 
 
 def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDArray[Any]]) -> None:
-    """Copy ``weights`` into the model; raises UpdateError if they do not fit the manifest."""
+    """Copy ``weights`` into the model.
+
+    Raises
+    ------
+    UpdateError
+        If they do not fit the manifest, or are told to belong to another frozen base than the model's.
+    """
     import torch
 
     manifest.check_weights(weights)
+    if FROZEN_BASE in weights:
+        manifest.with_base(model).check_base(hex_of(np.asarray(weights[FROZEN_BASE])))
     state = model.state_dict()
     with torch.no_grad():
         for name in manifest.names:

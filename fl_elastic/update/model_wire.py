@@ -3,6 +3,7 @@
 A message of changed tensors carries, beside the version it starts from, the CRC-32 of the payload that the whole
 model would have. The receiver packs what it has put together and compares: a model that drifted from the sender's
 (another branch of the federation after a restart, another codec before) is noticed instead of trained on.
+What stays on the device, a frozen base, is known by the manifest's digest of it, which the receiver compares too.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def encode_weights(
     check_count("version", version, 0, MAX_VERSION)
     writer = _for_weights(CODECS.make(codec), codec)
     header: dict[str, Any] = {"manifest": manifest.hash, "codec": codec, "version": int(version)}
+    if manifest.base:
+        header["base"] = manifest.base
     tensors = list(_write(weights, manifest, writer))
     if names is None:
         return pack(Kind.WEIGHTS, header, tensors)
@@ -93,9 +96,11 @@ def decode_weights(
         If only changed tensors were sent, and they do not lead from the known model to the sender's: the full
         model is needed.
     UpdateError
-        If the bytes are damaged or belong to another model.
+        If the bytes are damaged or belong to another model, or to one with another frozen base.
     """
     kind, header, payload = unpack(data, manifest, Kind.WEIGHTS, Kind.CHANGED_WEIGHTS)
+    if "base" in header:
+        manifest.check_base(field(header, "base", str))
     version = field(header, "version", int)
     check_count("version", version, 0, MAX_VERSION)
     reader = _for_weights(codec_field(header), header["codec"])

@@ -14,6 +14,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.graph import BackwardGraph, Cut, GroupKind
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.trainable import note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.measure import model_device
 
@@ -69,6 +70,19 @@ class EarlyExits(nn.Module):
         self.add_module(_NAME, nn.ModuleList(heads))
         self.ends = tuple(ends)
         self._exit: int | None = None
+        self._hold_heads()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be a copy: what is noted on parameters is not copied with them."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._hold_heads()
+
+    def _hold_heads(self) -> None:
+        """Freeze the heads until a plan trains them: the whole model does without them, but they travel as well."""
+        heads = self._modules[_NAME]
+        assert heads is not None
+        note_flags(heads.requires_grad_(True).parameters())
+        heads.requires_grad_(False)
 
     def train(self, mode: bool = True) -> EarlyExits:
         """Set the training mode, also of the model itself."""
@@ -171,10 +185,7 @@ def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         heads = [_head_at(graph, end, scores.shape[1]) for end in ends]
-    # Frozen until a plan trains them: to the model as a whole they are not there.
-    return EarlyExits(
-        model, ends, [head.to(model_device(model)).requires_grad_(False) for head in heads]
-    )
+    return EarlyExits(model, ends, [head.to(model_device(model)) for head in heads])
 
 
 def block_ends(graph: BackwardGraph) -> tuple[Cut, ...]:

@@ -1,0 +1,34 @@
+"""The arrays with which a server begins."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord
+from torch import nn
+
+from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.update import Manifest, weights_of
+
+__all__ = ["initial_arrays"]
+
+
+def initial_arrays(model: nn.Module, *, whole: bool = False) -> ArrayRecord:
+    """Return what a server begins with: of a model with a frozen base what is trained, and the base's digest.
+
+    A client with another base refuses to train, and says so. Of a model of which everything is trained these are
+    all tensors.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As on the devices.
+    whole : bool
+        Whether to send the frozen base as well, for devices that do not have it.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    >>> _ = model[0].requires_grad_(False)
+    >>> list(initial_arrays(model))
+    ['1.weight', '1.bias', 'fl_elastic.frozen_base']
+    """
+    return as_record(weights_of(model, Manifest.of(model, whole=whole)))

@@ -1,0 +1,58 @@
+"""What a model's owner lets train, also while the library holds parts of it still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+__all__ = ["flags_kept", "forget_flags", "note_flags", "trainable"]
+
+# On the parameter itself: tensors compare by value, so that no dictionary of them finds one again.
+_NOTE = "_fl_elastic_trainable"
+
+
+def trainable(parameter: Tensor) -> bool:
+    """Return its ``requires_grad`` as the owner of the model has set it.
+
+    A plan sets it anew while it is trained by; what a model is made of does not depend on that moment.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2)
+    >>> with flags_kept(layer.parameters()):
+    ...     _ = layer.requires_grad_(False)
+    ...     trainable(layer.weight)
+    True
+    >>> layer.weight.requires_grad
+    True
+    """
+    return bool(getattr(parameter, _NOTE, parameter.requires_grad))
+
+
+def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Remember the flags of parameters that are about to be held still; return those that were not yet."""
+    noted = [parameter for parameter in parameters if not hasattr(parameter, _NOTE)]
+    for parameter in noted:
+        setattr(parameter, _NOTE, parameter.requires_grad)
+    return noted
+
+
+def forget_flags(noted: Iterable[nn.Parameter]) -> None:
+    """Take the flags as they are for the owner's again."""
+    for parameter in noted:
+        delattr(parameter, _NOTE)
+
+
+@contextmanager
+def flags_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let flags be set freely inside the block; on leaving it, also by an exception, they are as before."""
+    before = [(parameter, parameter.requires_grad) for parameter in parameters]
+    noted = note_flags(parameter for parameter, _ in before)
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+        forget_flags(noted)
