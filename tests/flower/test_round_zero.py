@@ -448,6 +448,43 @@ def test_a_resumed_run_goes_on_with_shorter_steps(tmp_path: Path) -> None:
     assert rates == [1.0] and later[0] == 0.25 and min(seen) > 0.9
 
 
+def test_who_says_that_others_examples_are_of_another_class_later_on_is_undone() -> None:
+    """It can keep the fleet at the head that it had, and make nothing worse than that."""
+    manifest, asked = Manifest.of(build()), [0]
+
+    def lie(model: nn.Module) -> HeadSums:
+        others = [(inputs, torch.zeros_like(targets)) for inputs, targets in data(3)]
+        return scaled(8.0, "count")(head_sums(model, others))
+
+    class Liar(ElasticClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            packed, examples, metrics = super().fit(parameters, config)
+            if config.get(ROUND_ZERO):
+                asked[0] += 1
+                if asked[0] > 1:
+                    sums = lie(self.model)
+                    packed = [np.frombuffer(encode_head_sums(sums, manifest), np.uint8)]
+                    examples = sums.num_examples
+            return packed, examples, metrics
+
+    def client_at(node: int) -> ElasticClient:
+        kind = Liar if node == 2 else ElasticClient
+        return kind(
+            build(), data(node), data(0), budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    records: list[Any] = []
+    terms = RoundTerms(round_zero="closed_form", solve_every=1)
+    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    nodes = {node: elastic_client_app(lambda _, node=node: client_at(node)) for node in range(1, 5)}
+    _, seen = start(strategy, 3, apps=nodes)
+    again = [each for each in records if each.server_round and not each.trains]
+    assert len(again) == 3 == asked[0] - 1 and all(each.stepped_back for each in again)
+    assert min(seen) == seen[0]
+    assert all(len(each.accepted) == 4 for each in records if each.trains)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_part_of_the_learning_rate_is_that_of_every_group_of_weights(momentum: float) -> None:
     found = []
