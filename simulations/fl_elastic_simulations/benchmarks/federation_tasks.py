@@ -225,6 +225,7 @@ def task_scenario(
     seconds : float, optional
         Simulated time, with forty tests at equal intervals.
     """
+    reference = REFERENCE if REFERENCE in task.methods else next(iter(task.methods))
     table: Table = {
         "title": task.title,
         "seeds": [0],
@@ -249,7 +250,7 @@ def task_scenario(
         ],
         "methods": [method_key(name) for name in task.methods],
         "method": {method_key(name): method for name, method in task.methods.items()},
-        "target": {"method": method_key(REFERENCE)},
+        "target": {"method": method_key(reference)},
     }
     return Scenario.from_json(json.dumps(table))
 

@@ -200,6 +200,8 @@ def test_a_longer_run_goes_by_the_clock_of_the_task_that_it_lengthens(folder: Pa
         short = PRETRAINED[task.costs]
         assert name not in PRETRAINED and task.reference_rounds >= 5 * short.reference_rounds
         assert (task.data, task.speeds, task.model) == (short.data, short.speeds, short.model)
+        (method,) = task_scenario(task).methods
+        assert method.name in {method_key(each) for each in short.methods}
 
 
 def curve_row(final: float, *points: tuple[float, float, float]) -> dict[str, Any]:
