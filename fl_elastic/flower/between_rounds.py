@@ -114,21 +114,25 @@ class BetweenRounds:
         """Solve for the head of the model as it is after a round, from sums of those who answered in it.
 
         Returned is the model to go on from, which is that of the time before where training spoiled the features.
-        Returns None where it is not the time for it, which the run's last round always is. It lasts no longer than
-        the round's deadline: a client that cannot go through all of its data sends sums over some of them.
+        Returns None where rounds go on from the model as it is: where it is not the time for a head, which the
+        run's last round always is, or for one that is only tested. It lasts no longer than the round's deadline: a
+        client that cannot go through all of its data sends sums over some of them.
         """
         terms, number = self._fleet.terms, ended.server_round
         # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
         # its classes. Who did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
-        due = terms.solves_after(number) or (terms.solve_every and number == self.last_round)
+        last = terms.solve_every > 0 and number == self.last_round
+        due = terms.looks_after(number) or last
         if not self._fleet.kept_head or not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        return self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)
+        solved = self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)
+        goes_on = terms.solves_after(number) or last or record.stepped_back
+        return solved if goes_on else None
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.

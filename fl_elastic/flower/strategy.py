@@ -191,9 +191,8 @@ class PartialUpdates(Strategy):
         its last models is tested and returned. What comes late is merged with less weight, and a client that left a
         tensor out for eight rounds trains it in the next one.
 
-        A pretrained model instead gets a head in closed form, solved for again after the first rounds and every
-        fifth, and a cut that moves: nobody trains below it, clients keep the features there, and only what lies
-        above travels.
+        A pretrained model instead gets a head in closed form, solved for again after every fifth round, and a cut
+        that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
 
         Parameters
         ----------

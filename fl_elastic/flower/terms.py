@@ -88,11 +88,12 @@ class RoundTerms:
         What is done before the first round: nothing, or clients send sums from which the server solves for the
         model's last linear layer (`fl_elastic.update.closed_form.closed_form_head`), without a step.
     solve_every : int
-        After the first two rounds, then after every so many, and after the last, the server solves for the head
-        again, from sums of the features as they are then; in between nobody trains it, so that it does not drift
-        apart where clients have few classes each. Where training has made the features worth less, the model of the
-        time before is put back, and clients take a quarter of their learning rates from then on. 0 has the head
-        trained like everything else after round zero.
+        After so many rounds, and after the last, the server solves for the head again, from sums of the features as
+        they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
+        each. After the first two rounds it solves as well, for a model to test and hand out: training goes on under
+        the head that it has, for features come to suit that. Where training has made the features worth less, the
+        model of the time before is put back, and clients take a quarter of their learning rates from then on. 0 has
+        the head trained like everything else after round zero.
     cut : str
         The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
         ``"moving"``: the server puts it where clients say that training gains most
@@ -162,14 +163,17 @@ class RoundTerms:
         return self.round_zero != "none" or self.has_cut
 
     def solves_after(self, server_round: int) -> bool:
-        """Whether the head is solved for after this round, the last one aside.
+        """Whether the head that rounds are trained under is solved for after this round, the last one aside.
 
         >>> terms = RoundTerms(round_zero="closed_form", solve_every=5)
         >>> [number for number in range(1, 17) if terms.solves_after(number)]
-        [1, 2, 5, 10, 15]
+        [5, 10, 15]
         """
-        every = self.solve_every
-        return every > 0 and (server_round <= _EARLY or server_round % every == 0)
+        return self.solve_every > 0 and server_round % self.solve_every == 0
+
+    def looks_after(self, server_round: int) -> bool:
+        """Whether a head is solved for after this round, if only to test the model and see what training does."""
+        return self.solves_after(server_round) or 0 < server_round <= min(self.solve_every, _EARLY)
 
     @property
     def sends_changes(self) -> bool:

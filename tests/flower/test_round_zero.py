@@ -326,6 +326,25 @@ def test_what_is_tested_is_the_model_that_was_solved_for_last() -> None:
     ]  # fmt: skip
 
 
+def test_after_the_first_rounds_a_head_is_solved_for_to_test_and_training_goes_on_under_the_old_one() -> (
+    None
+):
+    heads: list[tuple[int, Any, Any]] = []
+    terms = RoundTerms(round_zero="closed_form", solve_every=3)
+
+    def note(record: Any) -> None:
+        if record.trains:
+            pair = (strategy._weights["3.weight"], strategy.solved.weights["3.weight"])
+            heads.append((record.server_round, *(each.copy() for each in pair)))
+
+    strategy = PartialUpdates(quiet(), terms=terms, on_round=note)
+    start(strategy, 4)
+    first = heads[0][1]
+    for number, trained_under, tested in heads:
+        assert np.array_equal(trained_under, first) == (number <= 3)
+        assert np.array_equal(trained_under, tested) == (number in (1, 4))
+
+
 def test_without_solving_again_the_head_is_trained_like_the_rest() -> None:
     _, records = models_of(2, RoundTerms(round_zero="closed_form", solve_every=0))
     assert [each.trains for each in records] == [False, True, True]

@@ -219,8 +219,7 @@ class MethodSection:
     round_zero : str
         ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
     solve_every : int
-        Rounds between two heads in closed form, in which nobody trains it, after the first two rounds; 0 trains it
-        after round zero.
+        Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
         ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, or ``moving``, where the
         server finds it.
