@@ -49,8 +49,8 @@ GROUPS = "fl_elastic.groups"
 RATE = "fl_elastic.rate"
 
 _FIXED = "fixed:"
-# Features move most in the first rounds.
-_EARLY = 2
+# Features move most in the first rounds; a pass over the data for each would take longer than it is worth.
+_LOOK_AFTER = 2
 _MOST_GROUPS = 10_000
 _LONGEST_TEXT = 1 << 20
 
@@ -90,8 +90,8 @@ class RoundTerms:
     solve_every : int
         After so many rounds, and after the last, the server solves for the head again, from sums of the features as
         they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
-        each. After the first two rounds it solves as well, for a model to test and hand out: training goes on under
-        the head that it has, for features come to suit that. Where training has made the features worth less, the
+        each. After the second round it solves as well, for a model to test and hand out: training goes on under the
+        head that it has, for features come to suit that. Where training has made the features worth less, the
         model of the time before is put back, and clients take a quarter of their learning rates from then on. 0 has
         the head trained like everything else after round zero.
     cut : str
@@ -173,7 +173,9 @@ class RoundTerms:
 
     def looks_after(self, server_round: int) -> bool:
         """Whether a head is solved for after this round, if only to test the model and see what training does."""
-        return self.solves_after(server_round) or 0 < server_round <= min(self.solve_every, _EARLY)
+        return self.solves_after(server_round) or (
+            self.solve_every > 0 and server_round == _LOOK_AFTER
+        )
 
     @property
     def sends_changes(self) -> bool:
