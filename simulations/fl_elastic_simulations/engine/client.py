@@ -27,6 +27,7 @@ from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, t
 from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
+from fl_elastic.profiling.measure import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
@@ -38,7 +39,7 @@ from fl_elastic_simulations.engine.choosing import ChoosingCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.place import FEATURE_BYTES, Place
-from fl_elastic_simulations.engine.workload import measure_profile
+from fl_elastic_simulations.engine.workload import measure_profile, optimizer_fn
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
@@ -293,7 +294,12 @@ class _Role:
     def elastic_client(
         self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
     ) -> ElasticClient:
-        place, batches, profile = self.place, self.place.batches(), self.profile
+        place, batches = self.place, self.place.batches()
+        model, first = place.model(), next(iter(batches))
+        # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
+        # to be its own would estimate them anew, and so depend on how busy this host is.
+        key = profile_key(model, first, optimizer_fn(self.scenario.training))
+        profile = replace(self.profile, key=key)
         epochs = self.scenario.training.local_epochs
         budget = place.budget(
             len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())
@@ -304,7 +310,7 @@ class _Role:
             bandwidth = device.uplink_bytes_per_second * device.slowdown
             budget = replace(budget, bandwidth=bandwidth)
         return ElasticClient(
-            place.model(),
+            model,
             batches,
             place.test_batches(),
             budget=budget,

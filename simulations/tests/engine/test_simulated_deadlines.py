@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flwr.app import ArrayRecord
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.server_plan import _sending
 from fl_elastic.profiling import CostProfile
+from fl_elastic.training import costs as training_costs
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.cell import Cell
@@ -111,6 +113,27 @@ def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, Cel
 def test_fewer_full_steps_are_as_many_as_fit(cells: dict[str, Cell]) -> None:
     shares = {(step.device, step.share) for step in cells["fewer"].steps}
     assert shares == {("fast", 1.0), ("slow", 1 / STEPS)}
+
+
+def test_costs_that_another_release_measured_are_the_clock_all_the_same(
+    cells: dict[str, Cell],
+    tmp_path: Path,
+    profile: CostProfile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that estimated them anew would take more or fewer steps as this host is busy."""
+    other = replace(profile, key=replace(profile.key, torch_version="0.9", device="another"))
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: other)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("costs were estimated anew")
+
+    monkeypatch.setattr(training_costs, "estimate_profile", refuse)
+    found = ran(scenario(methods=["fewer", "elastic"]), tmp_path)
+    for method, cell in found.items():
+        assert [row["loss"] for row in cell.history] == [
+            row["loss"] for row in cells[method].history
+        ]
 
 
 def test_a_run_ends_with_its_simulated_time(tmp_path: Path, profile: CostProfile) -> None:
