@@ -17,20 +17,21 @@ from fl_elastic.training import ElasticTrainer
 
 
 class Plain(nn.Module):
-    """Four layers, of which the last two can be cut off."""
+    """Three layers, and a parameter of the model's own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.second = nn.Linear(8, 8)
         self.head = nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(3))
 
     def prepared(self, x: Tensor) -> Tensor:
         return x
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.second(torch.relu(self.first(self.prepared(x)))))
-        out: Tensor = self.head(y)
+        out: Tensor = self.head(y) * self.scale
         return out
 
 
