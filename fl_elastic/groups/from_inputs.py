@@ -70,7 +70,7 @@ def _from_layers(model: nn.Module, sources: _Sources) -> Iterator[None]:
             with_kwargs=True,
         )
         for module in model.modules()
-        if next(module.parameters(recurse=False), None) is not None
+        if [*module.parameters()] and not [*module.children()]
     ]
     try:
         yield

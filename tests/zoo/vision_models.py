@@ -165,7 +165,22 @@ def fcos_detects() -> Subject:
 
 
 def ssdlite_detects() -> Subject:
+    """In double precision: which of nearly equal boxes count, turns on the last digit of single."""
     net = detection.ssdlite320_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=3
     )
-    return _detects(net, 64)
+    found = _detects(net.double(), 64)
+    batches = [
+        (
+            ([each.double() for each in images], [_doubled(each) for each in boxes]),
+            [_doubled(each) for each in boxes],
+        )
+        for (images, boxes), _ in found.batches
+    ]
+    return Subject(found.model, batches, found.loss_fn, found.loss_of)
+
+
+def _doubled(boxes: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: each.double() if each.is_floating_point() else each for name, each in boxes.items()
+    }
