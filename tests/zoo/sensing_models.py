@@ -145,13 +145,18 @@ def whisper_listens() -> Subject:
 
 
 def wav2vec2_masks_time() -> Subject:
-    """Which hides spans of time that numpy draws, and drops layers."""
+    """Which hides spans of time that numpy draws, and drops layers.
+
+    As it comes it asks for a gradient of its first input, so that freezing its lower layers saves nothing;
+    `hubert_listens` freezes its feature encoder by its own method, as its users do.
+    """
     return with_own_loss(hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_HEARS)), _speech)
 
 
 def hubert_listens() -> Subject:
-    config = hf.HubertConfig(**_HEARS)
-    return with_own_loss(hf.HubertForCTC(config), _speech)
+    model = hf.HubertForCTC(hf.HubertConfig(**_HEARS))
+    model.freeze_feature_encoder()
+    return with_own_loss(model, _speech)
 
 
 _HEARS: dict[str, Any] = {
