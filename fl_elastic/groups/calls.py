@@ -47,6 +47,10 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
 
     def entering(name: str) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if not name:
+                # Called anew after it failed: what it had recorded hangs on no graph.
+                calls.clear()
+                stack.clear()
             node = _only_node((*arguments, *keywords.values()))
             calls.append(Call(name, tuple(stack), node, is_random=_is_random(module)))
             stack.append(len(calls) - 1)

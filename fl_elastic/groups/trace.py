@@ -6,19 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.calls import Call, recorded_calls
 from fl_elastic.groups.cuts import find_blocks, find_cuts
-from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
+from fl_elastic.groups.forward import Batch, LossFn
+from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.torch_private import number_of, output_shape
-from fl_elastic.groups.trainable import trainable
 from fl_elastic.groups.untouched import untouched
 
-__all__ = ["Trace", "loss_from_inputs", "tensor_groups", "trace_step"]
+__all__ = ["Trace", "tensor_groups", "trace_step"]
 
 _KINDS = (
     (GroupKind.CONV, ("Convolution", "Conv", "SlowConv", "MkldnnConv")),
@@ -137,40 +136,6 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
     live = [None if node in unused else node for node in live]
     return Trace(BackwardGraph(groups, nodes, cuts, blocks), loss, tuple(live), weight_nodes)
-
-
-def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, set[Any]]:
-    """Return the loss with every floating input differentiable, and the nodes that stand for the inputs.
-
-    Integers have no gradient: what a frozen embedding makes of them takes their place. Without it no path would
-    lead from the input of adapters above to the loss.
-    """
-    given, targets = split_batch(batch)
-    sources: set[Any] = set()
-    inputs = map_tensors(lambda tensor: _differentiable(tensor, sources), given)
-    hooks = [
-        module.register_forward_hook(lambda _, __, out: _differentiable(out, sources))
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not trainable(module.weight)
-    ]
-    try:
-        with torch.enable_grad():
-            return compute_loss(model, loss_fn, (inputs, targets)), sources
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _differentiable(tensor: Any, sources: set[Any]) -> Any:
-    """Return a copy with a gradient, whose node is added to ``sources``; anything but floating tensors as it is.
-
-    The copy is no leaf, so a model may modify its input in place.
-    """
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        return tensor
-    copy = tensor.detach().requires_grad_(True).clone()
-    sources.add(copy.grad_fn)
-    return copy
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:

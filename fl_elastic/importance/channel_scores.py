@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.trace import loss_from_inputs
 from fl_elastic.importance.base import Probe
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
 from fl_elastic.importance.samples import checked_loss, micro_batches, norms_at_rest

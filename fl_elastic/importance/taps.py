@@ -23,6 +23,7 @@ _ACTIVATIONS = (
     "Relu", "Hardtanh", "Hardswish", "Silu", "Gelu", "LeakyRelu", "Elu", "Mish", "Sigmoid", "Hardsigmoid", "Tanh",
     "Softplus", "Prelu",
 )  # fmt: skip
+_LOOKUPS = ("Embedding", "Index", "Gather")
 _VIEWS = ("View", "UnsafeView", "ReshapeAlias")
 
 Key: TypeAlias = tuple[Any, int]
@@ -87,7 +88,12 @@ def scored_layers(
     layers = []
     for group in groups:
         users = next((tuple(holders[name]) for name in group.parameters if name in holders), ())
-        outputs = [ends.of(node) for node in places.get(group.name, ())]
+        # An embedding that shares the weight puts out its columns, not its channels.
+        outputs = [
+            ends.of(node)
+            for node in places.get(group.name, ())
+            if not graph.nodes[node].name.startswith(_LOOKUPS)
+        ]
         if users and outputs and None not in outputs:
             layers.append(Layer(group, users[0], users, tuple(end for end in outputs if end)))
     return layers

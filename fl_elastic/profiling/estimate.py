@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -238,13 +238,19 @@ def _part_of(batch: Batch, *, limited: bool) -> tuple[Batch, float]:
     map_tensors(note, [inputs, targets])
     whole = min(lengths, default=0)
     count = max(_FEWEST_EXAMPLES, whole // 16)
-    if not limited or len(lengths) != 1 or whole <= count:
+    # What is in a list is of one example each, as pictures and boxes for detectors.
+    if not limited or len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
         return batch, 1.0
 
     def cut(value: Any) -> Any:
         return map_tensors(lambda tensor: tensor[:count], value)
 
     return (cut(inputs), cut(targets)), whole / count
+
+
+def _has_list(value: Any) -> bool:
+    entries = tuple(value.values()) if isinstance(value, Mapping) else value
+    return isinstance(value, list) or (isinstance(entries, tuple) and any(map(_has_list, entries)))
 
 
 def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:

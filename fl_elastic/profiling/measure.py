@@ -18,7 +18,8 @@ from torch import nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
-from fl_elastic.groups.trace import Trace, loss_from_inputs, trace_step
+from fl_elastic.groups.from_inputs import loss_from_inputs
+from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps

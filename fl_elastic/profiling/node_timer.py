@@ -97,8 +97,8 @@ def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTe
     finally:
         for handle in handles:
             handle.remove()
-    numbers = [None if node is None else number_of(node) for node in trace.nodes]
-    by_number = _by_known_number(kept, [number for number in numbers if number is not None])
+    places = _places_by_number(trace)
+    by_number = _by_known_number(kept, list(places))
     ids: dict[int, int] = {}
     sizes: list[int] = []
 
@@ -111,8 +111,7 @@ def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTe
     pairs = sorted(
         {
             (index, id_of(pointer, size))
-            for index, number in enumerate(numbers)
-            if number is not None
+            for number, index in places.items()
             for pointer, size in by_number.get(number, ())
         }
     )
@@ -135,6 +134,16 @@ def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:
     tensors, first = np.unique(saved.tensors[order], return_index=True)
     np.add.at(total, saved.nodes[order][first], saved.tensor_bytes[tensors])
     return total
+
+
+def _places_by_number(trace: Trace) -> dict[int, int]:
+    """Return the index of each node by its number; what is made of a group's parameters alone is its owner's.
+
+    As learned queries that attend to each other before they meet the input.
+    """
+    owners = trace.graph.group_nodes()
+    found = {number_of(node): owners[group][-1] for node, group in trace.weight_nodes}
+    return found | {number_of(node): i for i, node in enumerate(trace.nodes) if node is not None}
 
 
 def _by_known_number(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
@@ -57,7 +57,7 @@ def head_sums(
     Parameters
     ----------
     model : nn.Module
-        Whose output is that of a linear layer, of shape (N, C).
+        Whose output, or its ``logits`` as of transformers, is that of a linear layer, of shape (N, C).
     loader : iterable of batches
         Targets are classes, shape (N,), or numbers, shape (N, C).
     seconds : float
@@ -241,13 +241,26 @@ def _features_of(
     seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
 ) -> tuple[nn.Linear, Tensor, Tensor, bool]:
     """Return the last linear layer, what entered it, and what should have come out."""
-    heads = [(layer, given) for layer, given, out in seen if out is outputs]
-    if not heads or outputs.ndim != 2:
+    scores = _scores_of(outputs)
+    heads = [(layer, given) for layer, given, out in seen if out is scores]
+    if not heads or scores is None or scores.ndim != 2:
+        shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
+        made = "" if heads else " that no linear layer put out"
         raise TrainingError(
-            "a head in closed form needs a model whose output is that of a linear layer, of shape (N, C)"
+            "a head in closed form needs a model whose output, or its 'logits', is that of a linear layer, of "
+            f"shape (N, C); this one gives {type(outputs).__name__} with {shape}{made}: train it by "
+            "ElasticTrainer, without such a head"
         )
     layer, features = heads[-1]
-    return layer, features, *_as_numbers(targets, outputs)
+    return layer, features, *_as_numbers(targets, scores)
+
+
+def _scores_of(outputs: Any) -> Tensor | None:
+    """Return the outputs if they are a tensor, else what models of transformers call their class scores."""
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
+    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) else None
 
 
 def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import TiedEmbedding
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
@@ -326,3 +327,16 @@ def test_only_one_example_is_in_memory_at_a_time() -> None:
     FisherChannels().score(probe, graph)
     handle.remove()
     assert seen == [1] * 8
+
+
+def test_a_head_that_shares_its_weight_with_the_embedding_is_scored_by_what_it_puts_out() -> None:
+    torch.manual_seed(0)
+    model, batch = TiedEmbedding(), (torch.randint(11, (4, 5)), torch.randint(11, (4,)))
+    graph = trace_step(model, cross_entropy, batch).graph
+    probe, _ = probe_of(model, batch)
+    found = FisherChannels().score(probe, graph)["embedding"].outputs
+    assert found is not None
+    outputs = model(batch[0])
+    (gradient,) = torch.autograd.grad(cross_entropy(outputs, batch[1], reduction="sum"), outputs)
+    expected = (outputs * gradient).detach().square().sum(0) / (2 * len(outputs))
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)

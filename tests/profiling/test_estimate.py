@@ -126,3 +126,31 @@ def test_a_gradient_that_is_written_anew_is_dearer_than_the_errors_way(
         if node.group is not None and profile.graph.groups[node.group].numel > 2048 * 60:
             own, path = profile.node_update_seconds[index], profile.node_path_seconds[index]
             assert own / (own + path) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("boxes", [2, 3])
+def test_pictures_in_a_list_are_whole_also_where_all_lengths_agree(boxes: int) -> None:
+    """Three pictures of three channels with three boxes each: no part of these is a smaller batch."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3)
+
+        def forward(self, pictures: list[torch.Tensor]) -> torch.Tensor:
+            found: torch.Tensor = self.layer(torch.stack(pictures)).mean((2, 3))
+            return found
+
+    def boxes_loss(outputs: torch.Tensor, targets: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return (outputs - torch.stack([each["boxes"].mean(0) for each in targets])).square().mean()
+
+    pictures = [torch.randn(3, 8, 8) for _ in range(3)]
+    batch = pictures, [{"boxes": torch.rand(boxes, 4)} for _ in range(3)]
+    known = [
+        estimate_profile(
+            Detector(), boxes_loss, batch, memory=memory,
+            optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.1),
+        )
+        for memory in (None, 1e9)
+    ]  # fmt: skip
+    assert known[0].graph == known[1].graph

@@ -88,6 +88,24 @@ def conv(inputs: int, outputs: int, **settings: object) -> nn.Module:
     return nn.Conv2d(inputs, outputs, 3, padding=1, **settings)  # type: ignore[arg-type]
 
 
+class Queries(nn.Module):
+    """Learned queries that pass layers of their own before they look at the picture, as in detectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 8)
+        self.queries = nn.Parameter(torch.randn(200, 8))
+        self.own = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.relu(self.stem(x)).flatten(2)[:, :, :16]
+        asked = self.norm(self.own(self.queries))
+        out: Tensor = self.head((asked @ seen).softmax(1).transpose(1, 2) @ asked).mean(1)
+        return out
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: Pooled(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 8), nn.ReLU(), features=8),
     "in place": lambda: Pooled(
@@ -113,6 +131,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "recurrent": Recurrent,
     "rows": Rows,
+    "learned queries": Queries,
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import fl_elastic
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, ElasticError, PlanError, TrainingError
 from fl_elastic.groups import Batch
+from fl_elastic.losses import own_loss
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import head_sums, solve_head
 from fl_elastic.update.closed_form import closed_form_head
@@ -129,6 +130,48 @@ def test_training_that_spoils_what_was_there_is_undone(caplog: pytest.LogCapture
     assert "smaller rate" in caplog.text
     for name, value in solved.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=5e-3, atol=5e-3)
+
+
+class AsTransformersDo(nn.Module):
+    """Takes names, and gives its class scores under one, with a loss if it knows the labels."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(pixels)
+        return {"loss": loss_fn(logits, labels), "logits": logits}
+
+
+def test_a_model_whose_scores_have_a_name_is_fine_tuned_as_well() -> None:
+    data, plain = told_apart(6), build()
+    named = AsTransformersDo(copy.deepcopy(plain))
+    batches: Any = [{"pixels": inputs, "labels": targets} for inputs, targets in data]
+    ours = fine_tune(named, own_loss, sgd, batches, cut=f"layers.{CUT}", epochs=2)
+    expected = fine_tune(plain, loss_fn, sgd, data, cut=CUT, epochs=2)
+    assert ours.head_error == pytest.approx(expected.head_error, rel=1e-2)
+    assert ours.kept and ours.final_error == pytest.approx(expected.final_error, rel=1e-2)
+    with torch.no_grad():
+        scores = named.eval()(**batches[0])["logits"]
+        # Features of one of them are kept in half precision.
+        torch.testing.assert_close(scores, plain.eval()(data[0][0]), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (nn.ReLU(), r"gives Tensor with scores of shape \(6, 3\) that no linear layer put out"),
+        (nn.Unflatten(1, (3, 1)), r"scores of shape \(6, 3, 1\).*ElasticTrainer"),
+    ],
+    ids=["not linear", "places"],
+)
+def test_a_model_without_such_a_head_is_told_what_it_gives(last: nn.Module, message: str) -> None:
+    model = nn.Sequential(build(), last)
+    before = state(model)
+    with pytest.raises(TrainingError, match=message):
+        fine_tune(model, lambda y, of: loss_fn(y.flatten(1), of), sgd, images(2), epochs=1)
+    assert all(torch.equal(before[name], value) for name, value in state(model).items())
 
 
 def told_apart(count: int) -> list[Batch]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fl_elastic.groups import Batch
 from fl_elastic.planning import Plan
 from fl_elastic.update import Manifest
 
@@ -55,8 +54,9 @@ def trained_by_plans(
     optimizer_fn: Any,
     plans: Sequence[tuple[int, Plan]],
     steps: int,
-    batches: Sequence[Batch],
+    batches: Sequence[Any],
     modes: Sequence[Modes] = (),
+    loss_of: Callable[[nn.Module, Any], Tensor] | None = None,
 ) -> Reference:
     """Train ``model`` in place, one step a batch, with ``requires_grad`` as the plan of each step says.
 
@@ -74,6 +74,8 @@ def trained_by_plans(
         Of one epoch; they come again and again.
     modes : sequence of mapping
         Training mode of every module in each step, where it is not what freezing alone makes of it.
+    loss_of : callable, optional
+        How a plain loop writes the loss of a model on a batch; left out, of a tensor and its targets.
     """
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
     before_modes = {name: module.training for name, module in model.named_modules()}
@@ -92,11 +94,11 @@ def trained_by_plans(
                 module.training = before_modes[name] and name not in frozen
                 if modes:
                     module.training = modes[step][name]
-            inputs, targets = batches[step % len(batches)]
+            batch = copy.deepcopy(batches[step % len(batches)])
             optimizer.zero_grad(set_to_none=True)
             for parameter in model.parameters():
                 parameter.grad = None
-            loss = loss_fn(model(inputs.clone()), targets)
+            loss = loss_of(model, batch) if loss_of else loss_fn(model(batch[0]), batch[1])
             losses.append(loss.item())
             if loss.requires_grad:
                 loss.backward()
@@ -194,13 +196,13 @@ class Breaks:
         What it gives.
     """
 
-    def __init__(self, batches: list[Batch]) -> None:
+    def __init__(self, batches: list[Any]) -> None:
         self.batches, self.armed = batches, False
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self.batches):
             if self.armed and index == len(self.batches) - 1:
                 raise OSError("disk")

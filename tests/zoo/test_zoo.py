@@ -1,0 +1,100 @@
+"""Models that people bring: each trains as a plain loop does, or is refused for the reason given here."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+from subject import Case, cases_in
+from zoo_checks import BUDGETS, trained, tuned
+
+# Why `fine_tune` cannot solve for the head.
+_NO_LINEAR = "scores of shape .* that no linear layer put out"
+_NO_SCORES = "with no class scores"
+_OF_PLACES = r"scores of shape \(\d+, \d+, \d+(, \d+)?\)"
+_MODULES = {
+    "language_models": dict.fromkeys(
+        (
+            "roberta_masked_words", "electra_tokens", "gpt2_language", "gpt_neox_parallel_residual",
+            "opt_layer_drop", "llama_language", "llama_recomputes", "qwen2_tied", "gemma_language",
+            "bloom_language", "mamba_state_space", "mixtral_experts", "qwen2_experts",
+            "switch_experts", "t5_translates", "bart_layer_drop", "marian_translates",
+            "pegasus_summarises",
+        ),
+        _OF_PLACES,
+    ) | {"gpt2_classifies": _NO_LINEAR},
+    "sensing_models": {
+        "segformer_pixels": _OF_PLACES,
+        "vit_masked_autoencoder": _OF_PLACES,
+        "detr_detects": _OF_PLACES,
+        "whisper_listens": _OF_PLACES,
+        "wav2vec2_masks_time": _OF_PLACES,
+        "hubert_listens": _OF_PLACES,
+        "patch_tst_forecasts": _NO_SCORES,
+        "clip_contrasts": _NO_SCORES,
+        "image_to_text": _OF_PLACES,
+    },
+    "vision_models": {
+        "squeezenet": _NO_LINEAR,
+        "lraspp_pixels": _NO_SCORES,
+        "deeplab_pixels": _NO_SCORES,
+        "faster_rcnn_detects": _NO_SCORES,
+        "mask_rcnn_detects": _NO_SCORES,
+        "retinanet_detects": _NO_SCORES,
+        "fcos_detects": _NO_SCORES,
+        "ssdlite_detects": _NO_SCORES,
+    },
+    "timm_models": {"timm_deit_distilled": _NO_LINEAR, "timm_levit": _NO_LINEAR},
+    "adapted_models": dict.fromkeys(
+        (
+            "lora_on_gpt2", "lora_on_llama", "lora_on_t5", "dora_on_llama", "ia3_on_llama",
+            "prefix_on_gpt2", "prefix_projected_on_gpt2", "prompt_on_llama",
+        ),
+        _OF_PLACES,
+    ),
+}  # fmt: skip
+_SAMPLE = {
+    "language_models": ("bert_classifies", "mixtral_experts", "t5_translates"),
+    "sensing_models": ("clip_contrasts", "wav2vec2_masks_time"),
+    "vision_models": ("faster_rcnn_detects",),
+    "timm_models": ("timm_vit",),
+    "adapted_models": ("lora_on_llama",),
+}
+
+
+def cases_of(module: str) -> list[Case]:
+    """Return the rows of a module; skips the test where a package is absent that only its models need."""
+    return cases_in(importlib.import_module(module), _MODULES[module])
+
+
+def wrong_with(case: Case) -> list[str]:
+    """Return all that is wrong with a row under every budget, and with fine-tuning it."""
+    found: list[str] = []
+
+    def note(asked: str, outcome: tuple[list[str], str], expected: str) -> None:
+        problems, reason = outcome
+        problems = [*problems]
+        if bool(reason) != bool(expected) or not re.search(expected, reason):
+            problems.append(f"refused because of {reason!r}, expected {expected!r}")
+        print(f"{case.name:28} {asked:16} {reason or 'equal to the plain loop'}")
+        found.extend(f"{case.name}, {asked}: {each}" for each in problems)
+
+    for asked in BUDGETS:
+        note(asked, trained(case, asked), "")
+    note("fine_tune", tuned(case), case.tuned)
+    return found
+
+
+@pytest.mark.parametrize(("module", "names"), _SAMPLE.items(), ids=list(_SAMPLE))
+def test_a_sample_trains_as_a_plain_loop_does(module: str, names: tuple[str, ...]) -> None:
+    by_name = {case.name: case for case in cases_of(module)}
+    found = [problem for name in names for problem in wrong_with(by_name[name])]
+    assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", _MODULES)
+def test_every_row_trains_as_a_plain_loop_does(module: str) -> None:
+    found = [problem for case in cases_of(module) for problem in wrong_with(case)]
+    assert not found
