@@ -75,6 +75,7 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
 
     Examples
     --------
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> batch = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     >>> [group.name for group in tensor_groups(model, nn.functional.cross_entropy, batch)]

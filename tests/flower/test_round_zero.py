@@ -212,9 +212,7 @@ def test_where_nobody_can_send_sums_the_model_stays_and_the_run_goes_on(
     first = arrays_of(nn.Sequential(nn.Linear(8, 4), nn.Tanh()))
     made = {n: elastic_client_app(lambda _, n=n: without_head(n)) for n in range(1, 5)}
     result, _ = run(PartialUpdates(quiet(), terms=TERMS), made, first, 1)
-    assert (
-        "no client sent sums" in caplog.text and "output is that of a linear layer" in caplog.text
-    )
+    assert "no client sent sums" in caplog.text and "is that of a linear layer" in caplog.text
     moved = as_weights(result.arrays)["0.weight"] - as_weights(first)["0.weight"]
     assert np.isfinite(moved).all() and moved.any()
 

@@ -183,7 +183,7 @@ def test_an_error_on_the_way_leaves_no_trace() -> None:
         (
             nn.Sequential(nn.Linear(5, 3), nn.ReLU()),
             torch.tensor([0, 1]),
-            "output is that of a linear",
+            "is that of a linear layer",
         ),
         (nn.Linear(5, 3), torch.tensor([0, 3]), "below 3"),
         (nn.Linear(5, 3), torch.tensor([0, -1]), "below 3"),

@@ -295,11 +295,12 @@ class _Role:
         self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
     ) -> ElasticClient:
         place, batches = self.place, self.place.batches()
-        model, first = place.model(), next(iter(batches))
+        # Another loader than the one that is trained on: each pass over one has an order of its own.
+        model, first = place.model(), next(iter(place.batches()))
         # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
         # to be its own would estimate them anew, and so depend on how busy this host is.
         key = profile_key(model, first, optimizer_fn(self.scenario.training))
-        profile = replace(self.profile, key=key)
+        profile = self.profile if self.profile.key == key else replace(self.profile, key=key)
         epochs = self.scenario.training.local_epochs
         budget = place.budget(
             len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())

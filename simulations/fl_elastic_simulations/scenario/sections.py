@@ -232,7 +232,6 @@ class MethodSection:
     importance: Text = "elastic"
     rule: Text = "contributors"
     codec: Text = "fp32"
-    downlink_codec: Text = "fp32"
     budgeted: Truth = True
     server: Text = "fedavg"
     peer: Text | None = None
@@ -258,6 +257,7 @@ class MethodSection:
     solve_every: Annotated[Whole, Ge(0)] = 5
     cut: Annotated[Text, approved(_check_cut)] = "none"
     keep_features: Truth = True
+    downlink_codec: Text = "fp32"
 
 
 @dataclass(frozen=True)
