@@ -14,17 +14,12 @@ from documents import DOCUMENTS
 from fl_elastic.profiling import load_profile
 from fl_elastic_simulations.benchmarks.federation import cell_name
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
-from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import (
     federation_table,
     filled,
     write_federation_page,
 )
-from fl_elastic_simulations.benchmarks.federation_summary import (
-    cells_of,
-    interval,
-    sooner_than,
-)
+from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED, SEEDS, TASKS
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
 from fl_elastic_simulations.benchmarks.house import house_markdown
@@ -268,27 +263,6 @@ def test_what_is_said_of_rows_across_rounds_is_what_their_cells_say() -> None:
     text = section("Across rounds")
     for sentence in said_across_rounds():
         assert sentence in text
-
-
-def test_what_is_said_of_converged_waiting_is_what_the_cells_say() -> None:
-    """In the README, and in short."""
-    rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
-    waiting = cells_of(rows, "birds-converged-sgd")[REFERENCE]
-    found = {
-        method: sooner_than(cells_of(rows, "birds-pretrained")[f"{method}, solved head"], waiting)
-        for method in ("moving cut", "fewer full steps")
-    }
-    (_, _, times, fewer), (_, _, plain_times, plain_fewer) = (
-        each for each in found.values() if each is not None
-    )
-    said = (
-        f"Waiting for the slowest converges at {100 * waiting[0]['final_accuracy']:.1f} %. A head in closed form, "
-        f"features kept below a cut and training above it are there {times:.0f} times sooner, with "
-        f"{fewer:.0f} times fewer bytes; full steps under the same head {plain_times:.0f} times sooner, with "
-        f"{plain_fewer:.0f} times fewer."
-    )
-    for page in (ROOT / "README.md", ROOT / "docs" / "measured.md"):
-        assert said in page.read_text(), said
 
 
 def said_across_rounds() -> list[str]:

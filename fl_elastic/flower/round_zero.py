@@ -65,8 +65,7 @@ class LastSolved:
     """The model as it was when its head was last solved for: what is tested and handed out.
 
     Until the next time the features move on under a head that stays. Where that made them worth less, as a learning
-    rate does that suits a random head, the model of the time before is put back, and clients are told to take
-    shorter steps.
+    rate does that suits a random head, the model of the time before is put back.
 
     Parameters
     ----------
