@@ -36,8 +36,9 @@ _OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other"
 # On a processor the allocator gives larger gradients back: each page comes from the system anew, which takes about
 # five times as long as reading as many numbers. The products of one row take a twentieth of reading.
 _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
-# Numbers of a weight that the optimiser is tried out on: a large one does not fit into the processor's cache.
-_FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 22, 1 << 17
+# Numbers of a weight that the optimiser is tried out on: a large one, its gradient and state do not fit into the
+# processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
+_FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
 _FEWEST_EXAMPLES = 2
 _MOST_SCALE = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from small_models import Batch, chain, flat_profile, loss_fn, sgd, trainer_of, vectors
+from torch import Tensor
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import ElasticTrainer, fit, trainer
 from fl_elastic.training.fit_start import FitStart
+from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.step import TrainingStep
 
 ALL = ["6", "4", "2", "0"]
@@ -164,6 +167,24 @@ def test_a_full_pass_that_is_timed_is_inside_the_speedup(
     monkeypatch.setattr(fit, "full_pass_ratio", ratio)
     steps = made.fit(vectors(20)).steps
     assert passes and least <= steps <= most
+
+
+def test_a_full_pass_that_is_timed_gives_up_its_gradients_as_a_step_does(clock: Hands) -> None:
+    # Of a model with a layer of 100 million weights that is a twentieth of a step.
+    model, batch = chain(), vectors(1)[0]
+
+    def gone() -> None:
+        clock.seconds += 1.0
+
+    def made(parameter: Tensor) -> None:
+        weakref.finalize(parameter.grad, gone)
+
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(made)
+    profile = replace(flat(), optimizer_seconds=np.zeros(len(flat())))
+    found = full_pass_ratio(model, loss_fn, batch, profile, clock)
+    assert found == pytest.approx(len(parameters) / profile.full_step_seconds)
 
 
 def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(

@@ -20,6 +20,7 @@ from fl_elastic.profiling.clock import clock_for
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.head_costs import HeadCosts, measure_head_costs
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.workload import (
     client_batches,
@@ -50,11 +51,14 @@ class ChoosingCosts:
         By method and device class, those of one plan under the budget of such a device.
     width_seconds : tuple of (float, float)
         Rates of a model's width below 1, and what a step of such a model takes.
+    head_seconds : HeadCosts, optional
+        Of sums for a head in closed form and of solving for it; None where no method asks for them.
     """
 
     profile_seconds: float = 0.0
     plan_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     width_seconds: tuple[tuple[float, float], ...] = ()
+    head_seconds: HeadCosts | None = None
 
     def plan(self, method: MethodSection, device: str) -> float:
         """Return the seconds of a plan; 0 for a method that has nothing to choose.
@@ -73,6 +77,21 @@ class ChoosingCosts:
                 f"what choosing takes method {method.name} on {device} was not measured: measure it anew with the "
                 "cost profile"
             ) from None
+
+    @property
+    def of_a_head(self) -> HeadCosts:
+        """What a head in closed form takes.
+
+        Raises
+        ------
+        ScenarioError
+            If it was not measured.
+        """
+        if self.head_seconds is None:
+            raise ScenarioError(
+                "what a head in closed form takes was not measured: measure it anew with the cost profile"
+            )
+        return self.head_seconds
 
     def profile(self, method: MethodSection) -> float:
         """Return the seconds of a cost profile; 0 for a method that needs none."""
@@ -93,6 +112,7 @@ class ChoosingCosts:
         """
         try:
             table = json.loads(text)
+            of_a_head = table.get("head_seconds")
             return cls(
                 profile_seconds=float(table["profile_seconds"]),
                 plan_seconds={
@@ -100,6 +120,11 @@ class ChoosingCosts:
                     for method, devices in table["plan_seconds"].items()
                 },
                 width_seconds=tuple((float(r), float(s)) for r, s in table["width_seconds"]),
+                head_seconds=None
+                if of_a_head is None
+                else HeadCosts(
+                    *(float(of_a_head[name]) for name in ("product", "row", "solution"))
+                ),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None
@@ -160,7 +185,13 @@ def measure_choosing(
         model = scenario_model(scenario, data_root, seed=0).train()
         with contextlib.suppress(ElasticError):
             widths = narrow_seconds(model, classification_loss, batch, make_optimizer)
-    return ChoosingCosts(estimating, plans, tuple(widths.items()))
+    heads: HeadCosts | None = None
+    if any(method.round_zero == "closed_form" for method in scenario.methods):
+        modules = scenario_model(scenario, data_root, seed=0).modules()
+        # Clients refuse a model without one.
+        for head in [each for each in modules if isinstance(each, torch.nn.Linear)][-1:]:
+            heads = measure_head_costs(head.in_features, head.out_features)
+    return ChoosingCosts(estimating, plans, tuple(widths.items()), heads)
 
 
 def _choice(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -11,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -31,11 +29,11 @@ from fl_elastic.profiling.measure import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums, few_rows
+from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
+from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.place import FEATURE_BYTES, Place
@@ -48,8 +46,6 @@ CHARGES = "charged.json"
 """Where a client notes what it was charged."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
-
-_ROWS = 256
 
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
@@ -193,8 +189,8 @@ class _Role:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
             summed, features = sums.num_examples, len(sums.products)
             profile += self._inference_seconds(told, summed, metrics)
-            profile += summed * _seconds_of_products(features)
-            profile += _seconds_of_writing(summed, features - 1)
+            costs = self._head_costs
+            profile += costs.adding(summed, features) + costs.writing(summed, features - 1)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
     def _inference_seconds(
@@ -238,13 +234,14 @@ class _Role:
             passed = min(len(batches), ROUGH_BATCHES)
             *_, head = (each for each in client.model.modules() if isinstance(each, nn.Linear))
             spent += passed * float(self.profile.forward_seconds[0])
-            spent += (
-                passed
-                * self.scenario.training.batch_size
-                * _seconds_of_products(head.in_features + 1)
-            )
-            spent += _seconds_of_solving(head.in_features, head.out_features)
+            examples_passed = passed * self.scenario.training.batch_size
+            features, costs = head.in_features + 1, self._head_costs
+            spent += costs.adding(examples_passed, features) + costs.solving(features)
         return packed, examples, metrics | _no_steps(spent)
+
+    @property
+    def _head_costs(self) -> HeadCosts:
+        return HeadCosts() if self.choosing is None else self.choosing.of_a_head
 
     def _first_profile(self) -> float:
         """Charge the estimate of costs to a client that has made none as yet; return its seconds on this host."""
@@ -377,44 +374,6 @@ class _Begun:
     @property
     def dataset_size(self) -> int:
         return self.batches.dataset_size
-
-
-@lru_cache(maxsize=8)
-def _seconds_of_products(features: int) -> float:
-    """Return what adding one example's products to the sums takes on this host, at the least of three times."""
-    rows = torch.randn(_ROWS, features, dtype=torch.float64)
-    found = []
-    for _ in range(3):
-        started = time.thread_time()
-        rows.T @ rows
-        found.append(time.thread_time() - started)
-    return min(found) / _ROWS
-
-
-@lru_cache(maxsize=64)
-def _seconds_of_writing(examples: int, features: int) -> float:
-    """Return what finding the rows takes on this host as which sums over few examples travel."""
-    if 2 * examples > features:
-        return 0.0
-    rows = np.random.default_rng(0).normal(size=(examples, features))
-    products = rows.T @ rows
-    started = time.thread_time()
-    few_rows(products, examples)
-    return time.thread_time() - started
-
-
-@lru_cache(maxsize=8)
-def _seconds_of_solving(features: int, outputs: int) -> float:
-    """Return what solving for a head of such a size takes on this host."""
-    rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
-    rows[:, -1] = 1.0
-    sums = HeadSums(
-        "", rows.T @ rows, rows.T @ np.eye(outputs)[np.arange(_ROWS) % outputs],
-        np.full(outputs, _ROWS / outputs), True,
-    )  # fmt: skip
-    started = time.thread_time()
-    closed_form_head(sums, penalty=1.0)
-    return time.thread_time() - started
 
 
 def _no_steps(host_seconds: float) -> dict[str, Any]:

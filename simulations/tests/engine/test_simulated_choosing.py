@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,16 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
     assert all(taken > 0 for each in costs.plan_seconds.values() for taken in each.values())
     assert [rate for rate, _ in costs.width_seconds] == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
     assert ChoosingCosts.from_json(costs.to_json()) == costs
+    assert costs.head_seconds is None
+    with pytest.raises(ScenarioError, match="a head in closed form takes was not measured"):
+        _ = costs.of_a_head
+    methods = [
+        replace(each, round_zero="closed_form") if each.name == "elastic" else each
+        for each in made.methods
+    ]
+    solved = measure_choosing(replace(made, methods=tuple(methods)), None, profile)
+    assert min(asdict(solved.of_a_head).values()) > 0
+    assert ChoosingCosts.from_json(solved.to_json()) == solved
 
 
 def test_seconds_that_were_not_measured_are_no_zero(tmp_path: Path, profile: CostProfile) -> None:

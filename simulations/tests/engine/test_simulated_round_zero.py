@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from choosing_costs import flat_choosing
+from torch import nn
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
@@ -19,10 +21,11 @@ from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
-from fl_elastic_simulations.engine.workload import client_batches, measure_profile
+from fl_elastic_simulations.engine.workload import client_batches, measure_profile, scenario_model
 from fl_elastic_simulations.scenario import Scenario
 
 SECONDS_OF_AN_EXAMPLE, SLOWEST, BANDWIDTH = 0.01, 4.0, 1e6
@@ -58,9 +61,11 @@ def profile() -> CostProfile:
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Run a scenario on a host where products of every example take the same time."""
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    modules = scenario_model(scenario(), None, seed=0).modules()
+    *_, head = (each for each in modules if isinstance(each, nn.Linear))
+    costs = HeadCosts(product=SECONDS_OF_AN_EXAMPLE / (head.in_features + 1) ** 2)
     monkeypatch.setattr(
-        simulated_client, "_seconds_of_products", lambda features: SECONDS_OF_AN_EXAMPLE
+        simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, head=costs)
     )
 
     def run(made: Scenario) -> Mapping[str, Cell]:
@@ -94,6 +99,17 @@ def test_the_head_is_there_before_the_first_round_and_is_paid_for(
     # Coverage and steps tell of rounds of training alone.
     assert len(next(iter(cells["solved"].coverage.values()))) == 2
     assert len(cells["solved"].steps) == len(cells["plain"].steps)
+
+
+def test_simulated_seconds_are_the_same_however_busy_the_host_is(
+    ran: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"policy": "full", "round_zero": "closed_form", "cut": "moving", "solve_every": 1}
+    made = scenario(method={"solved": method}, methods=["solved"], target={"method": "solved"})
+    before = [point["simulated_seconds"] for point in ran(made)["solved"].history]
+    real = time.thread_time
+    monkeypatch.setattr(time, "thread_time", lambda: 1000.0 * real())
+    assert [point["simulated_seconds"] for point in ran(made)["solved"].history] == before
 
 
 def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
