@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from functools import cache
 
 import numpy as np
 import torch
@@ -74,7 +75,9 @@ def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
     return " ".join([type(made).__name__, *sorted(settings)])
 
 
+@cache
 def _processor() -> str:
+    """Return the processor's name, read once: of many cores the file takes milliseconds."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = [
