@@ -1,8 +1,8 @@
 """The joint solver: which groups to train, and how, within seconds, memory and uplink at once.
 
 Once the depth is fixed this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
-Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth; a search guided by these bounds visits
-only the depths, groups and options that can still beat the best known answer.
+Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth; one search for all depths keeps what can
+still beat the best known answer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
-from fl_elastic.planning.joint.lanes import Problem, lanes_of, problem_of
-from fl_elastic.planning.joint.prices import best_prices, unit_prices
-from fl_elastic.planning.joint.solve import Best, judge_of, solve
+from fl_elastic.planning.joint.problem import problem_of
+from fl_elastic.planning.joint.solve import Best, Sweep, judge_of, priced, solve
 
 __all__ = [
     "Choices",
@@ -32,13 +31,7 @@ __all__ = [
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
-_REPRICINGS = 4
-# Entries of all tables of one sweep; it decides how many states are kept.
-_WORK = 400_000
-_LEAST_STATES, _MOST_STATES = 50, 4000
-_ANSWERS = 8
-# Room below zero by rounding alone still counts as room.
-_ROUNDING = 1e-12
+_REPRICINGS, _STATES = 4, 1000
 _TOLERANCE = 1e-6
 
 
@@ -114,85 +107,33 @@ def without_damage(choices: Choices) -> Choices:
 
 
 def improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
-    """Offer choices with damaging options, starting from the best that is known."""
-    problem = problem_of(choices, limits)
+    """Offer choices with damaging options: one change after another, then a sweep that counts the damage."""
     for _ in range(_REPRICINGS):
-        linear = _around(choices, best.options)
+        kept, deeper = _kept_and_deeper(choices, best.options)
+        value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
+        linear = replace(choices, value=value, damage=np.zeros_like(choices.damage))
         found = Best(judge_of(linear, limits))
         solve(problem_of(linear, limits), found)
         if found.options is None or not best.offer(found.options):
             break
-    for options in _sweep(choices, problem, best.options):
+    problem = problem_of(choices, limits)
+    prices, promise = priced(problem, best)
+    kept, _ = _kept_and_deeper(choices, best.options)
+    search = Sweep(problem, prices[:2][-1:], promise, choices.damage, kept)
+    for options in search.run(_STATES, -np.inf)[0]:
         best.offer(options)
 
 
-def _keep_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
+def _kept_and_deeper(choices: Choices, options: _Ints | None) -> tuple[_Floats, _Floats]:
     """Return the share of each group's value that is kept, and the value below each group."""
-    groups = np.arange(len(options))
-    share = 1.0 - choices.damage[groups, options]
-    keep = np.concatenate([[1.0], np.cumprod(share)[:-1]])
-    deeper = np.zeros(len(options) + 1)
-    for group in range(len(options) - 1, 0, -1):
-        own = choices.value[group, options[group]]
-        deeper[group - 1] = own + share[group] * deeper[group]
-    return keep, deeper[:-1]
-
-
-def _around(choices: Choices, options: _Ints | None) -> Choices:
-    """Return choices whose values are what one changed option adds to the given ones."""
-    if options is None:
-        return replace(choices, damage=np.zeros_like(choices.damage))
-    keep, deeper = _keep_and_deeper(choices, options)
-    value = keep[:, None] * (choices.value - choices.damage * deeper[:, None])
-    return replace(choices, value=value, damage=np.zeros_like(choices.damage))
-
-
-def _sweep(choices: Choices, problem: Problem, known: _Ints | None) -> list[_Ints]:
-    """Decide options from the deepest group towards the loss; return the best complete choices."""
-    groups, options, _ = problem.inner_cost.shape
-    cap = int(np.clip(_WORK / (groups * options), _LEAST_STATES, _MOST_STATES))
-    prices, keep = np.zeros(problem.room.shape[1]), np.ones(groups)
-    reachable = problem.reachable
-    if known is not None and known.any():
-        keep, _ = _keep_and_deeper(choices, known)
-        lanes = lanes_of(problem, np.flatnonzero(known)[-1:])
-        if len(lanes):
-            prices = unit_prices(lanes, best_prices(lanes))[0]
-    cheapest = np.where(problem.inner_allowed[..., None], problem.inner_cost, np.inf).min(axis=1)
-    needed = np.concatenate([np.zeros((1, len(prices))), np.cumsum(cheapest, axis=0)])
-    value, room = np.zeros(0), np.zeros((0, len(prices)))
-    history: list[tuple[int, _Ints, _Ints]] = []
-    for group in range(int(np.flatnonzero(reachable).max(initial=-1)), -1, -1):
-        inner = np.flatnonzero(problem.inner_allowed[group])
-        share = 1.0 - choices.damage[group, inner]
-        values = problem.inner_value[group, inner] + share * value[:, None]
-        rooms = room[:, None] - problem.inner_cost[group, inner]
-        parent = np.repeat(np.arange(len(value)), len(inner))
-        option = np.tile(inner, len(value))
-        values, rooms = values.ravel(), rooms.reshape(-1, len(prices))
-        if reachable[group]:
-            last = np.flatnonzero(problem.last_allowed[group])
-            values = np.concatenate([values, problem.last_value[group, last]])
-            rooms = np.concatenate([rooms, problem.room[group] - problem.last_cost[group, last]])
-            parent = np.concatenate([parent, np.full(len(last), -1)])
-            option = np.concatenate([option, last])
-        fits = np.flatnonzero((rooms >= needed[group] - _ROUNDING).all(axis=-1))
-        merit = keep[group] * values[fits] + rooms[fits] @ prices
-        chosen = fits[np.argsort(-merit, kind="stable")[:cap]]
-        value, room = values[chosen], rooms[chosen]
-        history.append((group, parent[chosen], option[chosen]))
-    best = np.argsort(-value, kind="stable")[:_ANSWERS].tolist()
-    return [_trace(history, state, groups) for state in best]
-
-
-def _trace(history: list[tuple[int, _Ints, _Ints]], state: int, groups: int) -> _Ints:
-    options = np.zeros(groups, dtype=np.intp)
-    for group, parent, option in reversed(history):
-        options[group] = option[state]
-        state = int(parent[state])
-        if state < 0:
-            break
-    return options
+    kept, deeper = np.ones(len(choices.value)), np.zeros(len(choices.value))
+    if options is not None:
+        groups = np.arange(len(options))
+        share, value = 1.0 - choices.damage[groups, options], choices.value[groups, options]
+        kept[1:] = np.cumprod(share)[:-1]
+        for group in range(len(options) - 1, 0, -1):
+            deeper[group - 1] = value[group] + share[group] * deeper[group]
+    return kept, deeper
 
 
 def find_feasible(choices: Choices, limits: Limits) -> _Ints:
@@ -206,32 +147,32 @@ def find_feasible(choices: Choices, limits: Limits) -> _Ints:
     bounded = [name for name in COSTS if limits.with_slack(name) < np.inf] or [COSTS[0]]
     short = []
     for name in bounded:
-        options = _least(choices, Limits(), name)
-        if options is None:
+        alone = _least(choices, Limits(), name)
+        if alone is None:
             raise BudgetError(
                 f"forced groups {list(choices.forced)} have no available option of finite cost; "
                 "make one available or do not force them"
             )
-        least = getattr(choices.totals(options), name)
+        least = getattr(choices.totals(alone), name)
         if least > limits.with_slack(name):
-            short.append(_needs(name, least, limits))
-    if short:
-        raise BudgetError(_message(choices, short))
+            short.append(f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g})")
     # Each cost alone could be met: relax one after the other until the rest can be met together.
-    for place, name in enumerate(bounded):
-        rest = replace(limits, **{other: np.inf for other in bounded[: place + 1]})
+    rest = limits
+    for place, name in enumerate(bounded if not short else []):
+        rest = replace(rest, **{name: np.inf})
         options = _least(choices, rest, name)
         if options is None:
             continue
         least = getattr(choices.totals(options), name)
         if place == 0 and least <= limits.with_slack(name):
             return options
-        if least > limits.with_slack(name):
-            within = [
-                f"{other} within {getattr(limits, other):g}" for other in bounded[place + 1 :]
-            ]
-            raise BudgetError(_message(choices, [_needs(name, least, limits)], within))
-    raise BudgetError(_message(choices, [f"{' and '.join(bounded)} cannot be met together"]))
+        others = [f"{each} within {getattr(limits, each):g}" for each in bounded[place + 1 :]]
+        within = f", with {' and '.join(others)}" if others else ""
+        short = [f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g}){within}"]
+        break
+    what = f"forced groups {list(choices.forced)} do not fit" if choices.forced else "nothing fits"
+    why = "; ".join(short) or f"{' and '.join(bounded)} cannot be met together"
+    raise BudgetError(f"{what}: {why}")
 
 
 def _least(choices: Choices, limits: Limits, name: str) -> _Ints | None:
@@ -246,13 +187,3 @@ def _least(choices: Choices, limits: Limits, name: str) -> _Ints | None:
         best.offer(np.zeros(len(choices.value), dtype=np.intp))
     solve(problem_of(choices, limits, least=name), best, tolerance=_TOLERANCE)
     return best.options
-
-
-def _needs(name: str, least: float, limits: Limits) -> str:
-    return f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g})"
-
-
-def _message(choices: Choices, needs: list[str], within: list[str] | None = None) -> str:
-    what = f"forced groups {list(choices.forced)} do not fit" if choices.forced else "nothing fits"
-    given = f", with {' and '.join(within)}" if within else ""
-    return f"{what}: {'; '.join(needs)}{given}"

@@ -1,4 +1,9 @@
-"""The best-first walk over depths that closes the gap between the best known choice and the bounds."""
+"""The search of the joint solver: options are decided group by group, from the deepest one towards the loss.
+
+A state is what is decided so far: its value, and the room that it leaves. Prices on the costs say how good it can
+still become. States that cannot beat the best known answer, or no longer fit, are dropped. Of the others those are
+kept that promise most; as long as none has to go, the search is exact.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.planning.joint.choices import Choices, Limits
-from fl_elastic.planning.joint.lanes import Problem, fixed, lanes_of
-from fl_elastic.planning.joint.prices import best_prices, bounds_of_depths, unit_prices
-from fl_elastic.planning.joint.search import Priced, price, rounded, sweep
+from fl_elastic.planning.joint.prices import best_prices, bounds_above, bounds_of_depths, lane
+from fl_elastic.planning.joint.problem import Problem
 
-__all__ = ["Best", "judge_of", "solve"]
+__all__ = ["Best", "Sweep", "judge_of", "priced", "solve"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -21,28 +25,15 @@ _Ints = NDArray[np.intp]
 # Up to this many groups nothing short of the optimum is good enough.
 _FEW_GROUPS = 16
 _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
-# Largest tables of one round of lanes, in entries (lanes x groups x options).
-_ROUND_SIZE = 20_000
-_ROUNDS = 4
-_PILOTS = 5
-# The first sweep: few lanes, few groups, few states.
-_CORE_LANES, _CORE_GROUPS = 4, 20
-_CORE_STATES = 100
-# Splits: how often, how many groups of largest cost at a time, into how many lanes; the sweeps before and after.
-_SPLITS, _SPLIT_GROUPS = 5, 2
-_SPLIT_LANES = (12, 48)
-_SPLIT_STATES, _SPLIT_CORE_GROUPS, _SPLIT_CORE_STATES = 200, 24, 200
-# Lanes are split again only while the gap is above so many tolerances.
-_COARSER = 2.5
-# The wide sweeps that follow: most states, and most entries of the tables of all steps (options x states x prices).
-_WIDER = ((400, 300_000), (4000, 800_000))
-_WIDE_LANES = 12
-# The same for one cost: the first sweep, all groups of its lanes, and all groups of all lanes.
-_STATES_OF_ONE_COST = 1000
-_WIDE_OF_ONE_COST = (2000, 1_000_000)
-_WIDEST_OF_ONE_COST = (20_000, 3_000_000)
-# A wide sweep with fewer states finds nothing that the others do not.
-_LEAST_STATES = 60
+# States that are kept, sweep after sweep, until the bound is met.
+_STATES, _STATES_OF_ONE_COST = (100, 1000), (300, 3000, 20_000)
+_ANSWERS = 8
+# Room below zero by rounding alone still counts as room.
+_ROUNDING = 1e-12
+# What prices are raised by until the room is kept, and how far they are moved to judge states of unlike room.
+_RAISES = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.5, 5.0)
+_SPREAD = 1.6
+_PRICED = 8
 
 
 @dataclass(eq=False)
@@ -79,146 +70,178 @@ def judge_of(choices: Choices, limits: Limits) -> Callable[[_Ints], float | None
 
 
 def solve(problem: Problem, best: Best, *, tolerance: float | None = None) -> float:
-    """Improve the best choice until the bounds are met or the work is done; return the bound.
-
-    Depths are taken in rounds, largest bound first. One cost is solved exactly as long as few states are
-    undominated; several are searched to within 0.2 % of the bound, or as far as the work allows.
-    """
-    goal = _Goal(best, _tolerance(problem) if tolerance is None else tolerance)
-    bounds = bounds_of_depths(problem, np.zeros((1, problem.room.shape[1])))[:, 0]
-    size = max(1, _ROUND_SIZE // problem.inner_value.size)
-    bounds = _after_pilots(problem, bounds, size)
-    done = np.zeros(len(bounds), dtype=bool)
-    for _ in range(_ROUNDS):
-        hopeful = np.flatnonzero(~done & (bounds > goal()))
-        if not len(hopeful):
+    """Improve the best choice until the bound is met or the work is done; return the bound."""
+    one = problem.room.shape[1] == 1
+    if tolerance is None:
+        tolerance = _TOLERANCE_OF_ONE_COST if one else _TOLERANCE
+        if len(problem.base) <= _FEW_GROUPS:
+            tolerance = _TOLERANCE_OF_FEW_GROUPS
+    prices, promise = priced(problem, best)
+    bound = float(promise.max(initial=-np.inf))
+    for states in _STATES_OF_ONE_COST if one else _STATES:
+        goal = best.value
+        if np.isfinite(goal):
+            goal += tolerance * abs(goal)
+        if not bound > goal:
             break
-        depths = hopeful[np.argsort(-bounds[hopeful], kind="stable")[:size]]
-        done[depths] = True
-        lanes = lanes_of(problem, depths)
-        impossible = np.setdiff1d(depths, lanes.depth)
-        bounds[impossible] = -np.inf
-        if not len(lanes):
-            continue
-        units = unit_prices(lanes, best_prices(lanes))
-        table = bounds_of_depths(problem, units)
-        bounds = np.minimum(bounds, table.min(axis=1))
-        # A lane takes over the prices of another one if they are better.
-        priced = price(lanes, units[table[lanes.depth].argmin(axis=1)] * lanes.room)
-        bounds[lanes.depth] = np.minimum(bounds[lanes.depth], priced.bound)
-        _search(priced, bounds, goal)
-    return max(float(bounds.max(initial=-np.inf)), best.value)
+        answers, dropped = Sweep(problem, prices, promise).run(states, goal)
+        for options in answers:
+            best.offer(options)
+        # What was pruned could not reach the goal.
+        bound = min(bound, max(goal, dropped))
+        if dropped <= goal:
+            break
+    return max(bound, best.value)
 
 
-@dataclass(frozen=True, eq=False)
-class _Goal:
-    """The value that a lane must promise to be worth a look."""
+def priced(problem: Problem, best: Best) -> tuple[_Floats, _Floats]:
+    """Return prices that suit the depths that promise most, and the bound of every depth; offer fair choices.
 
-    best: Best
-    tolerance: float
-
-    def __call__(self, factor: float = 1.0) -> float:
-        value = self.best.value
-        return value + factor * self.tolerance * abs(value) if np.isfinite(value) else value
-
-
-def _tolerance(problem: Problem) -> float:
-    groups, dims = problem.room.shape
-    if groups <= _FEW_GROUPS:
-        return _TOLERANCE_OF_FEW_GROUPS
-    return _TOLERANCE_OF_ONE_COST if dims == 1 else _TOLERANCE
-
-
-def _after_pilots(problem: Problem, bounds: _Floats, size: int) -> _Floats:
-    """Tighten the bounds of many depths with the best prices of a few."""
-    reachable = np.flatnonzero(np.isfinite(bounds))
-    if len(reachable) <= size:
-        return bounds
-    spread = np.linspace(0, len(reachable) - 1, _PILOTS).astype(int)
-    lanes = lanes_of(problem, reachable[np.unique(spread)])
-    if not len(lanes):
-        return bounds
-    prices = unit_prices(lanes, best_prices(lanes))
-    tighter: _Floats = bounds_of_depths(problem, prices).min(axis=1)
-    return np.minimum(bounds, tighter)
-
-
-def _search(priced: Priced, bounds: _Floats, goal: _Goal) -> None:
-    """Look through the lanes, wider and wider; lower the bounds of those that are exhausted."""
-    for options in rounded(priced):
-        goal.best.offer(options)
-    groups = len(bounds)
-    if priced.lanes.cost.shape[-1] == 1:
-        _look(priced, bounds, goal, _CORE_LANES, _CORE_GROUPS, _STATES_OF_ONE_COST)
-        _look(priced, bounds, goal, _CORE_LANES, groups, *_WIDE_OF_ONE_COST)
-        _look(priced, bounds, goal, groups, groups, *_WIDEST_OF_ONE_COST)
-        return
-    _look(priced, bounds, goal, _CORE_LANES, _CORE_GROUPS, _CORE_STATES)
-    _split(_promising(priced, bounds, goal, _WIDE_LANES), goal)
-    for states, work in _WIDER:
-        _look(priced, bounds, goal, _WIDE_LANES, groups, states, work)
-
-
-def _promising(priced: Priced, bounds: _Floats, goal: _Goal, most: int) -> Priced:
-    """Return the lanes that may still reach the goal, largest bound first."""
-    bound = bounds[priced.lanes.depth]
-    order = np.argsort(-bound, kind="stable")[:most]
-    return priced.at(order[bound[order] > goal()])
-
-
-def _look(
-    priced: Priced,
-    bounds: _Floats,
-    goal: _Goal,
-    lanes: int,
-    groups: int,
-    states: int,
-    work: float = np.inf,
-) -> None:
-    """Sweep through some lanes with so many open groups and states."""
-    part = _promising(priced, bounds, goal, lanes)
-    if not len(part.lanes):
-        return
-    hopeful = part.hopeful(goal())
-    keep = part.core(hopeful, groups)
-    cap = int(min(states, work / max(part.work(keep), 1.0)))
-    if cap < _LEAST_STATES:
-        return
-    found = sweep(part, keep, goal(), cap)
-    for options in found.options:
-        goal.best.offer(options)
-    whole = (keep == hopeful).all(axis=(1, 2))
-    # What was pruned could not reach the goal, which has only risen since.
-    left = np.where(whole, np.maximum(goal(), found.dropped), np.inf)
-    depth = part.lanes.depth
-    bounds[depth] = np.minimum(bounds[depth], left)
-
-
-def _split(part: Priced, goal: _Goal) -> None:
-    """Fix the groups of largest cost in the ways of largest bound, price each way anew, and go on from there.
-
-    A few groups hold most bytes of a real net. What is left of the room differs so much with their options that
-    one set of prices cannot judge the rest.
+    Returns
+    -------
+    prices : array, shape (P, D)
+    promise : array, shape (N,)
+        Minus infinity for depths that cannot be had.
     """
-    for split in range(_SPLITS):
-        part = part.at(np.flatnonzero(part.bound > goal(_COARSER if split else 1.0)))
-        if not len(part.lanes):
-            return
-        ways = int(np.clip(_ROUND_SIZE // max(part.lanes.value[:1].size, 1), *_SPLIT_LANES))
-        found = sweep(
-            part,
-            part.hopeful(goal()),
-            goal(),
-            _SPLIT_STATES,
-            answers=ways,
-            most_groups=_SPLIT_GROUPS,
-        )
-        lanes = fixed(part.lanes, found.lane, found.options)
-        if not len(lanes):
-            return
-        part = price(lanes, best_prices(lanes))
-        for options in rounded(part):
-            goal.best.offer(options)
-        keep = part.core(part.hopeful(goal()), _SPLIT_CORE_GROUPS)
-        for options in sweep(part, keep, goal(), _SPLIT_CORE_STATES).options:
-            goal.best.offer(options)
+    prices = np.zeros((1, problem.room.shape[1]))
+    promise = bounds_of_depths(problem, prices)[:, 0]
+    left, most = np.isfinite(promise), None
+    while len(prices) < _PRICED and (left & (promise > best.value)).any():
+        depth = int(np.where(left, promise, -np.inf).argmax())
+        left[depth] = False
+        known = lane(problem, depth)
+        if known is None:
+            promise[depth] = -np.inf
+            continue
+        found, own = best_prices(*known)
+        prices = np.concatenate([prices, found[None]])
+        promise = np.minimum(promise, bounds_of_depths(problem, prices[-1:])[:, 0])
+        promise[depth] = min(promise[depth], problem.base[depth] + own)
+        most = found if most is None or promise[depth] >= promise.max() else most
+        options = _rounded(*known, found)
+        if options is not None:
+            best.offer(np.pad(options, (0, len(promise) - len(options))))
+    return (prices if most is None else np.concatenate([prices, _moved(most)])), promise
+
+
+def _moved(prices: _Floats) -> _Floats:
+    """Return prices with each of them moved up and down, shape (2 D, D)."""
+    own = np.eye(len(prices), dtype=bool)
+    factors = [np.where(own, by, 1.0) for by in (_SPREAD, 1 / _SPREAD)]
+    return np.asarray(prices * np.concatenate(factors))
+
+
+def _rounded(value: _Floats, cost: _Floats, room: _Floats, prices: _Floats) -> _Ints | None:
+    """Return the options that are best at just high enough prices; None if no factor is enough."""
+    groups, charge = np.arange(len(value)), cost @ prices
+    for factor in _RAISES:
+        options: _Ints = (value - factor * charge).argmax(axis=1)
+        if (cost[groups, options].sum(axis=0) <= room + _ROUNDING).all():
+            return options
+    return None
+
+
+@dataclass(eq=False)
+class Sweep:
+    """One pass over all groups, from the deepest towards the loss.
+
+    Attributes
+    ----------
+    problem : Problem
+    prices : array, shape (P, D)
+        By which states are judged: by the price that promises least.
+    promise : array, shape (N,)
+        Bounds of all depths.
+    damage : array, shape (N, K), optional
+        Share of the deeper groups' value that an option loses.
+    kept : array, shape (N,), optional
+        Share of a group's value that the groups above it are taken to leave.
+    """
+
+    problem: Problem
+    prices: _Floats
+    promise: _Floats
+    damage: _Floats | None = None
+    kept: _Floats | None = None
+
+    def run(self, states: int, goal: float) -> tuple[list[_Ints], float]:
+        """Return the best choices, and what was dropped because of the cap could still have been worth.
+
+        Parameters
+        ----------
+        states : int
+            Most that are kept after each group.
+        goal : float
+            What a state must promise more than.
+        """
+        begins = self.promise > goal
+        problem = self.problem.within(begins)
+        groups, _, dims = problem.inner_cost.shape
+        above, needed = bounds_above(problem, self.prices), problem.needed
+        value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
+        history: list[tuple[int, _Ints, _Ints]] = []
+        for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
+            inner = np.flatnonzero(problem.inner_allowed[group])
+            share = 1.0 if self.damage is None else 1.0 - self.damage[group, inner]
+            values = (problem.inner_value[group, inner] + share * value[:, None]).ravel()
+            rooms = (room[:, None] - problem.inner_cost[group, inner]).reshape(-1, dims)
+            parent = np.repeat(np.arange(len(value)), len(inner))
+            option = np.tile(inner, len(value))
+            if begins[group]:
+                last = np.flatnonzero(problem.last_allowed[group])
+                begun = problem.base[group] + problem.last_value[group, last]
+                values = np.concatenate([values, begun])
+                rooms = np.concatenate(
+                    [rooms, problem.room[group] - problem.last_cost[group, last]]
+                )
+                parent = np.concatenate([parent, np.full(len(last), -1)])
+                option = np.concatenate([option, last])
+            worth = values if self.kept is None else self.kept[group] * values
+            reach = worth + (rooms @ self.prices.T + above[group]).min(axis=1)
+            fits = (rooms >= needed[group] - _ROUNDING).all(axis=-1) & (reach > goal)
+            chosen = np.flatnonzero(fits)
+            if dims == 1 and self.damage is None:
+                chosen = chosen[_undominated(rooms[chosen, 0], values[chosen])]
+            if len(chosen) > states:
+                order = chosen[_most_promising(reach[chosen], rooms[chosen], states)]
+                out = np.setdiff1d(chosen, order, assume_unique=True)
+                dropped, chosen = max(dropped, float(reach[out].max())), order
+            value, room = values[chosen], rooms[chosen]
+            history.append((group, parent[chosen], option[chosen]))
+        best = np.argsort(-value, kind="stable")[:_ANSWERS].tolist()
+        return [_traced(history, state, groups) for state in best], dropped
+
+
+def _undominated(room: _Floats, value: _Floats) -> _Ints:
+    """Return the states of one cost that no state of more room equals in value."""
+    if not len(value):
+        return np.zeros(0, dtype=np.intp)
+    order = np.lexsort((-value, -room))
+    best = np.maximum.accumulate(value[order])
+    return order[np.concatenate([[True], value[order][1:] > best[:-1]])]
+
+
+def _most_promising(reach: _Floats, room: _Floats, states: int) -> _Ints:
+    """Return the states of largest bound; of one cost those at every level of it.
+
+    Where worth follows cost, all bounds are alike, and what matters is that every cost can be completed.
+    """
+    if room.shape[1] > 1:
+        return np.asarray(np.argpartition(-reach, states)[:states])
+    low, high = room.min(), room.max()
+    level = np.minimum(
+        ((room[:, 0] - low) / max(high - low, 1e-300) * states).astype(np.int64), states - 1
+    )
+    order = np.lexsort((-reach, level))
+    first: _Ints = order[np.flatnonzero(np.diff(level[order], prepend=-1))]
+    return first
+
+
+def _traced(history: list[tuple[int, _Ints, _Ints]], state: int, groups: int) -> _Ints:
+    options = np.zeros(groups, dtype=np.intp)
+    for group, parent, option in reversed(history):
+        options[group] = option[state]
+        state = int(parent[state])
+        if state < 0:
+            break
+    return options

@@ -1,7 +1,6 @@
-"""The joint choice cut into lanes: one multiple-choice knapsack per depth.
+"""The joint choice as tables: what every option costs above the deepest trained group, and as the deepest itself.
 
-Once the deepest trained group is fixed, its path is a constant and every other cost belongs to one group's option.
-All arrays of costs here are in units of their limit, and costs without a limit are left out.
+All arrays of costs are in units of their limit, and costs without a limit are left out.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from numpy.typing import NDArray
 
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
 
-__all__ = ["Lanes", "Problem", "fixed", "lanes_of", "problem_of", "tightened"]
+__all__ = ["Problem", "problem_of"]
 
 # A limit far below the largest cost is no unit for it.
 _LEAST_UNIT = 1e-9
+# Room below zero by rounding alone still counts as room.
+_ROUNDING = 1e-12
 
 _Floats = NDArray[np.float64]
 _Bools = NDArray[np.bool_]
-_Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,46 +53,24 @@ class Problem:
         """Depths that can be had at all, shape (N,)."""
         return np.asarray(np.isfinite(self.room).all(axis=-1))
 
+    @property
+    def needed(self) -> _Floats:
+        """The least of each cost that the groups above each one take, shape (N, D)."""
+        cheapest = np.where(self.inner_allowed[..., None], self.inner_cost, np.inf).min(axis=1)
+        nothing = np.zeros((1, cheapest.shape[1]))
+        return np.concatenate([nothing, np.cumsum(cheapest, axis=0)[:-1]])
 
-@dataclass(frozen=True, eq=False)
-class Lanes:
-    """One knapsack per row: choose one allowed option of every group, costs within the room.
-
-    Costs are shifted so that the cheapest allowed option of every group costs nothing, and scaled so that the room
-    is 1; groups deeper than the lane's depth have option 0 alone.
-
-    Attributes
-    ----------
-    depth : array of int, shape (L,)
-    value : array, shape (L, N, K)
-        Minus infinity where an option is not allowed.
-    cost : array, shape (L, N, K, D)
-    allowed : array of bool, shape (L, N, K)
-    base : array, shape (L,)
-    room : array, shape (L, D)
-        The room before it was scaled, in units of the limits.
-    """
-
-    depth: _Ints
-    value: _Floats
-    cost: _Floats
-    allowed: _Bools
-    base: _Floats
-    room: _Floats
-
-    def __len__(self) -> int:
-        return len(self.depth)
-
-    def at(self, rows: _Ints) -> Lanes:
-        """Return some of the lanes."""
-        return Lanes(
-            depth=self.depth[rows],
-            value=self.value[rows],
-            cost=self.cost[rows],
-            allowed=self.allowed[rows],
-            base=self.base[rows],
-            room=self.room[rows],
-        )
+    def within(self, depths: _Bools) -> Problem:
+        """Return the problem without options that fit above none of these depths, beside the cheapest others."""
+        above = np.where(self.inner_allowed[..., None], self.inner_cost, np.inf)
+        least = above.min(axis=1)
+        ends = np.where(self.last_allowed[..., None], self.last_cost, np.inf).min(axis=1)
+        slack = np.full_like(self.room, -np.inf)
+        slack[depths] = self.room[depths] - self.needed[depths] - ends[depths]
+        deeper = np.maximum.accumulate(slack[::-1])[::-1]
+        most = np.concatenate([deeper[1:], np.full((1, slack.shape[1]), -np.inf)])
+        fits = (above - least[:, None] <= most[:, None] + _ROUNDING).all(axis=-1)
+        return replace(self, inner_allowed=self.inner_allowed & fits)
 
 
 def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) -> Problem:
@@ -163,64 +141,3 @@ def _least(inner_cost: _Floats, inner: _Bools, last_cost: _Floats, last: _Bools)
     least: _Floats = np.where(last[..., None], last_cost, np.inf).min(axis=1)
     least[1:] += np.cumsum(above, axis=0)[:-1]
     return least
-
-
-def lanes_of(problem: Problem, depths: _Ints) -> Lanes:
-    """Return the knapsacks of some depths, without those that cannot be satisfied.
-
-    An option that does not fit beside the cheapest options of all other groups is struck out.
-    """
-    groups = np.arange(len(problem.base))
-    inner = groups[None, :] < depths[:, None]
-    last = groups[None, :] == depths[:, None]
-    outside = groups[None, :] > depths[:, None]
-    allowed = inner[..., None] & problem.inner_allowed | last[..., None] & problem.last_allowed
-    allowed[..., 0] |= outside
-    cost = np.where(inner[..., None, None], problem.inner_cost, 0.0)
-    rows = np.arange(len(depths))
-    cost[rows, depths] = problem.last_cost[depths]
-    value = np.where(inner[..., None], problem.inner_value, 0.0)
-    value[rows, depths] = problem.last_value[depths]
-    lanes = Lanes(depths, value, cost, allowed, problem.base[depths], problem.room[depths])
-    return tightened(lanes)
-
-
-def tightened(lanes: Lanes) -> Lanes:
-    """Return lanes whose costs and options have been changed, shifted and scaled again.
-
-    ``room`` is what the costs are compared with; lanes that cannot be satisfied are left out.
-    """
-    allowed, cost, room = lanes.allowed.copy(), lanes.cost, lanes.room
-    while True:
-        cheapest = np.where(allowed[..., None], cost, np.inf).min(axis=2, keepdims=True)
-        cheapest = np.where(np.isfinite(cheapest), cheapest, 0.0)
-        cost = np.where(allowed[..., None], cost - cheapest, 0.0)
-        room = room - cheapest.sum(axis=(1, 2))
-        too_dear = allowed & (cost > room[:, None, None, :]).any(axis=-1)
-        if not too_dear.any():
-            break
-        allowed &= ~too_dear
-    possible = (room >= 0).all(axis=-1) & allowed.any(axis=-1).all(axis=-1)
-    cost /= np.where(room > 0, room, 1.0)[:, None, None, :]
-    value = np.where(allowed, lanes.value, -np.inf)
-    return replace(lanes, value=value, cost=cost, allowed=allowed, room=room).at(
-        np.flatnonzero(possible)
-    )
-
-
-def fixed(lanes: Lanes, rows: _Ints, options: _Ints) -> Lanes:
-    """Return lanes with some groups fixed.
-
-    Parameters
-    ----------
-    rows : array of int, shape (M,)
-        The lane that each new one starts from.
-    options : array of int, shape (M, N)
-        Option of each group, or -1 where it stays open.
-    """
-    lanes = lanes.at(rows)
-    open_groups = (options < 0)[..., None]
-    allowed = lanes.allowed & (
-        open_groups | (np.arange(lanes.allowed.shape[-1]) == options[..., None])
-    )
-    return tightened(replace(lanes, allowed=allowed, room=np.ones_like(lanes.room)))
