@@ -1,8 +1,8 @@
 """The joint solver: which groups to train, and how, within seconds, memory and uplink at once.
 
 Once the depth is fixed this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
-Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth; one search for all depths keeps what can
-still beat the best known answer.
+Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth; one search for all depths keeps what
+can still beat the best known answer.
 """
 
 from __future__ import annotations

@@ -218,7 +218,8 @@ def _undominated(room: _Floats, value: _Floats) -> _Ints:
         return np.zeros(0, dtype=np.intp)
     order = np.lexsort((-value, -room))
     best = np.maximum.accumulate(value[order])
-    return order[np.concatenate([[True], value[order][1:] > best[:-1]])]
+    kept: _Ints = order[np.concatenate([[True], value[order][1:] > best[:-1]])]
+    return kept
 
 
 def _most_promising(reach: _Floats, room: _Floats, states: int) -> _Ints:
@@ -227,7 +228,8 @@ def _most_promising(reach: _Floats, room: _Floats, states: int) -> _Ints:
     Where worth follows cost, all bounds are alike, and what matters is that every cost can be completed.
     """
     if room.shape[1] > 1:
-        return np.asarray(np.argpartition(-reach, states)[:states])
+        most: _Ints = np.argpartition(-reach, states)[:states]
+        return most
     low, high = room.min(), room.max()
     level = np.minimum(
         ((room[:, 0] - low) / max(high - low, 1e-300) * states).astype(np.int64), states - 1
