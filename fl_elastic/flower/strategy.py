@@ -29,6 +29,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
+from fl_elastic.flower.initial import fresh_statistics, trained_before
 from fl_elastic.flower.inner import (
     chain,
     check_inner,
@@ -42,7 +43,7 @@ from fl_elastic.flower.inner import (
     whole_model,
 )
 from fl_elastic.flower.intake import Intake
-from fl_elastic.flower.left_alone import LeftAlone, fresh_statistics, trained_before
+from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
