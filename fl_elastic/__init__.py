@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions
     from fl_elastic.training.fine_tune import FineTuned, fine_tune
+    from fl_elastic.training.forget import forget
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "TrainerOptions",
     "__version__",
     "fine_tune",
+    "forget",
 ]
 
 _HOMES = {
@@ -35,6 +37,7 @@ _HOMES = {
     "FitReport": "fl_elastic.training",
     "TrainerOptions": "fl_elastic.training",
     "fine_tune": "fl_elastic.training.fine_tune",
+    "forget": "fl_elastic.training.forget",
 }
 
 

@@ -1,0 +1,169 @@
+"""Forgetting by dampening: squares against a slow loop, the rule on toy numbers, and a class of real digits."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model
+from fl_elastic.training.forget import SquaredGradients, dampen, forget, squared_gradients
+
+Batch = tuple[Tensor, Tensor]
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(144, 3),
+    )
+
+
+def batches(count: int = 3, size: int = 4, seed: int = 0) -> list[Batch]:
+    torch.manual_seed(seed)
+    return [(torch.randn(size, 1, 8, 8), torch.randint(0, 3, (size,))) for _ in range(count)]
+
+
+def sums(*values: float, examples: int = 1) -> SquaredGradients:
+    return SquaredGradients({"weight": torch.tensor([list(values)])}, examples)
+
+
+def layer(*values: float) -> nn.Linear:
+    made = nn.Linear(len(values), 1, bias=False)
+    made.weight.data = torch.tensor([list(values)])
+    return made
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_squares_are_those_of_every_example_for_itself(seed: int) -> None:
+    model, loader = net(seed), batches(seed=seed)
+    model.get_parameter("0.bias").requires_grad_(False)
+    found = squared_gradients(model, classification_loss, loader)
+    slow = deepcopy(model).eval()
+    trained = {name: p for name, p in slow.named_parameters() if p.requires_grad}
+    expected = {name: torch.zeros_like(p) for name, p in trained.items()}
+    for inputs, targets in loader:
+        for x, y in zip(inputs, targets, strict=True):
+            loss = nn.functional.cross_entropy(slow(x[None]), y[None])
+            for name, gradient in zip(
+                trained, torch.autograd.grad(loss, [*trained.values()]), strict=True
+            ):
+                expected[name] += gradient**2
+    assert found.examples == 12 and set(found.sums) == set(expected)
+    for name, each in expected.items():
+        torch.testing.assert_close(found.sums[name], each)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, loader = net().train(), batches()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before, chances = deepcopy(model.state_dict()), torch.get_rng_state()
+    squared_gradients(model, classification_loss, loader)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    assert model.training and torch.equal(torch.get_rng_state(), chances)
+
+
+def test_devices_add_up_to_all_of_their_examples() -> None:
+    model, loader = net(), batches(4)
+    first, second = (
+        squared_gradients(model, classification_loss, part) for part in (loader[:1], loader[1:])
+    )
+    whole = squared_gradients(model, classification_loss, loader)
+    assert (first + second).examples == whole.examples
+    for name, each in whole.sums.items():
+        torch.testing.assert_close((first + second).sums[name], each)
+    with pytest.raises(TrainingError, match="two models"):
+        _ = first + sums(1.0)
+
+
+def test_only_what_matters_more_than_alpha_times_as_much_is_dampened() -> None:
+    # Twice as much is not more than twice; nothing to both is nothing; nothing to all the others goes to zero.
+    model = layer(1.0, 1.0, 1.0, 1.0)
+    found = dampen(model, sums(2.0, 3.0, 0.0, 1.0), sums(4.0, 4.0, 0.0, 0.0, examples=4), alpha=2.0)
+    assert found == {"weight": 2}
+    assert model.weight.tolist() == [[1.0, pytest.approx(1 / 3), 1.0, 0.0]]
+    model = layer(1.0, 1.0)
+    assert dampen(model, sums(2.0, 2.1), sums(4.0, 4.0, examples=4), alpha=2.0) == {"weight": 1}
+    assert model.weight[0, 0] == 1.0
+
+
+def test_no_weight_grows_however_strong() -> None:
+    model = layer(2.0, -2.0)
+    dampen(model, sums(3.0, 8.0), sums(4.0, 4.0, examples=4), alpha=2.0, strength=4.0)
+    assert model.weight.tolist() == [[2.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"alpha": 4.0}, "selects nothing: 1 of 4 examples"),
+        ({"alpha": 0.0}, "must be above 0"),
+        ({"alpha": float("nan")}, "must be above 0"),
+        ({"strength": -1.0}, "must be above 0"),
+    ],
+)
+def test_numbers_that_mean_nothing_change_nothing(given: dict[str, float], why: str) -> None:
+    model = layer(1.0)
+    with pytest.raises(TrainingError, match=why):
+        dampen(model, sums(1.0), sums(1.0, examples=4), **given)
+    assert model.weight.item() == 1.0
+
+
+def test_other_models_and_other_data_are_refused() -> None:
+    model, loader = net(), batches(1)
+    with pytest.raises(TrainingError, match="another model"):
+        dampen(model, sums(1.0), sums(1.0, examples=4))
+    with pytest.raises(TrainingError, match="no example"):
+        squared_gradients(model, classification_loss, [])
+    with pytest.raises(TrainingError, match="the loss on a probe batch is nan"):
+        squared_gradients(model, classification_loss, [(loader[0][0] * float("nan"), loader[0][1])])
+    before = deepcopy(model.state_dict())
+    with pytest.raises(TrainingError, match="no example"):
+        forget(model, classification_loss, loader, iter(()))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_classes_of_digits_are_forgotten_and_the_others_are_kept() -> None:
+    data = load_digits()
+    x = torch.tensor(data.images[:, None] / 16, dtype=torch.float32)
+    y = torch.tensor(data.target)
+    order = torch.tensor(np.random.default_rng(0).permutation(len(y)))
+    train, test = order[:1300], order[1300:]
+    model = build_model("digits_cnn", (1, 8, 8), 10, seed=0).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(0)
+    for _ in range(20):
+        for rows in torch.split(train[torch.randperm(len(train))], 32):
+            optimizer.zero_grad()
+            classification_loss(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    def accuracy(of: nn.Module, rows: Tensor) -> float:
+        with torch.no_grad():
+            return float((of.eval()(x[rows]).argmax(dim=1) == y[rows]).float().mean())
+
+    everything = squared_gradients(model, classification_loss, [(x[train], y[train])])
+    gone, kept = [], []
+    for digit in range(10):
+        after, theirs = deepcopy(model), train[y[train] == digit]
+        few = squared_gradients(model, classification_loss, [(x[theirs], y[theirs])])
+        assert sum(dampen(after, few, everything).values()) > 0
+        others = test[y[test] != digit]
+        assert accuracy(model, test[y[test] == digit]) > 0.9
+        gone.append(accuracy(after, test[y[test] == digit]))
+        kept.append(accuracy(after, others) - accuracy(model, others))
+    assert np.mean(gone) < 0.1
+    assert np.mean(kept) > -0.05
