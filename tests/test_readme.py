@@ -207,6 +207,8 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
         "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         "batches": images,
         "loader": images,
+        "theirs": [(inputs[:2], targets[:2]) for inputs, targets in images[:1]],
+        "everything": images,
         "dataset": [(torch.randn(1, 6, 6), 0)] * 4,
         "augment": lambda x: x + torch.rand_like(x),
         "client_fn": lambda context: None,
