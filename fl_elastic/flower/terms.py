@@ -226,6 +226,8 @@ class Instructions:
         Whether norms keep their statistics.
     rate : float
         Factor of the optimiser's learning rate, in (0, 1].
+    lr : float, optional
+        The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
     cut_worth : bool
         Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
         a head that the client solves for itself.
@@ -245,6 +247,7 @@ class Instructions:
     keep_statistics: bool = False
     cut_worth: bool = False
     rate: float = 1.0
+    lr: float | None = None
 
     @property
     def wants_importance(self) -> bool:
@@ -311,6 +314,7 @@ class Instructions:
             keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
             cut_worth=bool(config.get(CUT_WORTH, False)),
             rate=rate,
+            lr=_number(config, "lr", None),
         )
 
     def importance_by_group(self) -> dict[str, float]:

@@ -85,7 +85,7 @@ def plan_for(
     """
     options, optimizer = options or TrainerOptions(), KeptOptimizer(model, optimizer_fn)
     planner = Planner(
-        model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=options,
+        model, loss_fn, policy=policy, budget=budget, options=options,
         state=state or SelectionState(), optimizer=optimizer,
     )  # fmt: skip
     if len(batches) < planner.batches_needed:

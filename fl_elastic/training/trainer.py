@@ -107,7 +107,7 @@ class ElasticTrainer:
         self.plan: Plan | None = None
         self._optimizing = KeptOptimizer(model, optimizer_fn)
         self.planner = Planner(
-            model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
+            model, loss_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
         self._base: dict[str, NDArray[Any]] | None = None
