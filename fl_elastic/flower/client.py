@@ -42,6 +42,7 @@ from fl_elastic.training import (
 )
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
+from fl_elastic.training.trainer import eager
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -203,7 +204,7 @@ class ElasticClient(NumPyClient):
     ) -> None:
         POLICIES.make(policy)
         CODECS.make(codec)
-        self.model = model
+        self.model = model = eager(model)
         self.train_loader = train_loader
         self.test_loader = test_loader
         self.budget = budget

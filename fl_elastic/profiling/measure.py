@@ -19,6 +19,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.groups.from_inputs import loss_from_inputs
+from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_chances, untouched
@@ -115,6 +116,7 @@ def profile_model(
     TrainingError
         If the loss on the batch is not finite.
     """
+    model = uncompiled(model)
     timer = clock_for(model_device(model), clock)
     with untouched(model), same_chances(model):
         _warm_up(model, loss_fn, batch)
