@@ -127,8 +127,9 @@ def _told(
 class ElasticClient(NumPyClient):
     """Trains under a budget and sends only what it trained.
 
-    Under `PartialUpdates` model and update travel as one packed buffer each. Under a stock strategy, which sends a
-    list of arrays, it answers with the full list, so it can be tried without changing the server.
+    Under `PartialUpdates` model and update travel as one packed buffer each. It can be tried without changing the
+    server as well: a strategy of Flower's own gets the whole model back. Those of ``flwr.serverapp`` need
+    `elastic_client_app` for that, as Flower's adapter for a NumPyClient does not read what they send.
 
     Parameters
     ----------

@@ -250,6 +250,11 @@ class Instructions:
     lr: float | None = None
 
     @property
+    def trains(self) -> bool:
+        """Whether the client is asked to train or test, and not for something that only the library's know."""
+        return not (self.round_zero or self.cut_worth)
+
+    @property
     def wants_importance(self) -> bool:
         """Whether the client is to report its importance."""
         return self.blend > 0 or bool(self.groups)

@@ -306,11 +306,11 @@ def test_without_packed_updates_failures_are_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_server_without_the_wrapper_gets_a_hint(kind: str) -> None:
-    stock = RecordDict({"arrays": arrays_of(build()), "config": ConfigRecord({})})
+def test_a_server_that_speaks_otherwise_gets_a_hint(kind: str) -> None:
+    strange = RecordDict({"one": arrays_of(build()), "other": arrays_of(build())})
     app = elastic_client_app(lambda _: elastic_client(build(), 1))
     with pytest.raises(UpdateError, match="PartialUpdates") as refused:
-        replied(app, stock, kind)
+        replied(app, strange, kind)
     assert "\n" not in str(refused.value)
 
 

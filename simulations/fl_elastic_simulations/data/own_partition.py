@@ -11,19 +11,11 @@ import numpy.typing as npt
 
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.registry import first_line, from_module
-from fl_elastic_simulations.data.partition import PARTITIONS, Indices, partition_indices
+from fl_elastic_simulations.data.partition import Indices
 
-__all__ = ["check_partition_name", "dealt"]
+__all__ = ["dealt"]
 
 _LABEL, _OWNER, _INDEX = "label", "owner", "index"
-
-
-def check_partition_name(name: str) -> None:
-    """Raise ScenarioError unless ``name`` is a known partition, or ``module:callable``, which is not imported."""
-    module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute) and name not in PARTITIONS:
-        # It says what is known, with the nearest.
-        partition_indices([0], 1, method=name)
 
 
 def dealt(
@@ -36,7 +28,7 @@ def dealt(
     min_examples: int,
     owners: npt.NDArray[np.int64] | None,
 ) -> list[Indices]:
-    """Return each client's indices: by `partition_indices`, or by what ``module:callable`` names.
+    """Return each client's indices by what ``module:callable`` names.
 
     That is called with those of ``labels``, ``owners``, ``clients``, ``seed``, ``alpha`` and ``min_examples`` that
     it asks for by name, and returns a list of index arrays, or a partitioner of flwr-datasets. It may be a class of
@@ -47,11 +39,6 @@ def dealt(
     ScenarioError
         If it fails, or what it returns is no split into so many clients.
     """
-    if method in PARTITIONS:
-        return partition_indices(
-            labels, clients, method=method, alpha=alpha, seed=seed, min_examples=min_examples,
-            owners=owners,
-        )  # fmt: skip
     try:
         make = from_module("partition", method)
     except RegistryError as error:

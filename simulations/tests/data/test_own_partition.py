@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.data.own_partition import check_partition_name, dealt
+from fl_elastic_simulations.data.own_partition import dealt
+from fl_elastic_simulations.data.partition import check_partition_name
 
 LABELS = np.repeat(np.arange(4), 30)
 OWNERS = np.tile(np.arange(6), 20)
