@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.cli.progress import SimulationProgress
 
 __all__ = ["simulate"]
+
+_ENGINES = ("flower", "local")
 
 
 def simulate(
@@ -45,6 +48,8 @@ def simulate(
     # A wrong path is said before torch is imported, which takes seconds.
     if not scenario.exists():
         raise ScenarioError(f"no scenario file {scenario}: check the path")
+    if engine not in _ENGINES:
+        raise ScenarioError(f"engine {engine!r}: known are {', '.join(_ENGINES)}")
     from fl_elastic_simulations.scenario import Scenario
 
     loaded = Scenario.load(scenario, override or ())
@@ -58,6 +63,8 @@ def simulate(
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)
     console = Console(stderr=True)
+    # Dozens of lines a round; what it says of errors stays.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress, engine=engine)
     summary_path, page = write_results(summary, output)
