@@ -43,7 +43,7 @@ def femnist(root: Path) -> Dataset:
     """FEMNIST: handwritten characters of 62 classes, 28x28, by writer; white is 1, as LEAF writes it."""
 
     def image(x: Any) -> Array:
-        pixels = np.asarray(x, np.float32)
+        pixels: Array = np.asarray(x, np.float32)
         # LEAF writes 784 numbers from 0 to 1; a picture has bytes.
         pixels = pixels / 255 if pixels.max(initial=0) > 1 else pixels
         return pixels.reshape(1, 28, 28)
