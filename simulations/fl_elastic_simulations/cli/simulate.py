@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +69,7 @@ def simulate(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress, engine=engine)
+    summary["command"] = shlex.join(["fl-elastic", *sys.argv[1:]])
     summary_path, page = write_results(summary, output)
     if table is not None:
         write_atomically(table, (json.dumps(without_curves(summary), indent=1) + "\n").encode())

@@ -32,6 +32,7 @@ from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 __all__ = [
     "client_batches",
     "first_batch",
+    "label_counts",
     "measure_profile",
     "optimizer_fn",
     "scenario_dataset",
@@ -124,6 +125,15 @@ def client_batches(
         seed=int(order),
         steps=steps,
     )
+
+
+def label_counts(scenario: Scenario, data_root: str | None, seed: int) -> list[list[int]]:
+    """Return how many training examples of each class each client has."""
+    dataset = scenario_dataset(scenario, data_root)
+    return [
+        np.bincount(dataset.train_y[part], minlength=dataset.classes).tolist()
+        for part in _parts(scenario, data_root, seed)
+    ]
 
 
 def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
