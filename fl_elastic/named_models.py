@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any
-
-import torch
-from torch import nn
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fl_elastic.errors import ModelError, RegistryError
 from fl_elastic.registry import Registry, closest, first_line, from_module
 
 __all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Shape = tuple[int, ...]
-Builder = Callable[[Shape, int], nn.Module]
+Builder = Callable[[Shape, int], "nn.Module"]
 
 MODELS: Registry[Builder] = Registry("model", "fl_elastic.models")
 """Builders ``(input shape, classes) -> model`` by name."""
@@ -51,6 +54,8 @@ def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Mo
     >>> build_model("torch.nn:Identity", (4,), 2, seed=0)
     Identity()
     """
+    import torch
+
     if classes < 1 or not input_shape or min(input_shape) < 1:
         raise ModelError(
             f"{name}: no model has inputs of shape {input_shape} and {classes} classes"
@@ -160,12 +165,24 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
 
 @cache
 def torchvision_names() -> tuple[str, ...]:
-    """Return the names of torchvision's classification models; none if it is not installed."""
-    try:
-        from torchvision import models
-    except ImportError:
+    """Return the names of torchvision's classification models; none if it is not installed.
+
+    They are read from its files: importing it takes seconds, which a slip in a name need not wait for.
+    """
+    found = find_spec("torchvision")
+    if found is None or found.origin is None:
         return ()
-    return tuple(models.list_models(module=models))
+    files = (Path(found.origin).parent / "models").glob("*.py")
+    return tuple(sorted(name for file in files for name in _registered_in(file)))
+
+
+def _registered_in(file: Path) -> Iterator[str]:
+    """Yield the names of functions that torchvision registers as models under these names."""
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and any(
+            ast.unparse(each) == "register_model()" for each in node.decorator_list
+        ):
+            yield node.name
 
 
 def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[], nn.Module]:
@@ -185,6 +202,8 @@ def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[],
 
 
 def _from_module(spec: str, attribute: str) -> Callable[[], nn.Module]:
+    from torch import nn
+
     try:
         found = from_module("model", spec)
     except RegistryError as error:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_elastic import named_models
 from fl_elastic.errors import ModelError
-from fl_elastic.named_models import build_model, resolve_model
+from fl_elastic.named_models import build_model, resolve_model, torchvision_names
 
 SOURCE = """
 import torch
@@ -150,3 +150,8 @@ def test_without_torchvision_the_error_says_what_to_install(
 def test_without_torchvision_an_unknown_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_models, "torchvision_names", lambda: ())
     assert "(torchvision is not installed)" in str(named_models.unknown_model("resnet18", []))
+
+
+def test_the_names_that_are_read_from_torchvisions_files_are_those_that_it_has() -> None:
+    models = pytest.importorskip("torchvision.models")
+    assert torchvision_names() == tuple(sorted(models.list_models(module=models)))

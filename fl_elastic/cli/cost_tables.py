@@ -129,7 +129,8 @@ def _table(title: str, columns: Sequence[str], first: str = "policy") -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
-    table.add_column(first, no_wrap=True)
+    # Names that end differently must not be cut to look alike.
+    table.add_column(first, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")
     return table

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +75,7 @@ def plan(
 
     # What can be refused without torch is refused before it is imported, which takes seconds.
     budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), _shape(input_)
+    _refuse_unknown(model)
     import torch
 
     from fl_elastic.cli.cost_tables import print_costs, print_schedule
@@ -101,6 +104,19 @@ def plan(
         print_costs(found.reports, chosen=policy)
         if rounds is not None:
             print_schedule(schedule, length)
+
+
+def _refuse_unknown(model: str) -> None:
+    """Raise ModelError for a name that is none, or a module that is not there."""
+    from fl_elastic.named_models import check_model_name
+
+    check_model_name(model)
+    module, colon, _ = model.partition(":")
+    package = module.split(".")[0]
+    if colon and package != "torchvision" and not PathFinder.find_spec(package, ["", *sys.path]):
+        raise ModelError(
+            f"model {model!r}: cannot import {module}: there is no module {package!r}, neither here nor installed"
+        )
 
 
 def _shape(text: str) -> tuple[int, ...]:

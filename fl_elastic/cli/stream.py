@@ -73,10 +73,16 @@ def stream(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict, keep and learn from a stream; stopped by the end of it, or by SIGTERM, with its state saved."""
+    # What can be refused without torch is refused before it is imported, which takes seconds.
+    if not 0 < learning_rate < math.inf:
+        raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
+    shape = _shape(input_)
+    from fl_elastic.named_models import build_model, check_model_name
+
+    check_model_name(model)
     import torch
 
     from fl_elastic.budget import Budget
-    from fl_elastic.named_models import build_model
     from fl_elastic.planning import POLICIES
     from fl_elastic.streaming import (
         EverySamples,
@@ -92,10 +98,7 @@ def stream(
     from fl_elastic.streaming.sources import open_source, source_name
     from fl_elastic.streaming.summary import stream_summary
 
-    if not 0 < learning_rate < math.inf:
-        raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
     POLICIES.make(policy)
-    shape = _shape(input_)
     network = build_model(model, shape, outputs, seed)
     trigger = EverySamples(every) | OnDrift()
     encoding = "int8" if latent else "raw"

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.records import evaluate_reply, read_instruction, train_reply
+from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
 from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
 
@@ -42,13 +42,13 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
         client = _client_of(client_fn, context)
         reply = client.fit(arrays, config)
         context.state[_SELECTION] = ConfigRecord({_JSON: client.selection.to_json()})
-        return Message(train_reply(*reply), reply_to=message)
+        return Message(as_asked(message.content, train_reply(*reply)), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         arrays, config = read_instruction("evaluate", message.content)
         reply = _client_of(client_fn, context).evaluate(arrays, config)
-        return Message(evaluate_reply(*reply), reply_to=message)
+        return Message(as_asked(message.content, evaluate_reply(*reply)), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

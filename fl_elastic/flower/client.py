@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from fl_elastic.errors import BudgetError, ElasticError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.flower.records import HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
@@ -42,6 +42,7 @@ from fl_elastic.training import (
 )
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
+from fl_elastic.training.trainer import eager
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
+Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 _Running = Callable[[Batch], AbstractContextManager[None]]
 
 
@@ -95,26 +97,39 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def _slowed(optimizer_fn: OptimizerFn, rate: float) -> OptimizerFn:
-    """Return what makes the same optimiser with so much of its learning rates."""
-    if rate == 1.0:
+def _told(
+    optimizer_fn: OptimizerFn,
+    told: Instructions,
+    config: dict[str, Any],
+    configure: Configure | None,
+) -> OptimizerFn:
+    """Return what makes the same optimiser, set as the server says."""
+    if configure is None and told.rate == 1.0 and told.lr is None:
         return optimizer_fn
 
-    def slowed(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    # As it would be asked for names of parameters.
+    @wraps(optimizer_fn)
+    def as_told(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = optimizer_fn(parameters)
-        for group in optimizer.param_groups:
+        usual = optimizer.defaults.get("lr") if isinstance(optimizer, torch.optim.Optimizer) else 0
+        for group in optimizer.param_groups if told.lr is not None and usual else ():
+            group["lr"] = told.lr * (group["lr"] / usual)
+        if configure is not None:
+            configure(optimizer, config)
+        for group in optimizer.param_groups if told.rate != 1.0 else ():
             if "lr" in group:
-                group["lr"] = rate * group["lr"]
+                group["lr"] = told.rate * group["lr"]
         return optimizer
 
-    return slowed
+    return as_told
 
 
 class ElasticClient(NumPyClient):
     """Trains under a budget and sends only what it trained.
 
-    Under `PartialUpdates` model and update travel as one packed buffer each. Under a stock strategy, which sends a
-    list of arrays, it answers with the full list, so it can be tried without changing the server.
+    Under `PartialUpdates` model and update travel as one packed buffer each. It can be tried without changing the
+    server as well: a strategy of Flower's own gets the whole model back. Those of ``flwr.serverapp`` need
+    `elastic_client_app` for that, as Flower's adapter for a NumPyClient does not read what they send.
 
     Parameters
     ----------
@@ -133,7 +148,12 @@ class ElasticClient(NumPyClient):
         ``loss_fn(outputs, targets)``; left out, the loss that the model computes itself, as those of transformers
         do from ``labels``, or the cross-entropy.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)``; a fresh optimiser is made each round.
+        ``optimizer_fn(parameters)``; a fresh optimiser is made each round. One whose parameter is called
+        ``named_parameters`` gets pairs of name and parameter. The server's config key ``lr`` is the rate in place
+        of the optimiser's own; groups of parameters with rates of their own keep their ratio to it.
+    configure : callable, optional
+        ``configure(optimizer, config)`` sets an optimiser that was just made to what else the server's config says,
+        such as a weight decay. Called for each that is made, those that cost estimates try out among them.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
         as take as long as these would with everything trained.
@@ -181,16 +201,18 @@ class ElasticClient(NumPyClient):
         client_id: str = "",
         feature_bytes: int = 256 << 20,
         metrics_fn: MetricsFn | None = None,
+        configure: Configure | None = None,
     ) -> None:
         POLICIES.make(policy)
         CODECS.make(codec)
-        self.model = model
+        self.model = model = eager(model)
         self.train_loader = train_loader
         self.test_loader = test_loader
         self.budget = budget
         self.policy = policy
         self.loss_fn = loss_fn
-        self.optimizer_fn = optimizer_fn
+        self.optimizer_fn = self._round_optimizer_fn = optimizer_fn
+        self.configure = configure
         self.epochs = epochs
         self.metrics_fn = metrics_fn
         self.codec = codec
@@ -281,15 +303,19 @@ class ElasticClient(NumPyClient):
         options = self._options(
             told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
+        self._round_optimizer_fn = _told(self.optimizer_fn, told, config, self.configure)
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
         if profile is not None and options.cut:
             epochs *= self._passes(profile, options, self._examples)
         trainer = ElasticTrainer(
-            self.model, self.loss_fn, _slowed(self.optimizer_fn, told.rate), budget=self._budget(told),
+            self.model, self.loss_fn, self._round_optimizer_fn, budget=self._budget(told),
             policy=self.policy, profile=profile, options=options, state=self._state.selection,
         )  # fmt: skip
         if told.groups:
+            # Only where the server chooses for all.
+            from fl_elastic.flower.given_policy import GivenPolicy
+
             trainer.planner.policy = GivenPolicy(read_groups(told.groups))
         self.model.train()
         self.report = trainer.fit(self.train_loader, epochs=epochs)
@@ -576,11 +602,13 @@ class ElasticClient(NumPyClient):
         """Return the cost profile from memory or disk, if there is one."""
         if self._profile is None and self._state.directory is not None:
             batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-            self._profile = self._state.profile(profile_key(self.model, batch, self.optimizer_fn))
+            self._profile = self._state.profile(
+                profile_key(self.model, batch, self._round_optimizer_fn)
+            )
         return self._profile
 
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
         return estimate_profile(
-            self.model, self.loss_fn, batch, optimizer_fn=self.optimizer_fn,
+            self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
             clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.records import instruction
+from fl_elastic.flower.stock_clients import StockClients, group_of
 from fl_elastic.flower.terms import Instructions
 from fl_elastic.update import CODECS, Manifest, encode_weights
 from fl_elastic.update.change_log import ChangeLog
@@ -55,6 +56,7 @@ class Downlink:
         self.codec = codec
         self.changes_only = changes_only
         self.log = ChangeLog()
+        self.stock = StockClients()
         self.held: dict[int, int] = {}
         self._weights: _Weights = {}
         self._manifest: Manifest | None = None
@@ -83,6 +85,16 @@ class Downlink:
         if self.changes_only:
             self._checksum = _checksum(weights)
             self.log.amend(before, weights)
+
+    @property
+    def weights(self) -> _Weights:
+        """The model."""
+        return self._weights
+
+    @property
+    def version(self) -> int:
+        """Its version."""
+        return self._version
 
     @property
     def whole(self) -> bytes:
@@ -174,7 +186,8 @@ class Outbox:
         self.grid = grid
         self._configs: dict[int, ConfigRecord] = {}
         self._bare: dict[int, ConfigRecord] = {}
-        self._contents: dict[tuple[int, int], RecordDict] = {}
+        self._contents: dict[tuple[int | str, int], RecordDict] = {}
+        self._keys = "arrays", "config"
 
     @property
     def total_bytes(self) -> int:
@@ -184,7 +197,16 @@ class Outbox:
     def packed(
         self, messages: list[Message], instructions: Callable[[int], Instructions]
     ) -> list[Message]:
-        """Replace the content of each message; those that are told the same share it."""
+        """Replace the content of each message; those that are told the same share it.
+
+        Clients of Flower's own are not asked for anything but training.
+        """
+        stock = self._downlink.stock
+        messages = [
+            each
+            for each in messages
+            if (node := each.metadata.dst_node_id) not in stock or instructions(node).trains
+        ]
         configs: dict[tuple[int, Instructions], ConfigRecord] = {}
         bare: dict[int, ConfigRecord] = {}
         olds = [message.content for message in messages]
@@ -196,7 +218,13 @@ class Outbox:
                 bare[key[0]] = config
                 configs[key] = ConfigRecord({**config, **key[1].to_config()})
             self._configs[node], self._bare[node] = configs[key], bare[key[0]]
+            self._keys = (
+                next(iter(old.array_records), "arrays"),
+                next(iter(old.config_records), "config"),
+            )
             message.content = self._content(node)
+            if node in stock:
+                message.metadata.group_id = group_of(self._downlink.version)
         return messages
 
     def blank(self, nodes: Iterable[int]) -> list[Message]:
@@ -214,14 +242,29 @@ class Outbox:
         known = [node for node in nodes if node in self._configs]
         if not known or left == 0:
             return ()
-        messages = [Message(self._content(node), node, self._kind) for node in known]
+        group = group_of(self._downlink.version)
+        messages = [
+            Message(self._content(node), node, self._kind, group_id=group) for node in known
+        ]
         timeout = _PATIENCE_SECONDS if left is None else left
         return grid.send_and_receive(messages, timeout=timeout)
 
     def _content(self, node: int) -> RecordDict:
+        if node in self._downlink.stock:
+            return self._plain_content(node)
         packed, config = self._downlink.for_node(node), self._configs[node]
         self.sent_bytes[node] = self.sent_bytes.get(node, 0) + len(packed)
         key = id(packed), id(config)
         if key not in self._contents:
             self._contents[key] = instruction(self._kind, packed, config)
+        return self._contents[key]
+
+    def _plain_content(self, node: int) -> RecordDict:
+        stock, config, weights = self._downlink.stock, self._bare[node], self._downlink.weights
+        key = stock.kinds[node], id(config)
+        if key not in self._contents:
+            self._contents[key] = stock.instruction(node, self._kind, weights, config, self._keys)
+        records = self._contents[key].array_records.values()
+        size = sum(len(array.data) for record in records for array in record.values())
+        self.sent_bytes[node] = self.sent_bytes.get(node, 0) + size
         return self._contents[key]

@@ -27,6 +27,8 @@ __all__ = ["Intake"]
 
 _LOG = logging.getLogger("fl_elastic")
 _LOSS = "train-loss"
+# Flower's code of an error that the client itself raised.
+_RAISED = 2
 # In the words of the errors by which clients refuse to go on.
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
@@ -74,6 +76,7 @@ class Intake:
             stale.pop(message.metadata.src_node_id, None)
             self.take(message)
         for node, reason in {**stale, **self.round.stale}.items():
+            self.downlink.stock.refuted(node)
             self.reject(node, reason)
 
     @property
@@ -84,8 +87,15 @@ class Intake:
     def take(self, message: Message) -> None:
         """Merge one reply, or note why not."""
         if message.has_error():
-            self.round.failed.append(message)
             node, reason = message.metadata.src_node_id, message.error.reason
+            raised, stock = message.error.code == _RAISED, self.downlink.stock
+            if raised and node in self.round.outbox.sent_bytes and stock.supposed(node):
+                # It may be a client of Flower's own, which takes the model in another form.
+                self.round.stale[node] = f"client failed: {reason}"
+                _LOG.info("node %s did not take the packed model: it is sent a plain one", node)
+                return
+            stock.refuted(node)
+            self.round.failed.append(message)
             self.reject(node, f"client failed: {reason}")
             return
         arrived = message.content
@@ -97,8 +107,7 @@ class Intake:
     def _take(self, message: Message) -> None:
         node = message.metadata.src_node_id
         try:
-            reply = read_train_reply(message.content)
-            update, staleness = self._decoded(reply)
+            update, staleness, reply = self._read(message)
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self._complete:
@@ -125,7 +134,7 @@ class Intake:
                 node_id=node,
                 steps=update.steps,
                 num_examples=update.num_examples,
-                uplink_bytes=len(reply.packed),
+                uplink_bytes=reply.size or len(reply.packed),
                 metrics=reply.metrics,
                 downlink_bytes=0 if staleness else self.round.outbox.sent_bytes.get(node, 0),
                 staleness=staleness,
@@ -156,6 +165,20 @@ class Intake:
         if not self._complete:
             return {}
         return {"arrays": completed(update, self.round.weights, self.round.manifest)}
+
+    def _read(self, message: Message) -> tuple[PartialUpdate, int, TrainReply]:
+        """Return an update, how many rounds it is late, and what else the client says."""
+        node, stock = message.metadata.src_node_id, self.downlink.stock
+        if node not in stock:
+            reply = read_train_reply(message.content)
+            stock.is_own(node)
+            return *self._decoded(reply), reply
+        steps = [max(each.steps.values(), default=1) for each in self.round.record.accepted]
+        this = self.round
+        update, metrics, size = stock.update(
+            message, this.weights, this.manifest, this.number, steps, self.limits
+        )
+        return update, 0, TrainReply(bytes(0), update.num_examples, metrics, size=size)
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:
         """Return the update and how many rounds it is late."""

@@ -18,7 +18,13 @@ from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_config import NodeConfig
-from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
+from fl_elastic.flower.records import (
+    ERROR,
+    as_asked,
+    evaluate_reply,
+    read_instruction,
+    train_reply,
+)
 from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.operations import Journal, log_to_file, read_journal
@@ -111,7 +117,7 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
         except ElasticError as error:
             told = {ERROR: str(error)}
             reply = train_reply([], 0, told) if kind == "train" else evaluate_reply(0.0, 0, told)
-        return Message(reply, reply_to=message)
+        return Message(as_asked(message.content, reply), reply_to=message)
 
     return app
 

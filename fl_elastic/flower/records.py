@@ -32,6 +32,7 @@ __all__ = [
     "TENSORS",
     "EvaluateReply",
     "TrainReply",
+    "as_asked",
     "believed_metrics",
     "evaluate_reply",
     "failure",
@@ -68,7 +69,10 @@ _BEYOND = 1e308
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What a client answered to a training instruction; update and importance are not yet read."""
+    """What a client answered to a training instruction; update and importance are not yet read.
+
+    ``size`` is that of a whole model, in the place of ``packed``.
+    """
 
     packed: bytes | memoryview
     num_examples: int
@@ -76,6 +80,7 @@ class TrainReply:
     importance: object = None
     may_train: object = None
     have: int | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,16 @@ def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
 def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]], dict[str, Any]]:
     """Return the arrays and config of a message, as a ``NumPyClient`` would get them.
 
+    Those of a strategy of Flower's own, without `PartialUpdates`, are a whole model; `as_asked` answers it.
+
     Raises
     ------
     UpdateError
         If the message comes from a strategy that speaks another language.
     """
+    if _is_stock(content):
+        (record,), (told,) = content.array_records.values(), content.config_records.values()
+        return [np.asarray(array.numpy()) for array in record.values()], dict(told)
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     try:
         arrays = content.array_records[f"{prefix}.parameters"]
@@ -120,6 +130,40 @@ def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]]
             f"message has no record {error}: wrap the server's strategy in PartialUpdates"
         ) from None
     return [bytes_to_ndarray(array.data) for array in arrays.values()], config
+
+
+def _is_stock(content: RecordDict) -> bool:
+    """Whether a message has the one record of arrays and the one of settings that Flower's own strategies send."""
+    own = any(name.startswith(("fitins.", "evaluateins.")) for name in content)
+    return not own and len(content.array_records) == len(content.config_records) == 1
+
+
+def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
+    """Return a reply as it is, or as Flower's own strategies read it where one of those asked.
+
+    Raises
+    ------
+    UpdateError
+        If it is a failure, which those have no record for: Flower makes an error of it.
+    """
+    if not _is_stock(asked):
+        return reply
+    prefix = "fitres" if "fitres.metrics" in reply else "evaluateres"
+    told = reply.config_records[f"{prefix}.metrics"]
+    if ERROR in told:
+        raise UpdateError(str(told[ERROR]))
+    count = reply.metric_records[f"{prefix}.num_examples"]["num_examples"]
+    numbers = {**believed_metrics(told), "num-examples": count}
+    if prefix == "evaluateres":
+        loss = reply.metric_records[f"{prefix}.loss"]["loss"]
+        return RecordDict({"metrics": MetricRecord({"loss": loss, **numbers})})
+    (key,) = asked.array_records
+    arrays = reply.array_records["fitres.parameters"].values()
+    whole = {
+        name: Array(bytes_to_ndarray(array.data))
+        for name, array in zip(asked.array_records[key], arrays, strict=True)
+    }
+    return RecordDict({key: ArrayRecord(whole), "metrics": MetricRecord(numbers)})
 
 
 def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics) -> RecordDict:

@@ -45,7 +45,6 @@ from fl_elastic.flower.inner import (
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
-from fl_elastic.flower.records import read_evaluate_reply
 from fl_elastic.flower.round import (
     Round,
     RoundRecord,
@@ -56,6 +55,7 @@ from fl_elastic.flower.round import (
     one_line,
 )
 from fl_elastic.flower.round_zero import LastSolved
+from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest
@@ -113,7 +113,8 @@ class PartialUpdates(Strategy):
     codec : str
         How the model is sent to the clients.
     on_round : callable, optional
-        Called with the `RoundRecord` after each round's training.
+        Called with the `RoundRecord` after each round's training. One with a method ``evaluated`` hears of each
+        test as well, see `fl_elastic.flower.tracking`.
 
     Raises
     ------
@@ -468,7 +469,7 @@ class PartialUpdates(Strategy):
                 translated.append(message)
                 continue
             try:
-                reply = read_evaluate_reply(message.content, self.limits.max_examples)
+                reply = evaluation_of(message.content, self.limits.max_examples)
             except UpdateError as error:
                 self.downlink.forget(node)
                 _LOG.warning("evaluation by node %s left out: %s", node, one_line(str(error)))
@@ -486,7 +487,11 @@ class PartialUpdates(Strategy):
         for message in translated:
             if not message.has_error():
                 message.content = next(contents)
-        return self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
+        found = self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
+        evaluated = getattr(self.on_round, "evaluated", None)
+        if evaluated is not None and found is not None:
+            evaluated(server_round, found)
+        return found
 
     def _remember(self, arrays: ArrayRecord, version: int) -> Manifest:
         weights = {name: array.numpy() for name, array in arrays.items()}

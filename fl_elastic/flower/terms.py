@@ -226,6 +226,8 @@ class Instructions:
         Whether norms keep their statistics.
     rate : float
         Factor of the optimiser's learning rate, in (0, 1].
+    lr : float, optional
+        The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
     cut_worth : bool
         Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
         a head that the client solves for itself.
@@ -245,6 +247,12 @@ class Instructions:
     keep_statistics: bool = False
     cut_worth: bool = False
     rate: float = 1.0
+    lr: float | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the client is asked to train or test, and not for something that only the library's know."""
+        return not (self.round_zero or self.cut_worth)
 
     @property
     def wants_importance(self) -> bool:
@@ -311,6 +319,7 @@ class Instructions:
             keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
             cut_worth=bool(config.get(CUT_WORTH, False)),
             rate=rate,
+            lr=_number(config, "lr", None),
         )
 
     def importance_by_group(self) -> dict[str, float]:

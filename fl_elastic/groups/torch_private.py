@@ -11,15 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
 
 __all__ = [
+    "COMPILED",
     "BatchNorm",
     "NormWithStatistics",
     "called_hooks",
+    "compiled_parts",
     "next_number",
     "no_view",
     "number_of",
     "output_shape",
     "own_buffers",
     "own_parameters",
+    "uncompiled",
     "writes_to",
 ]
 
@@ -70,3 +73,23 @@ def called_hooks(module: nn.Module) -> bool:
         module._backward_pre_hooks,
     )
     return any(hooks)
+
+
+_ORIGINAL = "_orig_mod"
+COMPILED = f"{_ORIGINAL}."
+"""What ``torch.compile`` puts in front of the names of a model's tensors."""
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other as it is."""
+    original = model._modules.get(_ORIGINAL)
+    return model if original is None else original
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """Return the names of modules whose calls run compiled code, the model itself as an empty name."""
+    return [
+        name.removesuffix(_ORIGINAL).rstrip(".")
+        for name, module in model.named_modules()
+        if module._compiled_call_impl is not None or name.endswith(_ORIGINAL)
+    ]

@@ -14,7 +14,12 @@ from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
-from fl_elastic.groups.torch_private import number_of, output_shape
+from fl_elastic.groups.torch_private import (
+    compiled_parts,
+    number_of,
+    output_shape,
+    uncompiled,
+)
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["Trace", "tensor_groups", "trace_step"]
@@ -81,12 +86,19 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
     >>> [group.name for group in tensor_groups(model, nn.functional.cross_entropy, batch)]
     ['2', '0']
     """
+    model = uncompiled(model)
     with untouched(model):
         return list(trace_step(model, loss_fn, batch).graph.groups)
 
 
 def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     """Run one forward pass and return its live backward graph; buffers and RNG do advance."""
+    compiled = compiled_parts(model)
+    if compiled:
+        raise ModelError(
+            f"{f'module {compiled[0]!r}' if compiled[0] else 'the model'} runs compiled code, which each new plan "
+            "would compile anew: give it without compile(), or call torch.compile on the whole model"
+        )
     with recorded_calls(model) as calls:
         loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -66,6 +66,8 @@ def measure_fidelity(
 
     def visit(group: int, layer: nn.Module, given: Tensor, gradient: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d)
+        # In mixed precision what passes by has fewer bits than the weights.
+        given, gradient = given.to(layer.weight.dtype), gradient.to(layer.weight.dtype)
         exact = _gradients(layer, layer.forward, given, gradient)
         for column, mode in enumerate(modes):
             seen = _in_mode(layer, mode, exact[0], given, gradient)

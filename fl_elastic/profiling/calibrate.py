@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -15,11 +15,10 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
-__all__ = ["OptimizerFn", "StepTimes", "calibrate", "nonnegative_fit", "time_steps"]
-
-OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+__all__ = ["StepTimes", "calibrate", "nonnegative_fit", "time_steps"]
 
 _REPEATS = 3
 
@@ -58,7 +57,7 @@ def time_steps(
     rows = np.full((_REPEATS, len(masks), 3), np.inf)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _weights_kept(trainable):
-        optimizer = None if optimizer_fn is None else optimizer_fn(trainable)
+        optimizer = None if optimizer_fn is None else made_by(optimizer_fn, model)
         for repeat in range(_REPEATS):
             for column, mask in enumerate(masks):
                 _train_only(model, raw, mask)

@@ -18,13 +18,13 @@ from fl_elastic.groups.forward import compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
-from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.measure import model_device, profile_key
 from fl_elastic.profiling.memory import lean_kinds
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
+from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds
 
@@ -110,7 +110,9 @@ def estimate_profile(
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale, model_device(model))
     most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
-    optimizer, state = _optimizer_costs(graph, optimizer_fn, timer, most, model_device(model))
+    optimizer, state = _optimizer_costs(
+        graph, made_by(optimizer_fn, model), timer, most, model_device(model)
+    )
     profile = CostProfile(
         key=profile_key(model, batch, optimizer_fn),
         graph=graph,
@@ -292,7 +294,11 @@ def _own_share(group: TensorGroup, node: BackwardNode, device: torch.device) -> 
 
 
 def _optimizer_costs(
-    graph: BackwardGraph, optimizer_fn: OptimizerFn, timer: Clock, most: int, device: torch.device
+    graph: BackwardGraph,
+    made: torch.optim.Optimizer,
+    timer: Clock,
+    most: int,
+    device: torch.device,
 ) -> tuple[Seconds, float]:
     """Return the seconds of each group's optimiser step, and the bytes of state per weight.
 
@@ -301,8 +307,8 @@ def _optimizer_costs(
     """
     largest = max(group.numel for group in graph.groups)
     count = min(max(largest, _FEWEST_NUMBERS), most)
-    seconds, state = _step_of_optimizer(optimizer_fn, count, timer, device)
-    call, _ = _step_of_optimizer(optimizer_fn, 1, timer, device)
+    seconds, state = _step_of_optimizer(made, count, timer, device)
+    call, _ = _step_of_optimizer(made, 1, timer, device)
     per_number = max(seconds - call, 0.0) / count
     return np.array(
         [per_number * g.numel + _TENSOR_SECONDS * len(g.parameters) for g in graph.groups]
@@ -310,17 +316,17 @@ def _optimizer_costs(
 
 
 def _step_of_optimizer(
-    optimizer_fn: OptimizerFn, count: int, timer: Clock, device: torch.device
+    made: torch.optim.Optimizer, count: int, timer: Clock, device: torch.device
 ) -> tuple[float, float]:
     """Return the least seconds of a step on a weight of so many numbers, and the bytes of state per number.
 
-    An optimiser that expects the model's own parameters is taken for Adam.
+    An optimiser that takes no such weight, as one for matrices alone, is taken for Adam.
     """
     weight = nn.Parameter(torch.zeros(count, device=device))
     # Zeros that nobody has written are one page that is read again and again: far faster than a gradient.
     weight.grad = torch.full((count,), _TINY, device=device)
     try:
-        optimizer = optimizer_fn([weight])
+        optimizer = alike(made, weight)
         optimizer.step()
     except Exception:
         optimizer = torch.optim.Adam([weight])

@@ -20,13 +20,15 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.groups.from_inputs import loss_from_inputs
+from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_chances, untouched
-from fl_elastic.profiling.calibrate import OptimizerFn, calibrate, time_steps
+from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.memory import lean_kinds
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, Seconds
 
@@ -62,10 +64,9 @@ def profile_key(
 
 def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
     """Return the optimiser's class and the settings that are on: its time and its state depend on them."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         return ""
-    made = optimizer_fn(trainable)
+    made = made_by(optimizer_fn, model)
     settings = {
         name
         for group in made.param_groups
@@ -118,6 +119,7 @@ def profile_model(
     TrainingError
         If the loss on the batch is not finite.
     """
+    model = uncompiled(model)
     timer = clock_for(model_device(model), clock)
     with untouched(model), same_chances(model):
         _warm_up(model, loss_fn, batch)

@@ -1,8 +1,8 @@
-"""Samples as they arrive together, what came of each, and how that is written down."""
+"""Samples as they arrive together, under the names of their senders, what came of each, and how that is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from fl_elastic.streaming.intake import checked_batch
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place
 
-__all__ = ["Arrivals", "Arrived", "noted_arrivals"]
+__all__ = ["Arrivals", "Arrived", "SenderIds", "noted_arrivals"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,3 +79,41 @@ def noted_arrivals(
     if facts and place is not None:
         facts["place"] = [place.source, place.at]
     return facts, np.stack([each.x for each in taken if each.x is not None]) if taken else None
+
+
+class SenderIds:
+    """The newest names that senders gave their samples: one that is sent again is known.
+
+    Parameters
+    ----------
+    most : int
+        Names that are kept.
+    known : mapping of str to int
+        Of an earlier life, oldest first.
+
+    Examples
+    --------
+    >>> names = SenderIds(most=2)
+    >>> for number, name in enumerate(["door-1", "door-2", "door-3"], start=1):
+    ...     names.add(name, number)
+    >>> names.number("door-1"), names.number("door-3"), names.to_facts()
+    (None, 3, {'door-2': 2, 'door-3': 3})
+    """
+
+    def __init__(self, most: int, known: Mapping[str, int] | None = None) -> None:
+        self._most = most
+        self._known = dict(known or {})
+
+    def add(self, name: str, number: int) -> None:
+        """Remember which sample a name stands for."""
+        self._known[name] = number
+        while len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
+
+    def number(self, name: str) -> int | None:
+        """Return which sample a name stands for; None if it is new, or forgotten."""
+        return self._known.get(name)
+
+    def to_facts(self) -> dict[str, int]:
+        """Return it as JSON can hold it."""
+        return dict(self._known)

@@ -19,7 +19,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.streaming.adapting import Adaptation, Engine
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
@@ -37,7 +37,6 @@ from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
-from fl_elastic.streaming.sender_ids import SenderIds
 from fl_elastic.streaming.store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.taking_up import take_up

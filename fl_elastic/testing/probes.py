@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, tensor_groups
 from fl_elastic.importance import Probe
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn, shadow_of
 
 __all__ = ["MadeUpTraining", "Snapshot", "made_up_training"]
 
@@ -56,10 +55,8 @@ class MadeUpTraining:
         )
 
     def _shadow(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        shadow = self.optimizer_fn(parameters)
-        # load_state_dict keeps the tensors it is given: without a copy both would share them.
-        shadow.load_state_dict(deepcopy(self.optimizer.state_dict()))
-        return shadow
+        own = [each for each in self.model.parameters() if each.requires_grad]
+        return shadow_of(self.optimizer, zip(own, parameters, strict=True))
 
 
 def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4) -> MadeUpTraining:

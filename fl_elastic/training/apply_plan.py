@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
-from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers
+from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers, uncompiled
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
@@ -35,7 +35,7 @@ def apply_plan(
     Parameters
     ----------
     model : nn.Module
-        The one that the plan was made for.
+        The one that the plan was made for. One that ``torch.compile`` gave is compiled anew for each plan, once.
     plan : Plan
         For example of `fl_elastic.training.plan_for`.
     optimizer : torch.optim.Optimizer, optional
@@ -63,6 +63,7 @@ def apply_plan(
     >>> plan.trained_parameters
     ('2.weight', '2.bias')
     """
+    model = uncompiled(model)
     _check(model, plan)
     guard = ChannelGuard(plan, model)
     with ExitStack() as stack:

@@ -118,7 +118,12 @@ def evaluate(
 
 
 def _right_classes(outputs: object, targets: object) -> int | None:
-    """Return how many classes are right; None where there are no class scores or no classes."""
+    """Return how many classes are right; None where there are no class scores or no classes.
+
+    Models of transformers give their scores as ``logits``.
+    """
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return None
     fits = outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets)

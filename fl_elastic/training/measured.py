@@ -17,9 +17,9 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
 
@@ -69,7 +69,7 @@ def measure_plan(
     with untouched(model):
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
-        optimizer = optimizer_fn(trainable)
+        optimizer = made_by(optimizer_fn, model)
         for repeat in range(repeats + 1):
             for full in (True, False):
                 with realised(everything if full else plan, model):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.measure import OptimizerFn
@@ -83,9 +84,10 @@ def plan_for(
     BudgetError
         If memory or uplink do not even admit the head.
     """
+    model = uncompiled(model)
     options, optimizer = options or TrainerOptions(), KeptOptimizer(model, optimizer_fn)
     planner = Planner(
-        model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=options,
+        model, loss_fn, policy=policy, budget=budget, options=options,
         state=state or SelectionState(), optimizer=optimizer,
     )  # fmt: skip
     if len(batches) < planner.batches_needed:
@@ -140,6 +142,8 @@ def changed(
     TrainingError
         If ``base`` lacks a tensor, or one is no longer finite.
     """
+    model = uncompiled(model)
+    base = {name.removeprefix(COMPILED): value for name, value in base.items()}
     manifest = Manifest.of(model)
     missing = [name for name in manifest.names if name not in base]
     if missing:

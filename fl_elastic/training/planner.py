@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,6 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trainable import trainable
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
@@ -23,8 +23,8 @@ from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.calibrate import OptimizerFn
 from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.optimizers import shadow_of
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
@@ -43,7 +43,7 @@ class Planner:
 
     Parameters
     ----------
-    model, loss_fn, optimizer_fn :
+    model, loss_fn :
         As given to the trainer.
     policy : str or Policy
         A registered name, or an object with options of its own.
@@ -61,7 +61,6 @@ class Planner:
         self,
         model: nn.Module,
         loss_fn: LossFn,
-        optimizer_fn: OptimizerFn,
         *,
         policy: str | Policy,
         budget: Budget,
@@ -75,7 +74,7 @@ class Planner:
         self.options = options
         self.state = state
         self.requested_steps = 1
-        self._model, self._loss_fn, self._optimizer_fn = model, loss_fn, optimizer_fn
+        self._model, self._loss_fn = model, loss_fn
         self._optimizer = optimizer
         drawn = options.seed if options.shared_seed is None else options.shared_seed
         self._generator = np.random.default_rng(drawn)
@@ -380,10 +379,8 @@ class Planner:
 
     def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a copy of the optimiser, state included, that drives ``parameters``."""
-        shadow = self._optimizer_fn(parameters)
-        # load_state_dict keeps the tensors it is given: without a copy the probe would move the real state.
-        shadow.load_state_dict(deepcopy(self._optimizer().state_dict()))
-        return shadow
+        own = [each for each in self._model.parameters() if trainable(each)]
+        return shadow_of(self._optimizer(), zip(own, parameters, strict=True))
 
     def _request(self, correction: float) -> PlanRequest:
         costs = self._known_costs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.step_importance import StepImportance
@@ -176,27 +175,7 @@ class KeptOptimizer:
         self._model, self._optimizer_fn = model, optimizer_fn
 
     def __call__(self) -> torch.optim.Optimizer:
-        """Return it.
-
-        Raises
-        ------
-        TrainingError
-            If ``optimizer_fn`` returns something else, or an optimiser whose step needs a closure.
-        """
+        """Return it; raises TrainingError as `made_by` does."""
         if self.made is None:
-            made: object = self._optimizer_fn(
-                [p for p in self._model.parameters() if p.requires_grad]
-            )
-            if not isinstance(made, torch.optim.Optimizer):
-                raise TrainingError(
-                    f"optimizer_fn returned {type(made).__name__}: it must return a torch.optim.Optimizer "
-                    "over the parameters that it is given"
-                )
-            closure = inspect.signature(made.step).parameters.get("closure")
-            if closure is not None and closure.default is inspect.Parameter.empty:
-                raise TrainingError(
-                    f"{type(made).__name__} evaluates the loss several times a step, which a plan cannot price: "
-                    "use an optimiser whose step needs no closure, such as SGD or Adam"
-                )
-            self.made = made
+            self.made = made_by(self._optimizer_fn, self._model)
         return self.made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
+from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
@@ -40,7 +42,9 @@ from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
-__all__ = ["ElasticTrainer"]
+__all__ = ["ElasticTrainer", "eager"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 class ElasticTrainer:
@@ -96,7 +100,7 @@ class ElasticTrainer:
                 f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
                 "Budget(speedup=2.0)"
             )
-        self.model = model
+        self.model = model = eager(model)
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.budget = budget
@@ -107,7 +111,7 @@ class ElasticTrainer:
         self.plan: Plan | None = None
         self._optimizing = KeptOptimizer(model, optimizer_fn)
         self.planner = Planner(
-            model, loss_fn, optimizer_fn, policy=policy, budget=budget, options=self.options,
+            model, loss_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
         self._base: dict[str, NDArray[Any]] | None = None
@@ -310,6 +314,17 @@ class ElasticTrainer:
             self.model, self.options.forward,
             examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
+
+
+def eager(model: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was called on, and say so; any other as it is."""
+    original = uncompiled(model)
+    if original is not model:
+        _LOG.warning(
+            "the model is compiled, and its steps run without the compiler: each new plan would be compiled anew. "
+            "A loop of one's own under apply_plan runs the compiled model"
+        )
+    return original
 
 
 def _relative_to(costs: CostProfile, profile: CostProfile, budget: Budget) -> Budget:

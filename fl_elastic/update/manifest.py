@@ -91,6 +91,7 @@ class Manifest:
         >>> Manifest.of(model).names
         ('1.weight', '1.bias')
         """
+        model = _uncompiled(model)
         trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
         if not whole:
@@ -212,6 +213,13 @@ def _buffer_role(dtype: str) -> Role:
     return Role.STATISTIC if dtype in FLOATS else Role.COUNTER
 
 
+def _uncompiled(model: nn.Module) -> nn.Module:
+    # Who has a model has loaded torch, which a server that knows arrays alone has not.
+    from fl_elastic.groups.torch_private import uncompiled
+
+    return uncompiled(model)
+
+
 def weights_of(
     model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
@@ -220,6 +228,7 @@ def weights_of(
     Where the manifest leaves out a frozen base, all are followed by its digest under `FROZEN_BASE`: a server that
     begins with them has every client compare.
     """
+    model = _uncompiled(model)
     state = model.state_dict()
     digest = None if names is not None else base_digest(model, manifest.index)
     weights = {
@@ -243,6 +252,7 @@ def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDA
     """
     import torch
 
+    model = _uncompiled(model)
     manifest.check_weights(weights)
     if FROZEN_BASE in weights:
         manifest.with_base(model).check_base(hex_of(np.asarray(weights[FROZEN_BASE])))

@@ -40,8 +40,25 @@ def test_help_of_the_laboratory_waits_for_nothing_that_writes_pages(command: str
         (("simulate", "/no/such.toml"), "no scenario file"),
         (("plan", "resnet18", "--speedup", "0.5"), "below 1"),
         (("plan", "resnet18", "--input", "3,x"), "not a shape"),
+        (("plan", "resnet19"), "did you mean 'resnet"),
+        (("plan", "no_such_module_at_all:Net"), "no module 'no_such_module_at_all'"),
+        (
+            (
+                "stream",
+                "--source",
+                "csv:x",
+                "--model",
+                "small_cn",
+                "--input",
+                "4",
+                "--state-dir",
+                "x",
+            ),
+            "did you mean 'small_cnn'",
+        ),
+        (("simulate", __file__, "--engine", "flowr"), "known are flower, local"),
     ],
-    ids=["version", "no scenario", "speedup", "shape"],
+    ids=["version", "no scenario", "speedup", "shape", "model", "module", "stream", "engine"],
 )
 def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: str) -> None:
     script = (

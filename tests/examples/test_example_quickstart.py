@@ -1,4 +1,4 @@
-"""The quickstart, run by Flower's own command: before it was converted, and after."""
+"""The quickstarts, run by Flower's own command: before they were converted, and after."""
 
 from __future__ import annotations
 
@@ -30,30 +30,35 @@ FILES = [
 SETTINGS = re.compile(r"--federation-config '([^']+)'")
 
 
-def difference() -> str:
+EXAMPLE = {"quickstart": "quickstart", "quickstart_transformers": "transformers"}
+"""Folders of the examples, and what the names of their packages begin with."""
+
+
+def difference(example: str) -> str:
     """What turns the plain app into the elastic one."""
     found: list[str] = []
     for file in FILES:
         names = [
-            f"{kind}/{file.format(package=f'quickstart_{kind}')}" for kind in ("plain", "elastic")
+            f"{kind}/{file.format(package=f'{EXAMPLE[example]}_{kind}')}"
+            for kind in ("plain", "elastic")
         ]
-        before, after = (
-            (EXAMPLES / "quickstart" / name).read_text().splitlines() for name in names
-        )
+        before, after = ((EXAMPLES / example / name).read_text().splitlines() for name in names)
         found += difflib.unified_diff(before, after, *names, lineterm="", n=2)
     return "\n".join(found) + "\n"
 
 
-def test_the_difference_in_the_readme_is_the_real_one() -> None:
-    assert blocks("quickstart", "diff") == [difference()]
+@pytest.mark.parametrize("example", EXAMPLE)
+def test_the_difference_in_the_readme_is_the_real_one(example: str) -> None:
+    assert blocks(example, "diff") == [difference(example)]
 
 
 @pytest.fixture
-def flwr_run(tmp_path: Path) -> Iterator[Run]:
+def flwr_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs an app as the README says, and returns what its server printed."""
-    place, port = copied("quickstart", tmp_path), free_port()
+    example = getattr(request, "param", "quickstart")
+    place, port = copied(example, tmp_path), free_port()
     env = environment(tmp_path / "home", FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(port))
-    federation = SETTINGS.findall("".join(blocks("quickstart", "sh")))[0]
+    federation = SETTINGS.findall("".join(blocks(example, "sh")))[0]
 
     def run(app: str, *more: str) -> str:
         submitted = subprocess.run(
@@ -92,3 +97,13 @@ def test_both_learn(flwr_run: Run) -> None:
     last = re.findall(r"\(10, ([\d.]+)\)", plain)
     assert float(last[0]) > 0.9
     assert accuracies(elastic)[-1] > 0.8
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("flwr_run", ["quickstart_transformers"], indirect=True)
+def test_a_model_of_transformers_is_trained_in_both(flwr_run: Run) -> None:
+    pytest.importorskip("transformers")
+    for kind in ("plain", "elastic"):
+        said = flwr_run(kind, "--run-config", "num-server-rounds=1")
+        assert said.count("Received 4 results and 0 failures") == 2 and "Traceback" not in said
+        assert len(accuracies(said)) == 1

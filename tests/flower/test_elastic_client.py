@@ -32,6 +32,7 @@ from fl_elastic.errors import RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
 from fl_elastic.flower.records import ERROR, PACKED, instruction
+from fl_elastic.flower.terms import RATE
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of
@@ -305,11 +306,11 @@ def test_without_packed_updates_failures_are_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_server_without_the_wrapper_gets_a_hint(kind: str) -> None:
-    stock = RecordDict({"arrays": arrays_of(build()), "config": ConfigRecord({})})
+def test_a_server_that_speaks_otherwise_gets_a_hint(kind: str) -> None:
+    strange = RecordDict({"one": arrays_of(build()), "other": arrays_of(build())})
     app = elastic_client_app(lambda _: elastic_client(build(), 1))
     with pytest.raises(UpdateError, match="PartialUpdates") as refused:
-        replied(app, stock, kind)
+        replied(app, strange, kind)
     assert "\n" not in str(refused.value)
 
 
@@ -361,3 +362,64 @@ def test_replies_are_records_that_flower_can_carry() -> None:
         "fitres.metrics": ConfigRecord,
         "fitres.status": ConfigRecord,
     }
+
+
+def rates_of(configure: Any = None, **config: Any) -> list[dict[str, Any]]:
+    """What the optimiser of a round ended with, where its head has ten times the rate of the rest."""
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer_fn(named_parameters: Any) -> torch.optim.Optimizer:
+        pairs = list(named_parameters)
+        head = [pair for pair in pairs if pair[0].startswith("11.")]
+        rest = [pair for pair in pairs if not pair[0].startswith("11.")]
+        groups = [{"params": rest}, {"params": head, "lr": 0.1}]
+        made.append(torch.optim.SGD(groups, lr=0.01))
+        return made[-1]
+
+    client = ElasticClient(
+        conv_net(), images(2), images(1), budget=Budget(), policy="full", loss_fn=loss_fn,
+        optimizer_fn=optimizer_fn, configure=configure,
+    )  # fmt: skip
+    client.fit(client.get_parameters({}), config)
+    return made[-1].param_groups
+
+
+def test_the_servers_rate_reaches_the_optimizer_and_groups_keep_their_ratio() -> None:
+    assert [each["lr"] for each in rates_of()] == [0.01, 0.1]
+    assert [each["lr"] for each in rates_of(lr=0.002)] == pytest.approx([0.002, 0.02])
+    # The server's brake is on top of what it says otherwise.
+    slowed = rates_of(lr=0.002, **{RATE: 0.25})
+    assert [each["lr"] for each in slowed] == pytest.approx([0.0005, 0.005])
+
+
+def test_whatever_else_the_server_says_is_for_the_hook_of_the_client() -> None:
+    def configure(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = config["weight-decay"]
+            group["lr"] *= 0.5 ** config["server-round"]
+
+    found = rates_of(configure, **{"weight-decay": 0.02, "server-round": 2, "lr": 0.04})
+    assert [each["weight_decay"] for each in found] == [0.02, 0.02]
+    assert [each["lr"] for each in found] == pytest.approx([0.01, 0.1])
+
+
+@pytest.mark.parametrize("rate", [-0.1, "fast", float("nan"), True])
+def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
+    with pytest.raises(UpdateError, match="lr"):
+        rates_of(lr=rate)
+
+
+def test_rates_and_words_of_a_servers_train_config_reach_every_client() -> None:
+    seen: list[tuple[float, str]] = []
+
+    def configure(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
+        seen.append((optimizer.param_groups[0]["lr"], str(config.get("mood"))))
+
+    apps = {
+        node: legacy_app(lambda node=node: elastic_client(build(), node, configure=configure))
+        for node in (1, 2)
+    }
+    strategy = PartialUpdates(quiet(nodes=2))
+    config = ConfigRecord({"lr": 0.0125, "mood": "calm"})
+    run(strategy, apps, arrays_of(build()), 1, train_config=config)
+    assert len(seen) >= 2 and set(seen) == {(0.0125, "calm")}

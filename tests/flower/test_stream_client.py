@@ -13,8 +13,9 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.records import PACKED
+from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.terms import RATE
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
@@ -285,3 +286,27 @@ def test_devices_with_other_classes_each_learn_all_of_them_together(tmp_path: Pa
     for learner in learners:
         assert learner.rounds.taken >= 5 and set(learner.classes) == {0, 1, 2}
         closed(learner)
+
+
+def test_the_servers_rate_and_its_brake_reach_the_optimizer_of_a_stream(tmp_path: Path) -> None:
+    streamed(tmp_path)
+    seen: list[float] = []
+
+    def configure(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
+        assert config["lr"] == 0.04
+        seen.append(optimizer.param_groups[0]["lr"])
+
+    def moved(**config: Any) -> float:
+        client = client_of(
+            tmp_path, optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.5), left="joined", steps=1,
+            joining=Replace(), configure=configure,
+        )  # fmt: skip
+        arrays, _, metrics = client.fit(packed(net(seed=5)), {PACKED: True, **config})
+        assert ERROR not in metrics, metrics
+        update = decode(arrays[0].tobytes(), Manifest.of(net()))
+        return float(sum(np.abs(delta).sum() for delta in update.deltas.values()))
+
+    usual, slowed = moved(lr=0.04), moved(**{"lr": 0.04, RATE: 0.25})
+    assert seen and set(seen) == {0.04}
+    # Other samples are drawn in the second round; the brake is far longer than that.
+    assert 0 < slowed < usual / 2

@@ -10,6 +10,7 @@ from small_models import Batch, Reiterable, conv_net, images, loss_fn
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
+from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.testing import Snapshot
 from fl_elastic.training import evaluate
 
@@ -79,7 +80,7 @@ def test_outputs_that_are_no_scores_have_no_accuracy() -> None:
 
 def _mean_of(outputs: Any, targets: Any) -> Tensor:
     del targets
-    outputs = outputs["logits"] if isinstance(outputs, dict) else outputs
+    outputs = outputs["boxes"] if isinstance(outputs, dict) else outputs
     return outputs.float().square().mean()  # type: ignore[no-any-return]
 
 
@@ -89,7 +90,7 @@ class _Dictionary(nn.Module):
         self.layer = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.layer(x)}
+        return {"boxes": self.layer(x)}
 
 
 @pytest.mark.parametrize(
@@ -144,3 +145,23 @@ def test_metrics_are_means_over_the_examples_of_the_batches_that_have_them() -> 
 def test_metrics_that_are_no_numbers_are_one_clear_error(returned: Any, said: str) -> None:
     with pytest.raises(TrainingError, match=said):
         evaluate(conv_net(), loss_fn, images(1), metrics_fn=lambda outputs, targets: returned)
+
+
+class Sentences(nn.Module):
+    """Gives its scores as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.inner(x)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+def test_scores_that_a_model_calls_logits_count_as_well() -> None:
+    model, x = Sentences(), torch.randn(10, 4)
+    labels = model.inner(x).argmax(1)
+    labels[:3] = (labels[:3] + 1) % 3
+    found = evaluate(model, own_loss_or_cross_entropy, [{"x": x, "labels": labels}])
+    assert found.accuracy == 0.7

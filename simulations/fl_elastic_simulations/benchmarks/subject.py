@@ -70,7 +70,7 @@ class Subject:
         options = TrainerOptions(clock="cpu", importance=importance)
         state = self.states.setdefault(importance, SelectionState())
         planner = Planner(
-            self.model, classification_loss, sgd, policy=asked, budget=budget,
+            self.model, classification_loss, policy=asked, budget=budget,
             options=options, state=state, optimizer=lambda: sgd(trainable),
         )  # fmt: skip
         self._measure_modes(asked)

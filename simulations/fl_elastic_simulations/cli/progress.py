@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -22,21 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulationProgress"]
 
-_QUIET_SECONDS = 10.0
-
 
 class SimulationProgress:
-    """Shows all rounds, the current method, and the clients of the round.
+    """Prints a line per round; on a terminal, bars below show all rounds and the clients of this one."""
 
-    Without a terminal it prints a line per method, and one every ten seconds in between, instead of a moving bar.
-    """
-
-    def __init__(
-        self, scenario: Scenario, console: Console, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, scenario: Scenario, console: Console) -> None:
         self._console = console
-        self._clock = clock
-        self._printed_at = clock()
         self._rounds = scenario.training.rounds
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -54,7 +43,6 @@ class SimulationProgress:
         self._clients = self._bars.add_task("clients", total=len(scenario.clients), note="")
         self._started = 0
         self._name = ""
-        self._last = ""
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -66,13 +54,11 @@ class SimulationProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._finish_line()
         self._bars.stop()
 
     def cell(self, method: str, seed: int, rounds: int) -> None:
         """Show which method and seed run now."""
-        self._finish_line()
-        self._name, self._last = f"{method}, seed {seed}", ""
+        self._name = f"{method}, seed {seed}"
         self._bars.update(self._all, description=self._name, completed=self._started * rounds)
         self._started += 1
 
@@ -86,13 +72,6 @@ class SimulationProgress:
         self._bars.update(
             self._all, completed=(self._started - 1) * self._rounds + number, note=note
         )
-        self._last = f"{self._name}: {note} after {number} rounds"
-        late = self._clock() - self._printed_at >= _QUIET_SECONDS
-        if late and not self._console.is_terminal:
-            self._finish_line()
-
-    def _finish_line(self) -> None:
-        if self._last:
-            self._console.print(self._last, highlight=False)
-            self._printed_at = self._clock()
-            self._last = ""
+        self._console.print(
+            f"{self._name}, round {number} of {self._rounds}: {note}", highlight=False
+        )

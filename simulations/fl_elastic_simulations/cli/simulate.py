@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +16,8 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.cli.progress import SimulationProgress
 
 __all__ = ["simulate"]
+
+_ENGINES = ("flower", "local")
 
 
 def simulate(
@@ -45,6 +50,8 @@ def simulate(
     # A wrong path is said before torch is imported, which takes seconds.
     if not scenario.exists():
         raise ScenarioError(f"no scenario file {scenario}: check the path")
+    if engine not in _ENGINES:
+        raise ScenarioError(f"engine {engine!r}: known are {', '.join(_ENGINES)}")
     from fl_elastic_simulations.scenario import Scenario
 
     loaded = Scenario.load(scenario, override or ())
@@ -58,8 +65,11 @@ def simulate(
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)
     console = Console(stderr=True)
+    # Dozens of lines a round; what it says of errors stays.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress, engine=engine)
+    summary["command"] = shlex.join(["fl-elastic", *sys.argv[1:]])
     summary_path, page = write_results(summary, output)
     if table is not None:
         write_atomically(table, (json.dumps(without_curves(summary), indent=1) + "\n").encode())

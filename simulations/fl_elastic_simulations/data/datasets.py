@@ -96,7 +96,8 @@ class DatasetKind:
     owner: str | None = None
 
 
-DATASETS: Registry[DatasetKind] = Registry("dataset")
+DATASETS: Registry[DatasetKind] = Registry("dataset", "fl_elastic.datasets")
+"""Data sets by name; those of other packages by their entry points."""
 
 
 def data_root_folder(data_root: str | Path | None = None) -> Path:
@@ -119,8 +120,9 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cub50``, ``gtsrb`` or
-        ``har``), or ``module:callable``: a function that returns a `Dataset`, of the data root or of nothing.
+        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
+        ``femnist``, ``gtsrb``, ``har``, ``shakespeare`` or ``tinyshakespeare``), or ``module:callable``: a
+        function that returns a `Dataset`, of the data root or of nothing.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
     image_size : int, optional
@@ -284,6 +286,27 @@ def _cifar10(root: Path) -> Dataset:
     return _image_dataset("cifar10", splits, classes=10)
 
 
+def _cifar100(root: Path) -> Dataset:
+    """CIFAR-100 with its hundred fine classes, downloaded by torchvision where missing."""
+    splits = []
+    for train in (True, False):
+        images, labels = torchvision_split("CIFAR100", root, train)
+        splits.append((_images(images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]), labels))
+    return _image_dataset("cifar100", splits, classes=100)
+
+
+def _by_owner(name: str) -> Callable[[Path], Dataset]:
+    """Return the reader of a data set of many owners, whose module is imported when it is read."""
+
+    def read(root: Path) -> Dataset:
+        from fl_elastic_simulations.data import leaf
+
+        found: Dataset = getattr(leaf, name)(root)
+        return found
+
+    return read
+
+
 def _cifar10_jpegq75(root: Path) -> Dataset:
     """CIFAR-10 recompressed as JPEG of quality 75: lossy, not to compare with published figures."""
     path = root / "cifar10_jpegq75" / "cifar10_jpegq75.npz"
@@ -387,6 +410,10 @@ DATASETS.register("digits")(DatasetKind(_digits))
 DATASETS.register("fashion_mnist")(DatasetKind(_fashion_mnist))
 DATASETS.register("cifar10")(DatasetKind(_cifar10))
 DATASETS.register("cifar10_jpegq75")(DatasetKind(_cifar10_jpegq75))
+DATASETS.register("cifar100")(DatasetKind(_cifar100))
 DATASETS.register("cub50")(DatasetKind(_cub50))
 DATASETS.register("gtsrb")(DatasetKind(_gtsrb, owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_har, owner="person"))
+DATASETS.register("femnist")(DatasetKind(_by_owner("femnist"), owner="writer"))
+DATASETS.register("shakespeare")(DatasetKind(_by_owner("shakespeare"), owner="role"))
+DATASETS.register("tinyshakespeare")(DatasetKind(_by_owner("tinyshakespeare"), owner="role"))

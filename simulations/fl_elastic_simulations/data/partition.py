@@ -8,7 +8,7 @@ import that takes 1.0 s and 186 MB of memory in every client process. Its Dirich
 gives up with an exception when ``min_partition_size`` is not met after ten draws, which is usual
 for small ``alpha``, and its natural partitioner makes one partition per owner, so that the number
 of clients cannot be chosen. The functions below need numpy only, always end, and honour the
-smallest client.
+smallest client. Who has it installed can name its partitioners all the same, see `own_partition`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,26 @@ import numpy.typing as npt
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
 
-__all__ = ["PARTITIONS", "Indices", "partition_indices"]
+__all__ = ["PARTITIONS", "Indices", "check_partition_name", "partition_indices"]
 
 Indices = npt.NDArray[np.int64]
 
 PARTITIONS = ("dirichlet", "iid", "natural")
 DRAWS = 50
+
+
+def check_partition_name(name: str) -> None:
+    """Raise ScenarioError unless ``name`` is a known partition, or ``module:callable``, which is not imported."""
+    module, colon, attribute = name.partition(":")
+    if not (colon and module and attribute) and name not in PARTITIONS:
+        raise _unknown(name)
+
+
+def _unknown(method: str) -> ScenarioError:
+    return ScenarioError(
+        f"unknown partition {method!r}{closest(str(method), list(PARTITIONS))}: "
+        f"known are {', '.join(PARTITIONS)}"
+    )
 
 
 def partition_indices(
@@ -89,10 +103,7 @@ def _check(
     labels: npt.NDArray[np.generic], clients: int, method: str, alpha: float, min_examples: int
 ) -> None:
     if method not in PARTITIONS:
-        raise ScenarioError(
-            f"unknown partition {method!r}{closest(str(method), list(PARTITIONS))}: "
-            f"known are {', '.join(PARTITIONS)}"
-        )
+        raise _unknown(method)
     if labels.ndim != 1:
         raise ScenarioError(f"labels of shape {labels.shape} cannot be split: give one per example")
     if clients < 1:

@@ -15,6 +15,7 @@ from fl_elastic_simulations.scenario.scenario import Client
 
 __all__ = ["Cell", "ClientRound", "MeasuredSteps"]
 
+_SPENT = ("seconds", "uplink_bytes", "downlink_bytes")
 _COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
 
 
@@ -91,6 +92,12 @@ class Cell:
         From which simulated second on the fleet's cut lay where.
     features_found, features_computed : int
         Examples of all clients whose features at the cut were kept, and computed.
+    clients : dict
+        By each client's index: rounds that were merged, simulated seconds, bytes up and down.
+    labels : list of list of int
+        Training examples of each client by class.
+    classes : list of (int, int)
+        Of each class, test examples that the model got right at the last test, and all.
     """
 
     method: str
@@ -107,6 +114,9 @@ class Cell:
     cuts: list[tuple[float, str]] = field(default_factory=list)
     features_found: int = 0
     features_computed: int = 0
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    labels: list[list[int]] = field(default_factory=list)
+    classes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def simulated_seconds(self) -> float:
@@ -187,6 +197,15 @@ class Cell:
             for each in done
         ]
         self.client_seconds += sum(cost.total for cost in costs)
+        for each, cost in zip(done, costs, strict=True):
+            spent = self.clients.setdefault(
+                str(each.client), dict.fromkeys(("rounds", *_SPENT), 0.0)
+            )
+            spent["rounds"] += 1
+            for name, value in zip(
+                _SPENT, (cost.total, each.uplink_bytes, each.downlink_bytes), strict=True
+            ):
+                spent[name] += value
         self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
@@ -232,6 +251,9 @@ class Cell:
         try:
             fields: dict[str, Any] = json.loads(text)
             fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
+            fields["classes"] = [
+                (int(right), int(tested)) for right, tested in fields.get("classes", ())
+            ]
             fields["cuts"] = [(float(since), str(group)) for since, group in fields["cuts"]]
             return cls(**fields)
         except (ValueError, TypeError, KeyError, RecursionError) as error:

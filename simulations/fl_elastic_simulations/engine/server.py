@@ -7,15 +7,16 @@ import json
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, ScenarioError
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
@@ -32,7 +33,7 @@ from fl_elastic_simulations.engine.client import CHARGES, LATE
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
-from fl_elastic_simulations.engine.workload import measure_profile, test_batches
+from fl_elastic_simulations.engine.workload import label_counts, measure_profile, test_batches
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
 __all__ = ["LoggedProgress", "Progress", "Simulation", "run_cell", "run_cells"]
@@ -169,7 +170,12 @@ def run_cell(
     back afterwards.
     """
     scenario = simulation.scenario
-    cell = Cell(method.name, seed, scenario=_fingerprint(scenario, method))
+    cell = Cell(
+        method.name,
+        seed,
+        scenario=_fingerprint(scenario, method),
+        labels=label_counts(scenario, simulation.data_root, seed),
+    )
     # What clients remember of an earlier or interrupted run in this folder would sway this one.
     state_directory = simulation.state_directory / method.name / str(seed)
     shutil.rmtree(state_directory, ignore_errors=True)
@@ -223,7 +229,19 @@ def _evaluation(
 
     def test(weights: Weights) -> tuple[float, float]:
         load_weights(model, manifest, weights)
-        result = evaluate(model, classification_loss, batches)
+        counted = Counter[tuple[int, bool]]()
+
+        def count(outputs: Any, targets: Any) -> dict[str, float]:
+            if isinstance(outputs, Tensor) and outputs.ndim == 2:
+                right = (outputs.argmax(1) == targets).tolist()
+                counted.update(zip(targets.tolist(), right, strict=True))
+            return {}
+
+        result = evaluate(model, classification_loss, batches, metrics_fn=count)
+        cell.classes = [
+            (counted[each, True], counted[each, True] + counted[each, False])
+            for each in range(len(cell.labels[0]) if cell.labels else 0)
+        ]
         if result.accuracy is None:
             raise ModelError(
                 "a simulation compares accuracies, and this model's outputs in eval mode are no class scores of "

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from flwr.simulation import run_simulation
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
+from fl_elastic.groups import TensorGroup
+from fl_elastic.profiling import load_profile
 from fl_elastic.storage import write_atomically
+from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.server import Progress, Simulation, run_cells
-from fl_elastic_simulations.engine.summary import summarise
+from fl_elastic_simulations.engine.summary import group_costs, summarise
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report import write_page
 
@@ -61,8 +64,7 @@ def simulate(
         grid = InProcessGrid(
             len(simulation.scenario.clients), simulated_client_app(), progress.reply
         )
-        cells, groups = run_cells(simulation, grid, progress)
-        return summarise(simulation.scenario, cells, groups)
+        return _summary(simulation, *run_cells(simulation, grid, progress))
     found: list[dict[str, Any]] = []
     server_app = ServerApp()
 
@@ -72,14 +74,20 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            cells, groups = run_cells(simulation, watched, progress)
-            found.append(summarise(simulation.scenario, cells, groups))
+            found.append(_summary(simulation, *run_cells(simulation, watched, progress)))
 
         try:
             _run(server_app, len(simulation.scenario.clients))
         except Interrupted:
             raise KeyboardInterrupt from None
     return found[0]
+
+
+def _summary(
+    simulation: Simulation, cells: Sequence[Cell], groups: Sequence[TensorGroup]
+) -> dict[str, Any]:
+    costs = group_costs(load_profile(simulation.profile_file))
+    return {**summarise(simulation.scenario, cells, groups), "group_costs": costs}
 
 
 def _check_writable(directory: Path) -> None:

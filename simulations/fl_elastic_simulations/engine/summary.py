@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fl_elastic.environment import environment
 from fl_elastic.groups import TensorGroup
+from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["final_accuracy", "summarise", "without_curves"]
+__all__ = ["final_accuracy", "group_costs", "summarise", "without_curves"]
 
 _FINAL_TESTS = 5
+# Parts of a summary that grow with rounds, clients or groups.
+_LONG = ("history", "coverage", "clients", "labels", "scenario", "group_costs", "command")
 _FINAL_SHARE, _FINAL_TENTH = 4, 10
 
 
@@ -83,17 +87,20 @@ def summarise(
         "environment": environment(),
         "devices": devices,
         "groups": [group.name for group in groups],
+        "labels": next((cell.labels for cell in cells if cell.labels), []),
+        "scenario": json.loads(scenario.to_json()),
         "methods": methods,
     }
 
 
 def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary without history and coverage: small enough to keep under version control."""
+    """Return the summary without history, coverage and clients: small enough to keep under version control."""
     methods = {
-        name: {key: value for key, value in method.items() if key not in ("history", "coverage")}
+        name: {key: value for key, value in method.items() if key not in _LONG}
         for name, method in summary["methods"].items()
     }
-    return {**summary, "methods": methods}
+    short = {key: value for key, value in summary.items() if key not in _LONG}
+    return {**short, "methods": methods}
 
 
 def _final_accuracy(scenario: Scenario, cell: Cell) -> float:
@@ -182,7 +189,72 @@ def _method(
         },
         "coverage": _mean_coverage(cells),
         "history": [row for cell in cells for row in cell.rows()],
+        **_clients(scenario, cells),
     }
+
+
+def _clients(scenario: Scenario, cells: list[Cell]) -> dict[str, Any]:
+    """Return what each client spent, and how good the last model is for it: means over seeds.
+
+    That is the model's accuracy on test examples of each class, weighted by the client's own classes. The worst
+    client and the tenth percentile are those of the clients of each seed.
+    """
+    if not all(cell.labels and cell.classes for cell in cells):
+        return {"clients": []}
+    own = [[_own_accuracy(labels, cell.classes) for labels in cell.labels] for cell in cells]
+    rows = []
+    for index, client in enumerate(scenario.clients):
+        spent = [cell.clients.get(str(index), {}) for cell in cells]
+        rows.append(
+            {
+                "client": index,
+                "device": client.device.name,
+                "examples": statistics.fmean(sum(cell.labels[index]) for cell in cells),
+                "accuracy": _mean([each[index] for each in own]),
+                **{
+                    name: statistics.fmean(each.get(name, 0.0) for each in spent)
+                    for name in ("rounds", "seconds", "uplink_bytes", "downlink_bytes")
+                },
+            }
+        )
+    known = [[each for each in seed if each is not None] for seed in own]
+    return {
+        "clients": rows,
+        "worst_client": _mean([min(each, default=None) for each in known]),
+        "tenth_percentile": _mean([_tenth(each) for each in known]),
+    }
+
+
+def _own_accuracy(labels: Sequence[int], classes: Sequence[tuple[int, int]]) -> float | None:
+    """Return the accuracy on test examples in the proportions of a client's classes; None without any of them."""
+    pairs = [(n, right / all_) for n, (right, all_) in zip(labels, classes, strict=True) if all_]
+    weight = sum(count for count, _ in pairs)
+    return sum(count * share for count, share in pairs) / weight if weight else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _tenth(values: Sequence[float]) -> float | None:
+    """Return what nine clients in ten are at least as good as."""
+    return sorted(values)[len(values) // 10] if values else None
+
+
+def group_costs(profile: CostProfile) -> list[dict[str, Any]]:
+    """Return what each tensor group costs on the measuring host, the group next to the loss first."""
+    return [
+        {
+            "group": group.name,
+            "weights": group.numel,
+            "update_seconds": float(update),
+            "path_seconds": float(path),
+        }
+        for group, update, path in zip(
+            profile.graph.groups, profile.update_seconds, profile.path_seconds, strict=True
+        )
+    ]
 
 
 def _seconds_to(cells: list[Cell], target: float) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +22,7 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
-from fl_elastic_simulations.data.partition import partition_indices
+from fl_elastic_simulations.data.partition import PARTITIONS, Indices, partition_indices
 
 # Registers models also where this package was not installed but sent.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
@@ -32,6 +32,7 @@ from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 __all__ = [
     "client_batches",
     "first_batch",
+    "label_counts",
     "measure_profile",
     "optimizer_fn",
     "scenario_dataset",
@@ -73,7 +74,13 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
             min_examples=data.min_examples,
         )
         return [chosen[part] for part in parts]
-    parts = partition_indices(
+    split: Callable[..., list[Indices]] = partition_indices
+    if data.partition not in PARTITIONS:
+        # Few scenarios have one of their own.
+        from fl_elastic_simulations.data.own_partition import dealt
+
+        split = dealt
+    parts = split(
         dataset.train_y[chosen],
         len(scenario.clients),
         method=data.partition,
@@ -118,6 +125,15 @@ def client_batches(
         seed=int(order),
         steps=steps,
     )
+
+
+def label_counts(scenario: Scenario, data_root: str | None, seed: int) -> list[list[int]]:
+    """Return how many training examples of each class each client has."""
+    dataset = scenario_dataset(scenario, data_root)
+    return [
+        np.bincount(dataset.train_y[part], minlength=dataset.classes).tolist()
+        for part in _parts(scenario, data_root, seed)
+    ]
 
 
 def test_batches(scenario: Scenario, data_root: str | None) -> Batches:

@@ -10,6 +10,7 @@ from torch import nn
 from fl_elastic.errors import ModelError
 from fl_elastic.named_models import MODELS, Shape, need_image
 from fl_elastic_simulations.models.blocks import (
+    LastState,
     MeanOverTokens,
     ResidualBlock,
     TransformerBlock,
@@ -191,3 +192,11 @@ def _har_cnn(shape: Shape, classes: int) -> nn.Module:
         inputs = width
     layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return _named(*layers)
+
+
+@MODELS.register("char_gru")
+def _char_gru(shape: Shape, classes: int) -> nn.Module:
+    """One recurrent layer over codes of characters, as many as there are classes: the next one is guessed."""
+    if len(shape) != 1 or shape[0] < 2:
+        raise ModelError(f"char_gru takes rows of characters' codes, not inputs of shape {shape}")
+    return _named(LastState(classes, 128), nn.Linear(128, classes))

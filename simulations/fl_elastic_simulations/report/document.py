@@ -72,6 +72,8 @@ class Section:
         Position and name of what the panels can show.
     chosen : int
         Position of what they show first.
+    text : str
+        Shown as it is, line by line, where the reader unfolds it.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Section:
     panels: Sequence[Panel] = ()
     choices: Mapping[int, str] | None = None
     chosen: int = 0
+    text: str = ""
 
 
 def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Figure:

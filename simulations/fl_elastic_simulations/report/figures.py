@@ -26,6 +26,7 @@ from fl_elastic_simulations.report.summary import DeviceClass, Method, Point, Re
 
 __all__ = [
     "Curve",
+    "accuracy_by_round",
     "accuracy_by_time",
     "accuracy_by_traffic",
     "accuracy_by_uplink",
@@ -37,6 +38,9 @@ __all__ = [
 
 Json = Mapping[str, object]
 _FEW_POINTS = 12
+_CLOSE = 0.06  # of accuracy: texts that are less apart would lie on each other
+_ROOM_FOR_ENDS = {"l": 0, "r": 58, "t": 14, "b": 0}
+_ROUNDS = Unit("round", 1.0)
 _MANY_CELLS = 30
 _MOST_TICKS = 16
 _SLOTS = 0.84  # of the room of one device class, so that the classes stand apart
@@ -46,6 +50,17 @@ def accuracy_by_time(results: Results) -> Figure | None:
     """Return accuracy against time, or nothing where no history holds both."""
     title = "simulated time" if results.simulated else "time"
     return _accuracy(results, title, lambda curve: curve.seconds, time_unit, seconds_text)
+
+
+def accuracy_by_round(results: Results) -> Figure | None:
+    """Return accuracy against rounds, or nothing without a history."""
+    return _accuracy(
+        results, "", lambda curve: tuple(map(float, curve.rounds)), lambda _: _ROUNDS, _round_text
+    )
+
+
+def _round_text(number: float) -> str:
+    return f"{number:.0f} rounds"
 
 
 def accuracy_by_uplink(results: Results) -> Figure | None:
@@ -74,6 +89,7 @@ def _accuracy(
     unit = unit_for(largest)
     bands: list[Json] = []
     lines: list[Json] = []
+    ends: list[tuple[int, float, float]] = []
     for position, (method, curve) in enumerate(zip(results.methods, curves, strict=True)):
         values = spent(curve)
         if not values:
@@ -81,12 +97,17 @@ def _accuracy(
         scaled = [value / unit.size for value in values]
         if curve.seeds > 1:
             bands.append(_band(scaled, curve, position))
+        ends.append((position, scaled[-1], curve.accuracy[-1]))
         lines.append(_line(method, scaled, curve, [written(value) for value in values], position))
     return figure(
         # All bands lie below all lines.
-        [*bands, *lines],
+        [*bands, *lines, *_ends(ends)],
         380,
-        xaxis={"title": {"text": f"{title} ({unit.name})"}, "rangemode": "tozero"},
+        xaxis={
+            "title": {"text": f"{title} ({unit.name})" if title else unit.name},
+            "rangemode": "tozero",
+        },
+        margin=_ROOM_FOR_ENDS,
         yaxis={"title": {"text": "accuracy"}, "tickformat": ".1~%"},
         **_target(results.target_accuracy),
     )
@@ -124,6 +145,35 @@ def _band(across: Sequence[float], curve: Curve, position: int) -> Json:
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
+
+
+def _ends(ends: Sequence[tuple[int, float, float]]) -> list[Json]:
+    """Return what each line ends at, written beside its end; those that end close together lie apart."""
+    if not ends:
+        return []
+    low, high = min(y for _, _, y in ends), max(y for _, _, y in ends)
+    last = len(ends) - 1
+    marks: list[Json] = []
+    for place, (position, x, y) in enumerate(sorted(ends, key=lambda end: end[2])):
+        beside = "middle right"
+        if high - low < _CLOSE and last:
+            beside = "bottom right" if place == 0 else "top right" if place == last else beside
+        marks.append(
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "legendgroup": str(position),
+                "x": [x],
+                "y": [y],
+                "text": [accuracy_text(y)],
+                "textposition": beside,
+                "textfont": {"color": ink(position).colour},
+                "marker": {"color": ink(position).colour, "size": 7},
+                "cliponaxis": False,
+                "hoverinfo": "skip",
+            }
+        )
+    return marks
 
 
 def _target(accuracy: float | None) -> dict[str, object]:

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError
+from fl_elastic_simulations.report.clients import (
+    clients_grid,
+    costs_grid,
+    label_split,
+    spread_grid,
+)
 from fl_elastic_simulations.report.cut_figures import cuts_by_time, found_by_time
 from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
 from fl_elastic_simulations.report.figures import (
+    accuracy_by_round,
     accuracy_by_time,
     accuracy_by_traffic,
     accuracy_by_uplink,
@@ -23,6 +30,7 @@ from fl_elastic_simulations.report.table import cuts_grid, results_grid, target_
 __all__ = ["write_page"]
 
 _EMPTY_BELOW = " Rows below the fleet's cut are empty."
+_PER_ROUND = "Rounds of methods with shorter rounds are not worth as much: the figure beside it goes by time."
 _NOTHING = "The summary holds nothing to draw here."
 
 
@@ -61,6 +69,8 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
         *_cuts(results),
         _coverage(results),
         _speeds(results),
+        *_clients(results),
+        *_setting_in_full(results),
     ]
     try:
         return write_document(
@@ -84,6 +94,7 @@ def _courses(results: Results) -> list[Section]:
         _drawn(results, name, f"Accuracy against {what}", f"{guide}{band}", drawn)
         for name, what, guide, drawn in (
             ("time", clock, f"Further left is sooner{goal}.", accuracy_by_time(results)),
+            ("round", "rounds", _PER_ROUND, accuracy_by_round(results)),
             ("uplink", "uplink", less, accuracy_by_uplink(results)),
         )
     ]
@@ -113,6 +124,39 @@ def _cuts(results: Results) -> list[Section]:
         )
         sections.append(_drawn(results, "features", "Features found again", told, found))
     return sections
+
+
+def _clients(results: Results) -> list[Section]:
+    sections = []
+    spread, each = spread_grid(results), clients_grid(results)
+    if spread is not None:
+        guide = (
+            "How good the last model is for each client: its accuracy on test examples in the proportions of the "
+            "client's own classes, the mean over seeds. Nine clients in ten are at least at the tenth percentile."
+        )
+        sections.append(Section("spread", "The worst clients", guide, grid=spread))
+    if each is not None:
+        guide = "Rounds are those that were merged. Busy is the simulated time of training, sending and receiving."
+        sections.append(Section("clients", "Each client", guide, grid=each))
+    split = label_split(results)
+    if split is not None:
+        guide = "Training examples of each class that each client holds, with the first seed."
+        sections.append(Section("split", "Who holds which classes", guide, split))
+    costs = costs_grid(results)
+    if costs is not None:
+        guide = (
+            "Of one step on the measuring host: what the group's own gradient and optimiser step take, and what it "
+            "takes to bring the error gradient there. The first row is the group next to the loss."
+        )
+        sections.append(Section("costs", "What each tensor group costs", guide, grid=costs))
+    return sections
+
+
+def _setting_in_full(results: Results) -> list[Section]:
+    if not results.scenario and not results.command:
+        return []
+    text = "\n\n".join(part for part in (results.command, results.scenario) if part)
+    return [Section("scenario", "Scenario and command", "What this page was made from.", text=text)]
 
 
 def _speeds(results: Results) -> Section:

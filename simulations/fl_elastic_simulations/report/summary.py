@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,17 @@ from typing import TypeVar
 
 from fl_elastic.errors import ElasticError
 
-__all__ = ["Cut", "DeviceClass", "Method", "Point", "Results", "Speed", "read_summary"]
+__all__ = [
+    "Client",
+    "Cut",
+    "DeviceClass",
+    "GroupCost",
+    "Method",
+    "Point",
+    "Results",
+    "Speed",
+    "read_summary",
+]
 
 T = TypeVar("T")
 
@@ -60,6 +71,28 @@ class DeviceClass:
 
 
 @dataclass(frozen=True)
+class Client:
+    """What a client spent under a method, and how good the last model is for its own classes; means over seeds."""
+
+    device: str
+    examples: float | None
+    accuracy: float | None
+    rounds: float | None
+    seconds: float | None
+    uplink_bytes: float | None
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """What one tensor group costs on the measuring host."""
+
+    name: str
+    weights: int | None
+    update_seconds: float | None
+    path_seconds: float | None
+
+
+@dataclass(frozen=True)
 class Method:
     """What one method reached and spent; ``coverage`` is rounds x groups per device class.
 
@@ -80,6 +113,9 @@ class Method:
     cuts: tuple[Cut, ...] = ()
     features_found: int = 0
     features_computed: int = 0
+    clients: tuple[Client, ...] = ()
+    worst_client: float | None = None
+    tenth_percentile: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +135,10 @@ class Results:
     devices: tuple[DeviceClass, ...]
     groups: tuple[str, ...]
     methods: tuple[Method, ...]
+    labels: tuple[tuple[int, ...], ...] = ()
+    costs: tuple[GroupCost, ...] = ()
+    scenario: str = ""
+    command: str = ""
 
 
 def read_summary(summary: Mapping[str, object]) -> Results:
@@ -141,6 +181,36 @@ def read_summary(summary: Mapping[str, object]) -> Results:
         devices=_devices(root.get("devices"), methods),
         groups=_each(root.get("groups"), "groups", lambda value, where: _text(value)),
         methods=methods,
+        labels=_each(root.get("labels"), "labels", lambda row, where: _each(row, where, _index)),
+        costs=_each(root.get("group_costs"), "group_costs", _cost),
+        scenario=json.dumps(root["scenario"], indent=1) if root.get("scenario") else "",
+        command=_text(root.get("command")),
+    )
+
+
+def _cost(value: object, where: str) -> GroupCost:
+    entry = _mapping(value, where)
+    return GroupCost(
+        name=_text(entry.get("group")),
+        weights=_count(entry.get("weights"), f"{where}.weights"),
+        update_seconds=_number(entry.get("update_seconds"), f"{where}.update_seconds"),
+        path_seconds=_number(entry.get("path_seconds"), f"{where}.path_seconds"),
+    )
+
+
+def _client(value: object, where: str) -> Client:
+    entry = _mapping(value, where)
+
+    def number(key: str) -> float | None:
+        return _number(entry.get(key), f"{where}.{key}")
+
+    return Client(
+        device=_text(entry.get("device")),
+        examples=number("examples"),
+        accuracy=number("accuracy"),
+        rounds=number("rounds"),
+        seconds=number("seconds"),
+        uplink_bytes=number("uplink_bytes"),
     )
 
 
@@ -188,6 +258,9 @@ def _method(name: str, value: object) -> Method:
         cuts=_each(entry.get("cuts"), f"{where}.cuts", _cut),
         features_found=_count(entry.get("features_found"), f"{where}.features_found") or 0,
         features_computed=_count(entry.get("features_computed"), f"{where}.features_computed") or 0,
+        clients=_each(entry.get("clients"), f"{where}.clients", _client),
+        worst_client=number("worst_client"),
+        tenth_percentile=number("tenth_percentile"),
     )
 
 

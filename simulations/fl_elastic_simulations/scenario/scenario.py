@@ -335,11 +335,13 @@ def _across(file: _File) -> list[str]:
         owned = [other for other in DATASETS if DATASETS.get(other).owner is not None]
         problems.append(
             f"data.partition: {data.dataset} has no owners for a natural partition; "
-            f"{' and '.join(owned)} have"
+            f"{', '.join(owned)} have"
         )
     if data.layout == "correlated":
-        if data.partition == "iid":
-            problems.append("data.layout: a correlated layout deals dirichlet or natural, not iid")
+        if data.partition not in ("dirichlet", "natural"):
+            problems.append(
+                f"data.layout: a correlated layout deals dirichlet or natural, not {data.partition}"
+            )
         if len({device(e.device, slowdown=e.slowdown).slowdown for e in file.fleet}) == 1:
             problems.append("data.layout: correlated with speed, but all devices are equally fast")
     needed = sum(entry.count for entry in file.fleet) * data.min_examples

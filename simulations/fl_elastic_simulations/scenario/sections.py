@@ -12,7 +12,7 @@ from fl_elastic.named_models import check_model_name
 from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
 from fl_elastic_simulations.data.datasets import check_dataset_name
 from fl_elastic_simulations.data.layout import LAYOUTS
-from fl_elastic_simulations.data.partition import PARTITIONS
+from fl_elastic_simulations.data.partition import check_partition_name
 from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [
@@ -38,7 +38,7 @@ class DataSection:
     dataset : str
         A registered dataset.
     partition : str
-        ``iid``, ``dirichlet`` or ``natural``.
+        ``iid``, ``dirichlet`` or ``natural``, or ``module:callable``, see `data.own_partition.dealt`.
     alpha : float
         Of a Dirichlet partition: small is skewed.
     layout : str
@@ -52,7 +52,7 @@ class DataSection:
     """
 
     dataset: Annotated[Text, approved(check_dataset_name)]
-    partition: Annotated[Text, known_among("partition", lambda: PARTITIONS)] = "iid"
+    partition: Annotated[Text, approved(check_partition_name)] = "iid"
     alpha: Annotated[Number, Gt(0)] = 0.5
     min_examples: Count = 10
     train_limit: Count | None = None

@@ -12,7 +12,7 @@ from fl_elastic.environment import environment
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic_simulations.engine.cell import Cell, MeasuredSteps
-from fl_elastic_simulations.engine.summary import final_accuracy, summarise
+from fl_elastic_simulations.engine.summary import final_accuracy, summarise, without_curves
 from fl_elastic_simulations.scenario import Scenario
 
 SCENARIO: dict[str, Any] = {
@@ -226,3 +226,32 @@ def test_the_environment_names_versions() -> None:
     found = environment()
     assert set(found) == {"python", "machine", "fl-elastic", "torch", "flwr", "numpy", "date"}
     assert all(isinstance(value, str) and value for value in found.values())
+
+
+def test_each_client_has_what_it_spent_and_how_good_the_model_is_for_its_classes() -> None:
+    spent = {"rounds": 2, "seconds": 4.0, "uplink_bytes": 10.0, "downlink_bytes": 20.0}
+    cells = [
+        cell(
+            "full", seed, RISING, labels=[[8, 0], [1, 3], [0, 4]], classes=[(9, 10), (5, 10)],
+            clients={"0": spent},
+        )
+        for seed in (0, 1)
+    ]  # fmt: skip
+    found = summarise(scenario(), cells, GROUPS)
+    assert found["labels"] == [[8, 0], [1, 3], [0, 4]]
+    assert found["scenario"]["model"]["name"] == "digits_cnn"
+    method = found["methods"]["full"]
+    assert [row["accuracy"] for row in method["clients"]] == pytest.approx([0.9, 0.6, 0.5])
+    assert method["worst_client"] == method["tenth_percentile"] == pytest.approx(0.5)
+    assert [row["seconds"] for row in method["clients"]] == [4.0, 0.0, 0.0]
+    assert [row["examples"] for row in method["clients"]] == [8, 4, 4]
+    assert method["clients"][2]["device"] == "laptop"
+    short = without_curves(found)
+    assert "labels" not in short and "clients" not in short["methods"]["full"]
+
+
+def test_a_cell_of_before_is_still_read() -> None:
+    text = json.loads(cell("full", 0, RISING).to_json())
+    for name in ("clients", "labels", "classes"):
+        del text[name]
+    assert Cell.from_json(json.dumps(text)).classes == []

@@ -17,6 +17,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "small_resnet": [(3, 32, 32), (1, 28, 28)],
     "small_resnet_bn": [(3, 32, 32)],
     "vgg11_bn": [(3, 32, 32)],
+    "char_gru": [(80,), (20,)],
     "small_vit": [(3, 64, 64), (3, 32, 32), (1, 28, 28)],
     "har_cnn": [(6, 128)],
     "resnet8": [(3, 32, 32), (1, 28, 28)],
@@ -35,7 +36,8 @@ def test_every_registered_model_is_tested_here() -> None:
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_a_training_step_reaches_every_parameter(name: str, shape: tuple[int, ...]) -> None:
     model = build_model(name, shape, 7, seed=0)
-    outputs = model(torch.randn(3, *shape))
+    codes = torch.randint(7, (3, *shape)).float()
+    outputs = model(codes if name == "char_gru" else torch.randn(3, *shape))
     loss: Tensor = functional.cross_entropy(outputs, torch.tensor([0, 3, 6]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert outputs.shape == (3, 7)

@@ -161,15 +161,20 @@ def test_a_page_that_gets_narrow_is_drawn_anew(browser: Chrome, page: Path) -> N
     assert browser.execute_script(TOO_WIDE) == []
 
 
-def test_on_a_phone_the_table_scrolls_in_its_box_and_legends_lie_below(
-    browser: Chrome, page: Path
-) -> None:
+def test_on_a_phone_the_table_is_whole_and_legends_lie_below(browser: Chrome, page: Path) -> None:
     opened(browser, page, PHONE)
     box = browser.find_element(By.CSS_SELECTOR, ".scroll")
     inside, outside = browser.execute_script(
         "return [arguments[0].scrollWidth, arguments[0].clientWidth]", box
     )
-    assert inside > outside
+    assert inside <= outside
+    cells = box.find_elements(By.CSS_SELECTOR, "td")
+    headings = box.find_elements(By.CSS_SELECTOR, "thead th")
+    assert len(cells) >= 2 * (len(headings) - 1)
+    for cell in cells:
+        place = cell.rect
+        assert place["x"] >= 0 and place["x"] + place["width"] <= PHONE
+        assert cell.get_attribute("data-of")
     for name in ("time", "uplink", "speed"):
         plot = browser.find_element(By.ID, f"plot-{name}").rect
         legend = browser.find_element(By.CSS_SELECTOR, f"#{name} .legend").rect

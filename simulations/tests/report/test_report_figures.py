@@ -10,6 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fl_elastic_simulations.report.figures import (
+    accuracy_by_round,
     accuracy_by_time,
     accuracy_by_uplink,
     speed_bars,
@@ -33,7 +34,7 @@ def layout(figure: Any) -> Any:
 
 def lines(figure: Any) -> list[dict[str, Any]]:
     """Return the traces that are curves and not bands."""
-    return [trace for trace in drawn(figure) if "fill" not in trace]
+    return [trace for trace in drawn(figure) if "fill" not in trace and "text" not in trace]
 
 
 def test_one_line_per_method_in_its_colour(make_summary: Make) -> None:
@@ -43,6 +44,29 @@ def test_one_line_per_method_in_its_colour(make_summary: Make) -> None:
         assert [trace["line"]["color"] for trace in lines(figure)] == [
             ink(position).colour for position in range(3)
         ]
+
+
+def test_each_line_says_where_it_ends_and_close_ends_lie_apart(make_summary: Make) -> None:
+    results = read_summary(make_summary(("full", "elastic", "head"), seeds=1))
+    for figure in (accuracy_by_time(results), accuracy_by_round(results)):
+        ends = [trace for trace in drawn(figure) if "text" in trace]
+        for end, line in zip(
+            sorted(ends, key=lambda each: each["legendgroup"]), lines(figure), strict=True
+        ):
+            assert end["x"] == [line["x"][-1]] and end["text"] == [
+                f"{line['y'][-1]:.1%}".replace("%", " %")
+            ]
+            assert end["legendgroup"] == line["legendgroup"]
+    one = [{"seed": 0, "round": r, "accuracy": 0.9, "simulated_seconds": r} for r in range(2)]
+    close = read_summary({"methods": {"a": {"history": one}, "b": {"history": one}}})
+    places = {t["textposition"] for t in drawn(accuracy_by_time(close)) if "text" in t}
+    assert places == {"bottom right", "top right"}
+
+
+def test_rounds_are_an_axis_of_their_own(make_summary: Make) -> None:
+    results = read_summary(make_summary(("full",), seeds=1, rounds=4))
+    (line,) = lines(accuracy_by_round(results))
+    assert line["x"] == [0, 1, 2, 3, 4]
 
 
 def test_values_are_in_the_unit_that_the_axis_names() -> None:

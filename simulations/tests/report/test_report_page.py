@@ -126,7 +126,7 @@ def test_the_page_says_what_the_summary_says(make_summary: Make, tmp_path: Path)
     assert {"results", "time", "uplink", "coverage", "speed"} <= {
         attrs["id"] for tag, attrs in page.tags if tag == "section" and attrs["id"]
     }
-    assert page.plots() == {"plot-time", "plot-uplink", "plot-speed"}
+    assert page.plots() == {"plot-time", "plot-round", "plot-uplink", "plot-speed"}
     assert set(page.data()) - page.plots() == {f"coverage-{panel}" for panel in range(6)}
     places = [attrs["id"] for tag, attrs in page.tags if attrs.get("class") == "plot"]
     assert sorted(map(str, places)) == sorted(page.data())
@@ -152,7 +152,8 @@ def test_no_text_of_the_summary_becomes_markup(make_summary: Make, tmp_path: Pat
     assert not any(key.startswith("on") for _, attrs in after.tags for key in attrs)
     for name in ("full", "Laptop", "digits_cnn", "1.41.0", "Ten unequal devices, digits"):
         assert f"{name}{HOSTILE}" in after.text()
-    assert after.data()["plot-time"]["data"][-2]["name"].startswith("full&lt;/script&gt;")
+    named = [trace for trace in after.data()["plot-time"]["data"] if "name" in trace]
+    assert named[0]["name"].startswith("full&lt;/script&gt;")
     # Plotly reads some markup in all of its texts: none of the summary's comes through.
     for texts in (drawn_texts(after.data()), drawn_texts(before.data())):
         assert {tag for text in texts for tag in re.findall(r"<[^>]*>", text)} == PLOTLY_TAGS
@@ -194,8 +195,8 @@ def test_a_missing_part_still_gives_a_page(
     else:
         del summary[key]
     page = Page(write_page(summary, tmp_path / "report.html"))
-    assert page.count("section") == 5
-    assert len(page.plots()) == 3
+    assert page.count("section") == 6
+    assert len(page.plots()) == 4
 
 
 @pytest.mark.usefixtures("light_plotly")
@@ -203,11 +204,11 @@ def test_a_missing_part_still_gives_a_page(
     ("key", "note", "plots"),
     [
         ("history", "nothing to draw", 1),
-        ("coverage", "no coverage", 3),
-        ("devices", "nothing to draw", 2),
-        ("seconds_to_target", "not reached", 3),
-        ("final_accuracy", "\N{EN DASH}", 3),
-        ("uplink_bytes", "\N{EN DASH}", 3),
+        ("coverage", "no coverage", 4),
+        ("devices", "nothing to draw", 3),
+        ("seconds_to_target", "not reached", 4),
+        ("final_accuracy", "\N{EN DASH}", 4),
+        ("uplink_bytes", "\N{EN DASH}", 4),
     ],
 )
 def test_a_part_that_every_method_misses_is_said_to_be_missing(
@@ -359,3 +360,35 @@ def test_where_the_cut_lay_and_what_was_kept_is_said(make_summary: Make, tmp_pat
     with pytest.raises(ElasticError, match="cuts"):
         summary["methods"][name]["cuts"] = [3]
         write_page(summary, tmp_path / "bad.html")
+
+
+def with_clients(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary with what a simulation says of its clients, groups and setting."""
+    for position, method in enumerate(summary["methods"].values()):
+        method["clients"] = [
+            {
+                "client": index, "device": "pi_4b", "examples": 40 + index, "rounds": 3,
+                "accuracy": 0.9 - 0.1 * index - 0.01 * position, "seconds": 12.5,
+                "uplink_bytes": 1_500_000, "downlink_bytes": 2_000_000,
+            }
+            for index in range(3)
+        ]  # fmt: skip
+        method["worst_client"], method["tenth_percentile"] = 0.7, 0.7
+    return summary | {
+        "labels": [[5, 0, 3], [1, 1, 1], [0, 9, 0]],
+        "group_costs": [
+            {"group": "fc", "weights": 1000, "update_seconds": 0.002, "path_seconds": 0.001}
+        ],
+        "scenario": {"title": "<b>mine</b>", "seeds": [0]},
+        "command": "fl-elastic simulate mine.toml",
+    }
+
+
+def test_clients_classes_costs_and_setting_are_shown(make_summary: Make, tmp_path: Path) -> None:
+    path = write_page(with_clients(make_summary()), tmp_path / "report.html")
+    page = Page(path)
+    for said in ("Worst client", "Tenth percentile", "70.0 %", "Each client", "1.50 MB", "2.00 ms"):
+        assert said in page.text(), said
+    assert "fl-elastic simulate mine.toml" in page.text() and "<b>mine</b>" in page.text()
+    (split,) = page.data()["plot-split"]["data"]
+    assert split["z"] == [[5, 0, 3], [1, 1, 1], [0, 9, 0]]

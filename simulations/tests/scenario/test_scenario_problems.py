@@ -59,7 +59,8 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
-            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har",
+            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, femnist, gtsrb, har, "
+            "shakespeare, tinyshakespeare",
         ),
         (
             "data.partition=dirichlett",
@@ -70,7 +71,8 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         ("data.alpha='0.3'", "data.alpha: expected a number, got '0.3'"),
         (
             "data.partition=natural",
-            "data.partition: digits has no owners for a natural partition; gtsrb and har have",
+            "data.partition: digits has no owners for a natural partition; "
+            "femnist, gtsrb, har, shakespeare, tinyshakespeare have",
         ),
         (
             "data.train_limit=39",

@@ -1,0 +1,1 @@
+"""A model of transformers that classifies sentences, fine-tuned together by four nodes."""

@@ -1,0 +1,110 @@
+"""Numbers of each round for TensorBoard, MLflow, Weights & Biases, or whatever takes numbers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from fl_elastic.errors import RegistryError
+from fl_elastic.flower.round import RoundRecord
+
+__all__ = ["RoundMetrics", "round_metrics", "to_mlflow", "to_tensorboard", "to_wandb"]
+
+Log = Callable[[Mapping[str, float], int], object]
+
+
+class RoundMetrics:
+    """Hands the numbers of each round on: give it to a strategy as ``on_round``.
+
+    Training is told after each round that trains, and what clients found when they tested the model, if they do.
+
+    Parameters
+    ----------
+    log : callable
+        ``log(metrics, round)`` with numbers by name, such as ``train/loss`` and ``evaluate/accuracy``.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> metrics = RoundMetrics(lambda numbers, number: seen.append((number, sorted(numbers))))
+    >>> metrics.evaluated(3, {"accuracy": 0.5})
+    >>> seen
+    [(3, ['evaluate/accuracy'])]
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Log a round of training."""
+        if record.trains:
+            self.log(round_metrics(record), record.server_round)
+
+    def evaluated(self, server_round: int, metrics: Mapping[str, Any]) -> None:
+        """Log what clients found in testing."""
+        numbers = {
+            f"evaluate/{name}": float(value) for name, value in metrics.items() if _is(value)
+        }
+        if numbers:
+            self.log(numbers, server_round)
+
+
+def round_metrics(record: RoundRecord) -> dict[str, float]:
+    """Return the numbers of a round: clients, bytes, and the means of what all clients say, by examples."""
+    merged = record.accepted
+    found: dict[str, float] = {
+        "round/merged": len(merged),
+        "round/rejected": len(record.rejected),
+        "round/late": sum(each.staleness > 0 for each in merged),
+        "round/examples": sum(each.num_examples for each in merged),
+        "round/uplink_bytes": sum(each.uplink_bytes for each in merged),
+        "round/downlink_bytes": record.downlink_total_bytes,
+    }
+    if record.deadline is not None:
+        found["round/deadline_seconds"] = record.deadline
+    weight = found["round/examples"]
+    names = set.intersection(*(set(each.metrics) for each in merged)) if merged else set()
+    for name in sorted(names) if weight else ():
+        total = sum(each.num_examples * each.metrics[name] for each in merged)
+        found[f"train/{name.removeprefix('train-')}"] = total / weight
+    return found
+
+
+def to_tensorboard(folder: str) -> RoundMetrics:
+    """Return what writes each round into a folder that TensorBoard shows."""
+    writer = _needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
+
+    def log(metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return RoundMetrics(log)
+
+
+def to_mlflow() -> RoundMetrics:
+    """Return what logs each round to the active run of MLflow, or to a new one."""
+    mlflow = _needed("mlflow", "mlflow-skinny")
+    return RoundMetrics(lambda metrics, step: mlflow.log_metrics(dict(metrics), step=step))
+
+
+def to_wandb(run: Any = None, **settings: Any) -> RoundMetrics:
+    """Return what logs each round to a run of Weights & Biases: a given one, or one that ``init`` gives."""
+    run = _needed("wandb", "wandb").init(**settings) if run is None else run
+    # One step may come in two parts, of training and of testing.
+    return RoundMetrics(lambda metrics, step: run.log(dict(metrics), step=step))
+
+
+def _needed(module: str, package: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise RegistryError(
+            f"{package} is not installed ({error}): pip install {package}"
+        ) from None
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,126 @@
+"""Make the optimiser that trains a model, and others like it that drive other tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+
+__all__ = ["OptimizerFn", "alike", "made_by", "shadow_of"]
+
+OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)``, which gets pairs of name and parameter."""
+
+_NAMED = "named_parameters"
+_SHOWN = 3
+
+
+def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimiser of a model's trainable parameters.
+
+    Raises
+    ------
+    TrainingError
+        If ``optimizer_fn`` returns something else, an optimiser whose step needs a closure, or one that leaves out
+        parameters that are trainable: what a plan trains would not move.
+
+    Examples
+    --------
+    >>> def optimizer_fn(named_parameters):
+    ...     pairs = list(named_parameters)
+    ...     head = [pair for pair in pairs if pair[0].startswith("1.")]
+    ...     rest = [pair for pair in pairs if not pair[0].startswith("1.")]
+    ...     return torch.optim.SGD([{"params": head, "lr": 0.1}, {"params": rest}], lr=0.01)
+    >>> made = made_by(optimizer_fn, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    >>> [group["lr"] for group in made.param_groups]
+    [0.1, 0.01]
+    """
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    given: Any = named if _wants_names(optimizer_fn) else [each for _, each in named]
+    made: object = optimizer_fn(given)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TrainingError(
+            f"optimizer_fn returned {type(made).__name__}: it must return a torch.optim.Optimizer "
+            "over the parameters that it is given"
+        )
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TrainingError(
+            f"{type(made).__name__} evaluates the loss several times a step, which a plan cannot price: "
+            "use an optimiser whose step needs no closure, such as SGD or Adam"
+        )
+    driven = {id(each) for group in made.param_groups for each in group["params"]}
+    missing = [name for name, each in named if id(each) not in driven]
+    if missing:
+        few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        raise TrainingError(
+            f"{type(made).__name__} drives {'none of' if len(missing) == len(named) else 'not'} {few}: make it of "
+            "all the parameters that optimizer_fn is given, and set requires_grad=False on what shall stay as it is"
+        )
+    return made
+
+
+def _wants_names(optimizer_fn: OptimizerFn) -> bool:
+    try:
+        return next(iter(inspect.signature(optimizer_fn).parameters), "") == _NAMED
+    except (TypeError, ValueError):
+        # Something built in, which torch's own optimisers are not.
+        return False
+
+
+def shadow_of(
+    optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]
+) -> torch.optim.Optimizer:
+    """Return a copy of an optimiser, its state included, that drives other tensors in place of its own.
+
+    It has the same groups with the same settings, but none of the hooks: a schedule that hangs on them counts real
+    steps only.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Stays as it is.
+    pairs : iterable of (Tensor, Tensor)
+        A tensor that it drives, and the one in its place.
+    """
+    # A deep copy takes what it finds here for the copies, in groups and state and whatever else it keeps.
+    memo: dict[int, Any] = {id(own): other for own, other in pairs}
+    shadow = memo[id(optimizer)] = _empty(optimizer)
+    shadow.__setstate__(deepcopy(_held(optimizer), memo))
+    return shadow
+
+
+def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim.Optimizer:
+    """Return a fresh optimiser of the same kind over one weight, with the settings of its largest group."""
+    largest = max(optimizer.param_groups, key=lambda g: sum(each.numel() for each in g["params"]))
+    settings = {name: value for name, value in largest.items() if name != "param_names"}
+    fresh = _empty(optimizer)
+    fresh.__setstate__(
+        {
+            **_held(optimizer),
+            "state": defaultdict(dict),
+            "param_groups": [{**settings, "params": [weight]}],
+        }
+    )
+    return fresh
+
+
+def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    kind = type(optimizer)
+    return kind.__new__(kind)
+
+
+def _held(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what an optimiser keeps, without hooks and without the step that a schedule has put on it."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name != "step" and not name.startswith("_optimizer_")
+    }
