@@ -160,6 +160,7 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
     return ModelError(
         f"unknown model {spec!r}{hint}: give {known}a torchvision classification model"
         f"{'' if torchvision_names() else ' (torchvision is not installed)'}, or module:callable"
+        f"{'' if also else '; small models by name come with pip install fl-elastic-simulations'}"
     )
 
 
@@ -194,7 +195,7 @@ def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[],
             "or give module:callable"
         ) from None
     if name not in torchvision_names():
-        raise unknown_model(spec, [])
+        raise unknown_model(spec, MODELS.names())
     options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if name in _WITH_AUXILIARY:
         options.update(aux_logits=False, init_weights=True)

@@ -68,6 +68,7 @@ def test_all_commands_are_named_without_it() -> None:
 def test_small_models_need_it() -> None:
     ended = alone("plan", "digits_cnn", "--input", "1,8,8")
     assert ended.returncode == 1 and "unknown model 'digits_cnn'" in ended.stderr
+    assert "pip install fl-elastic-simulations" in " ".join(ended.stderr.split())
 
 
 def test_what_it_brings_is_found_by_name() -> None:
