@@ -30,7 +30,7 @@ class Products(JointRule):
     Averaging the factors of an adapter one by one errs by their covariance over the clients. This multiplies each
     client's factors as they were after its training, averages the products by the contributors' weights, and takes
     the nearest product of the model's rank, by a singular value decomposition: what FlexLoRA (Bai et al., NeurIPS
-    2024) does. The merged A has orthogonal rows, the most important one first, and the norm of the mean A. A client
+    2024) does. The merged A has orthogonal rows as long as the clients' are, the most important one first. A client
     that trained some rows of A and columns of B alone keeps the others as they were sent to it.
 
     Pairs are found by name, ``lora_A`` beside ``lora_B`` as peft calls them. Every other tensor is averaged over
@@ -63,10 +63,12 @@ class Products(JointRule):
             whole = sum(weight for _, weight in trained)
             held = [self.held(base, update, name_b, name_a) for update, _ in trained]
             weights = [weight / whole for _, weight in trained]
-            mean_a = np.asarray(sum(w * a for w, (_, a) in zip(weights, held, strict=True)))
-            rank = len(base[name_a])
+            # Of each client's rows, however many it has.
+            square = sum(
+                w * float(np.mean(np.sum(a**2, 1))) for w, (_, a) in zip(weights, held, strict=True)
+            )
             b, a = nearest_factors(
-                *sum_of_products(weights, held), rank, float(np.linalg.norm(mean_a))
+                *sum_of_products(weights, held), len(base[name_a]), float(np.sqrt(square))
             )
             merged[name_b] = b.reshape(base[name_b].shape) - base[name_b]
             merged[name_a] = a.reshape(base[name_a].shape) - base[name_a]
@@ -111,19 +113,19 @@ def sum_of_products(weights: Sequence[float], factors: Sequence[Factors]) -> Fac
     return b, np.concatenate([each for _, each in factors])
 
 
-def nearest_factors(b: _Array, a: _Array, rank: int, norm_of_a: float) -> Factors:
+def nearest_factors(b: _Array, a: _Array, rank: int, length: float) -> Factors:
     """Return factors of this rank whose product is nearest to ``b @ a``.
 
-    Rows of A are orthogonal and equally long, the most important first; together they have ``norm_of_a``, if that
-    is not zero. Directions beyond the rank of the product have rows as well, and columns of zeros in B.
+    Rows of A are orthogonal, each of this length (1 in place of 0), the most important first. Directions beyond
+    the rank of the product have rows as well, and columns of zeros in B.
 
     Examples
     --------
-    >>> b, a = nearest_factors(np.eye(3), np.diag([3.0, 2.0, 1.0]), rank=2, norm_of_a=1.0)
+    >>> b, a = nearest_factors(np.eye(3), np.diag([3.0, 2.0, 1.0]), rank=2, length=0.5)
     >>> np.abs(b @ a).round(3).tolist()
     [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
-    >>> round(float(np.linalg.norm(a)), 3)
-    1.0
+    >>> np.linalg.norm(a, axis=1).round(3).tolist()
+    [0.5, 0.5]
     """
     # The product is as large as the frozen weight: of stacks only the small middle of it is decomposed.
     left, upper = np.linalg.qr(b)
@@ -131,7 +133,7 @@ def nearest_factors(b: _Array, a: _Array, rank: int, norm_of_a: float) -> Factor
     u, singular, v = np.linalg.svd(upper @ lower.T)
     rank_there = min(rank, len(singular))
     singular = np.where(singular > _NOTHING * max(singular[0], 1e-300), singular, 0.0)[:rank_there]
-    length = norm_of_a / np.sqrt(rank) if norm_of_a else 1.0
+    length = length or 1.0
     new_b, new_a = np.zeros((len(b), rank)), np.zeros((rank, a.shape[1]))
     new_b[:, :rank_there] = left @ u[:, :rank_there] * (singular / length)
     new_a[: min(rank, len(v))] = length * (v @ right.T)[:rank]

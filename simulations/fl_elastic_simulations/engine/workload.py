@@ -52,7 +52,7 @@ def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
 def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDArray[np.int64]]:
     """Split the (possibly limited) training set over the clients."""
     data, dataset = scenario.data, scenario_dataset(scenario, data_root)
-    chosen = _limited(dataset.train_y, data.train_limit, seed)
+    chosen = _limited(dataset.labels, data.train_limit, seed)
     slowdowns = [client.device.slowdown for client in scenario.clients]
     if data.partition == "natural" and dataset.owners is None:
         raise DatasetError(f"{dataset.name} has no owners for a natural partition: give it some")
@@ -66,7 +66,7 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         return [chosen[part] for part in parts]
     if data.layout == "correlated":
         parts = correlated_labels(
-            dataset.train_y[chosen],
+            dataset.labels[chosen],
             slowdowns,
             alpha=data.alpha,
             seed=seed,
@@ -74,7 +74,7 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         )
         return [chosen[part] for part in parts]
     parts = partition_indices(
-        dataset.train_y[chosen],
+        dataset.labels[chosen],
         len(scenario.clients),
         method=data.partition,
         alpha=data.alpha,

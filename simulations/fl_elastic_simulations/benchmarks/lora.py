@@ -1,0 +1,110 @@
+"""Ways to train adapters on unequal devices: a language model, pretrained here, learns another kind of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_elastic_simulations.benchmarks.federation import bench_federation
+from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
+from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
+from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.models.pretraining import Recipe, pretrained_file, pretraining
+
+__all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora"]
+
+Table = dict[str, Any]
+
+SEEDS = (0, 1)
+"""With which every cell of the table is run."""
+BASE = "base"
+"""Row of the model before it is adapted."""
+_CUT = "block7"
+_FULL: Table = {"policy": "full"}
+
+METHODS: dict[str, Table] = {
+    # FedIT (Zhang et al., ICASSP 2024): both factors are averaged one by one.
+    REFERENCE: _FULL | {"budgeted": False, "stragglers": "wait"},
+    "dropping": _FULL | {"budgeted": False, "stragglers": "drop"},
+    "fewer steps": _FULL | {"budgeted": True},
+    "fewer steps, products": _FULL | {"budgeted": True, "rule": "products"},
+    "ffa-lora": {"peer": "ffa_lora"},
+    "flexlora-style": {"peer": "flex_lora"},
+    "flora-style": {"peer": "flora"},
+    "lisa-style": {"peer": "random_blocks"},
+    # LEGEND (2412.20004) and FedQuad (2506.01001) give each device a depth from the output that it can afford; here
+    # all adapters have one rank, and nothing is quantised.
+    "depth by budget, legend-style": {"policy": "last_k"},
+    "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},
+    "fixed cut, kept features": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}"},
+    "fl_elastic": {"policy": "elastic"},
+}
+"""By the name in the table; what is not said has the defaults of a scenario."""
+
+LORA: dict[str, FederationTask] = {
+    "plays": FederationTask(
+        title="Adapters of a language model, from documentation to plays",
+        data={
+            "dataset": "shakespeare", "partition": "natural", "min_examples": 64,
+            "train_limit": 1800, "test_limit": 128,
+        },
+        model="fl_elastic_simulations.models.language:adapted_language_model",
+        speeds=((1.0, 2), (2.0, 2), (4.0, 2), (16.0, 3)),
+        training={
+            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.002,
+        },
+        reference_rounds=5,
+        methods=METHODS,
+        # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
+        memory_bytes={16.0: 32 << 20},
+        # The slowest of those that can hold a full step are waited for.
+        deadline=0.5,
+    ),
+}  # fmt: skip
+"""By the name on the command line."""
+
+
+def bench_lora(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    tasks: Iterable[str] = (),
+    seeds: Iterable[int] = SEEDS,
+    methods: Iterable[str] = (),
+    workers: int = 1,
+    recipe: Recipe | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Run every method of every task with every seed, from weights pretrained here; finished cells are kept.
+
+    The weights are made once and kept in the user's cache, outside of the table; how good they are is a row.
+
+    Parameters
+    ----------
+    results : Results
+        The table.
+    data_root : path-like, optional
+        Where the datasets are.
+    tasks, seeds, methods, workers, tell
+        As in `fl_elastic_simulations.benchmarks.federation.bench_federation`.
+    recipe : Recipe, optional
+        By which the model is pretrained.
+
+    Raises
+    ------
+    ScenarioError
+        If a task or method is unknown.
+    """
+    recipe = recipe or Recipe()
+    weights = pretrained_file(recipe)
+    if not weights.exists() or BASE not in results.rows:
+        row = pretraining(recipe)
+        results.add(BASE, row)
+        tell(f"{BASE}: accuracy {row['accuracy']:.3f} on its own text, {row['cpu_seconds']:.0f} s")
+    among = {name: replace(task, weights=str(weights)) for name, task in LORA.items()}
+    bench_federation(
+        results, data_root,
+        among=among, tasks=tasks, seeds=seeds, methods=methods, workers=workers, tell=tell,
+    )  # fmt: skip
