@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fl_elastic_simulations.benchmarks.federation import bench_federation
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
+from fl_elastic_simulations.benchmarks.federation_summary import cells_of, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.models.pretraining import Recipe, pretrained_file, pretraining
+from fl_elastic_simulations.report.formats import bytes_text
 
-__all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora"]
+__all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora", "lora_filled", "lora_markdown"]
 
 Table = dict[str, Any]
 
@@ -53,9 +57,9 @@ LORA: dict[str, FederationTask] = {
         model="fl_elastic_simulations.models.language:adapted_language_model",
         speeds=((1.0, 2), (2.0, 2), (4.0, 2), (16.0, 3)),
         training={
-            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.002,
+            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
         },
-        reference_rounds=5,
+        reference_rounds=4,
         methods=METHODS,
         # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
         memory_bytes={16.0: 32 << 20},
@@ -108,3 +112,57 @@ def bench_lora(
         results, data_root,
         among=among, tasks=tasks, seeds=seeds, methods=methods, workers=workers, tell=tell,
     )  # fmt: skip
+
+
+def lora_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> list[str]:
+    """Return the lines of a Markdown table of a task: means over the seeds of each method.
+
+    Accuracy at the end; how many times sooner, and with how many times fewer bytes in both directions, a method
+    reaches the accuracy of waiting; bytes of the whole run; and the share of the clients' rounds that were merged.
+
+    >>> lora_markdown({}, "plays")
+    ['No cell of this table is measured yet.']
+    """
+    reference = cells_of(rows, task).get(REFERENCE, {})
+    lines = []
+    for method in METHODS:
+        cells = cells_of(rows, task).get(method, {})
+        found = sooner_than(cells, reference)
+        if found is None:
+            continue
+        seeds, reached, times, both = found
+        some = "" if reached == seeds else f" in {reached} of {seeds}"
+        sooner = f"{times:.1f}x{some} | {both:.1f}x" if reached else "never | never"
+        merged, asked = (
+            sum(cell["accepted"] + share * cell["rejected"] for cell in cells.values())
+            for share in (0, 1)
+        )
+        accuracy, sent, received = (
+            statistics.fmean(cell[name] for cell in cells.values())
+            for name in ("final_accuracy", "uplink_bytes", "downlink_bytes")
+        )
+        lines.append(
+            f"| {method} | {seeds} | {100 * accuracy:.1f} | {sooner} | {bytes_text(sent)} "
+            f"| {bytes_text(received)} | {100 * merged / asked:.0f} % |"
+        )
+    if not lines:
+        return ["No cell of this table is measured yet."]
+    return [
+        "| method | seeds | accuracy in % | sooner | fewer bytes | sent | received | merged |",
+        "| --- |" + " --- |" * 7,
+        *lines,
+    ]
+
+
+def lora_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    r"""Return a document with the table of each task between its marks.
+
+    >>> lora_filled("<!-- lora plays -->\nold\n<!-- end -->", {}).splitlines()[1]
+    'No cell of this table is measured yet.'
+    """
+
+    def table(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *lora_markdown(rows, found[2]), found[3]])
+
+    marked = rf"(<!-- lora ({'|'.join(LORA)}) -->)\n.*?(<!-- end -->)"
+    return re.sub(marked, table, text, flags=re.DOTALL)
