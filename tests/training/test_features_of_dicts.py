@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from small_models import Chosen, sgd
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.groups import tensor_groups
+from fl_elastic.groups import LossFn, tensor_groups
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
 from fl_elastic.training import ElasticTrainer, FitReport, ForwardOptions, TrainerOptions
@@ -81,10 +80,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[_Batch]]]] = 
 
 
 def fitted(
-    model: nn.Module, batches: Any, names: set[str], forward: ForwardOptions | None, epochs: int = 3
+    model: nn.Module,
+    batches: Any,
+    names: set[str],
+    forward: ForwardOptions | None,
+    epochs: int = 3,
+    loss_fn: LossFn = own_loss,
 ) -> FitReport:
     trainer = ElasticTrainer(
-        model, own_loss, sgd, budget=Budget(),
+        model, loss_fn, sgd, budget=Budget(),
         options=TrainerOptions(closed_loop=False, clock="cpu", forward=forward),
     )  # fmt: skip
     trainer.planner.policy = Chosen(names)
@@ -183,8 +187,33 @@ def test_a_mask_may_be_read_where_it_decides_nothing(factor: float, refused: str
     assert report.found == (0 if refused else 16)
 
 
-def test_a_vision_transformer_is_fine_tuned_on_kept_features(tmp_path: Path) -> None:
-    del tmp_path
+class Scaled(nn.Module):
+    """Takes one number beside its examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = torch.relu(self.first(scale * x))
+        found: Tensor = self.head(torch.relu(self.second(y)))
+        return found
+
+
+def test_a_number_beside_the_examples_belongs_to_each() -> None:
+    torch.manual_seed(0)
+    x, classes = torch.randn(4, 4), torch.arange(4) % 3
+    batches = [({"x": x, "scale": torch.tensor(each)}, classes) for each in (1.0, 2.0)]
+    model = Scaled()
+    report = fitted(
+        model, batches, {"head", "second"}, ForwardOptions(1 << 20, "fp32"), epochs=2,
+        loss_fn=nn.functional.cross_entropy,
+    ).forward  # fmt: skip
+    assert report is not None and report.refused == ""
+    assert (report.computed, report.found) == (8, 8)
+
+
+def test_a_vision_transformer_is_fine_tuned_on_kept_features() -> None:
     model = vit()
     place = next(
         name for name, _ in model.named_modules()

@@ -61,8 +61,6 @@ class FederationTask:
         What a device may use for training, by its slowdown; classes that are not there may use what they need.
     costs : str
         Task whose measured costs count, where it is not this one: the same fleet and training, run for longer.
-    deadline : float
-        Of a round: quantile of the times in which clients train and send everything, without a fifth at either end.
     """
 
     title: str
@@ -75,7 +73,6 @@ class FederationTask:
     methods: dict[str, Table] = field(default_factory=lambda: METHODS)
     memory_bytes: dict[float, int] = field(default_factory=dict)
     costs: str = ""
-    deadline: float = 0.0
 
 
 TASKS: dict[str, FederationTask] = {
@@ -217,8 +214,7 @@ def task_scenario(
 ) -> Scenario:
     """Return the scenario of a task: as many rounds as fit into the simulated time, or the reference's.
 
-    Unless the task says otherwise, the deadline of a round is the time in which the fastest class trains and sends
-    everything, as in FedEL.
+    The deadline of a round is the time in which the fastest class trains and sends everything, as in FedEL.
 
     Parameters
     ----------
@@ -239,7 +235,7 @@ def task_scenario(
         | task.training
         | {"rounds": task.reference_rounds if seconds is None else 100_000}
         | ({} if seconds is None else {"simulated_seconds": seconds, "tests": _TESTS}),
-        "deadline": {"quantile": task.deadline},
+        "deadline": {"quantile": 0.0},
         "fleet": [
             {
                 "name": f"1/{slowdown:g}" if slowdown != 1 else "1",

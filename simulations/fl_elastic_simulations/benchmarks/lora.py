@@ -52,19 +52,17 @@ LORA: dict[str, FederationTask] = {
         title="Adapters of a language model, from documentation to plays",
         data={
             "dataset": "shakespeare", "partition": "natural", "min_examples": 64,
-            "train_limit": 1800, "test_limit": 128,
+            "train_limit": 1200, "test_limit": 128,
         },
         model="fl_elastic_simulations.models.language:adapted_language_model",
-        speeds=((1.0, 2), (2.0, 2), (4.0, 2), (16.0, 3)),
+        speeds=((1.0, 2), (2.0, 1), (4.0, 1), (16.0, 2)),
         training={
             "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
         },
-        reference_rounds=4,
+        reference_rounds=3,
         methods=METHODS,
         # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
         memory_bytes={16.0: 32 << 20},
-        # The slowest of those that can hold a full step are waited for.
-        deadline=0.5,
     ),
 }  # fmt: skip
 """By the name on the command line."""

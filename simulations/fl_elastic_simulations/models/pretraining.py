@@ -76,7 +76,15 @@ def pretraining(recipe: Recipe) -> dict[str, Any]:
         Characters of text, processor seconds, and loss and accuracy on the last twentieth of the text, on which it
         was not trained.
     """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _pretraining(recipe)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _pretraining(recipe: Recipe) -> dict[str, Any]:
     text = _text()
     split = int((1 - _TEST_SHARE) * len(text))
     codes = np.frombuffer(text[:split].encode("ascii", "replace"), np.uint8).astype(np.int64)
