@@ -253,8 +253,12 @@ class SplitModel:
         """Whether each example has the same features alone and beside others whose masks end early or nowhere."""
         open_ended = map_rows(lambda t: torch.ones_like(t) if _is_mask(t) else t, inputs)
         kinds = [inputs, open_ended, map_rows(lambda t: _ending(t) if _is_mask(t) else t, inputs)]
-        apart = torch.cat([self.features(each) for each in kinds])
-        return _alike(apart, self.features(join_examples(kinds)))
+        try:
+            apart = torch.cat([self.features(each) for each in kinds])
+            return _alike(apart, self.features(join_examples(kinds)))
+        except (RuntimeError, ValueError, IndexError):
+            # As where a batch is cut to the longest of its examples.
+            return False
 
     def _last_module(self) -> tuple[str, ...]:
         return () if self.cut.at_input else (self.cut.module,)

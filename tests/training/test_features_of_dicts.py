@@ -187,6 +187,30 @@ def test_a_mask_may_be_read_where_it_decides_nothing(factor: float, refused: str
     assert report.found == (0 if refused else 16)
 
 
+class CutsToTheLongest(ReadsMasks):
+    """Looks at no place behind the last one that anybody in the batch has."""
+
+    def forward(self, x: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        longest = int(mask.sum(1).max())
+        y = torch.relu(self.first(x[:, :longest]))
+        scores = self.head(torch.relu(self.second(y)).mean(1))
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+def test_what_is_cut_to_the_longest_of_a_batch_is_not_kept() -> None:
+    torch.manual_seed(0)
+    batch = {
+        "x": torch.randn(4, 6, 4),
+        "mask": torch.ones(4, 6).long(),
+        "labels": torch.arange(4) % 3,
+    }
+    report = fitted(
+        CutsToTheLongest(1.0), [batch], {"head", "second"}, ForwardOptions(1 << 20, "fp32")
+    ).forward
+    assert report is not None and "decides by the masks" in report.refused
+    assert report.found == 0
+
+
 class Scaled(nn.Module):
     """Takes one number beside its examples."""
 
