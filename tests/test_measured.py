@@ -14,6 +14,7 @@ from documents import DOCUMENTS
 from fl_elastic.profiling import load_profile
 from fl_elastic_simulations.benchmarks.federation import cell_name
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
+from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import (
     federation_table,
     filled,
@@ -25,6 +26,8 @@ from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
 from fl_elastic_simulations.benchmarks.house import house_markdown
 from fl_elastic_simulations.benchmarks.liars import LIES
 from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
+from fl_elastic_simulations.benchmarks.lora import BASE, LORA, lora_filled
+from fl_elastic_simulations.benchmarks.lora import SEEDS as LORA_SEEDS
 from fl_elastic_simulations.benchmarks.one_device import one_device_markdown
 from fl_elastic_simulations.benchmarks.online import (
     CHOSEN_ON,
@@ -257,6 +260,19 @@ def test_the_table_across_rounds_is_exactly_the_committed_cells() -> None:
     tasks = PRETRAINED | CONVERGED
     known = {cell_name(n, m, s) for n, t in tasks.items() for m in t.methods for s in SEEDS}
     assert cells and cells <= known
+
+
+def test_the_table_of_adapters_is_exactly_the_committed_cells() -> None:
+    rows = rows_of("lora")
+    assert re.findall(r"<!-- lora (\w+) -->", MEASURED) == list(LORA)
+    assert lora_filled(MEASURED, rows) == MEASURED
+    cells = {name for name in rows if not name.startswith("summary ")}
+    known = {cell_name(n, m, s) for n, t in LORA.items() for m in t.methods for s in LORA_SEEDS}
+    assert cells <= known | {BASE}
+    said = section("Adapters on unequal devices")
+    base, before = rows[BASE], rows[cell_name("plays", REFERENCE, 0)]["curve"][0][3]
+    assert f"{percent(base['accuracy'])} % of the characters of its own kind of text" in said
+    assert f"and {percent(before)} % of the plays'" in said
 
 
 def test_what_is_said_of_rows_across_rounds_is_what_their_cells_say() -> None:

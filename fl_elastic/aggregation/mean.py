@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation.rules import RULES, AggregationRule, LinearRule, RobustRule
+from fl_elastic.aggregation.rules import RULES, AggregationRule, JointRule, LinearRule, RobustRule
 from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Manifest, PartialUpdate
@@ -102,7 +102,7 @@ class PartialMean:
     manifest : Manifest
         Of the global model.
     rule : str or AggregationRule
-        A registered name, or an object; a robust one keeps every update until `finish`.
+        A registered name, or an object; a robust or joint one keeps every update until `finish`.
     limits : Limits, optional
         What counts the server believes.
     options : MergeOptions, optional
@@ -181,6 +181,8 @@ class PartialMean:
             # How many examples it has is what a client says.
             self._kept.append((update, self.options.client_weight(1, staleness)))
         else:
+            if isinstance(self._rule, JointRule):
+                self._kept.append((update, weight))
             for addend in joined(self._addends(update, weight, probabilities or {})):
                 self._flat.add(addend)
         self._total += weight
@@ -227,7 +229,7 @@ class PartialMean:
             If ``base`` does not fit the manifest, or the sum is beyond the tensor's dtype.
         """
         self.manifest.check_weights(base)
-        combined = self._combined(self._rule) if isinstance(self._rule, RobustRule) else {}
+        combined = self._combined(base)
         # One tensor after the other: the merged deltas of the whole model would be two models more of memory.
         return {
             name: _moved(
@@ -241,13 +243,19 @@ class PartialMean:
     ) -> NDArray[np.float64] | None:
         """Return the merged delta of one tensor; None if nobody trained it."""
         summed = self._sums.get(name)
-        if summed is None:
+        if name in combined or summed is None:
             return combined.get(name)
         parameter = self.manifest.role(name) is Role.PARAMETER
         rule = self._rule if parameter and isinstance(self._rule, LinearRule) else None
         return summed.mean(self._flat.of(name), rule, self._total)
 
-    def _combined(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
+    def _combined(self, base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """Return the deltas by a rule that looks at all updates of the round."""
+        if isinstance(self._rule, JointRule):
+            return self._rule.together(base, self._kept)
+        return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
+
+    def _robust(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
         """Return the deltas by a rule that looks at all of them, of the tensors that have a quorum."""
         bad = self.options.bad_of(len(self._kept))
         trainers = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 
-__all__ = ["RULES", "AggregationRule", "Amount", "LinearRule", "RobustRule"]
+__all__ = ["RULES", "AggregationRule", "Amount", "JointRule", "LinearRule", "RobustRule"]
 
 Amount = float | NDArray[np.float64]
 """A sum of weights: one number, or one per element where clients trained parts of a tensor."""
@@ -21,8 +21,8 @@ Amount = float | NDArray[np.float64]
 class AggregationRule:
     """Merges the deltas of each tensor.
 
-    Derive from `LinearRule` or `RobustRule`. A linear rule merges parameters; running statistics are then averaged
-    over those who updated them. A robust rule merges both.
+    Derive from `LinearRule`, `JointRule` or `RobustRule`. A linear rule merges parameters; running statistics are
+    then averaged over those who updated them. A robust rule merges both.
     """
 
     def weight(self, examples: float, probability: float) -> float:
@@ -52,6 +52,27 @@ class LinearRule(AggregationRule, ABC):
             Sum of the deltas' weights; an array where clients trained parts of the tensor.
         total : float
             Sum of the weights of all clients of the round, as if each had trained the tensor for certain.
+        """
+
+
+class JointRule(LinearRule, ABC):
+    """Merges some tensors together, such as the factors of a product, and all others as a linear rule does.
+
+    Every update of the round is kept until its end: memory grows with the number of clients.
+    """
+
+    @abstractmethod
+    def together(
+        self, base: Mapping[str, NDArray[Any]], updates: Sequence[tuple[PartialUpdate, float]]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return the merged deltas of those tensors.
+
+        Parameters
+        ----------
+        base : dict of str to ndarray
+            The model that the deltas start from; not to be modified.
+        updates : sequence of (PartialUpdate, float)
+            Of the round, each with its client's weight.
         """
 
 

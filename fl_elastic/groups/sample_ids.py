@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups.examples import count_examples, entries
 
 __all__ = ["SampleId", "sample_ids"]
 
 SampleId: TypeAlias = tuple[int, int]
 
+_STEP = 0x2545F4914F6CDD1D
 
-def sample_ids(inputs: Tensor) -> list[SampleId]:
+
+def sample_ids(inputs: Any) -> list[SampleId]:
     """Return what identifies each prepared input: 128 bits of a hash of its content, shape and type.
+
+    Of a dict, tuple or list every entry counts, with its name: tokens under another attention mask are another
+    example, and so are those beside something else that all examples of a batch share.
 
     An example that augmentation has changed is another one, so stale features are never found, and an
     augmentation with few variants per example needs no further key. Multilinear hashing (Carter and Wegman,
@@ -24,15 +32,55 @@ def sample_ids(inputs: Tensor) -> list[SampleId]:
 
     Parameters
     ----------
-    inputs : Tensor
-        Shape (B, ...).
+    inputs : Tensor, or a dict, tuple or list of them
+        Shape (B, ...); a tensor of another length, a number, text or None belongs to all examples.
+
+    Raises
+    ------
+    ModelError
+        If an entry is something else, or there is no tensor with a row per example.
 
     Examples
     --------
     >>> first, second, third = sample_ids(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]))
     >>> first == third, first == second
     (True, False)
+    >>> tokens, mask = torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> first, second = sample_ids({"tokens": tokens, "mask": mask})
+    >>> first == second
+    False
     """
+    if isinstance(inputs, Tensor):
+        hashes = _hashes(inputs, "")
+    else:
+        count = count_examples(inputs)
+        hashes = [torch.zeros(count, dtype=torch.int64) for _ in range(2)]
+        for path, entry in entries(inputs):
+            own = _hashes_of(entry, path, count)
+            # A polynomial in an odd number; high bits are brought down, as multiplication carries upwards only.
+            hashes = [
+                before * _STEP + (each ^ (each >> 32))
+                for before, each in zip(hashes, own, strict=True)
+            ]
+    return list(zip(*(each.tolist() for each in hashes), strict=True))
+
+
+def _hashes_of(entry: Any, path: str, count: int) -> list[Tensor]:
+    """Return two numbers per example for one entry of a batch."""
+    if isinstance(entry, Tensor):
+        if entry.dim() and len(entry) == count:
+            return _hashes(entry, path)
+        return [each.expand(count) for each in _hashes(entry.reshape(1, *entry.shape), path)]
+    if entry is None or isinstance(entry, (bool, int, float, str)):
+        return [torch.tensor(each).expand(count) for each in _kind(f"{path}={entry!r}")]
+    raise ModelError(
+        f"the inputs hold a {type(entry).__name__}{' at ' + path if path else ''}, so that examples cannot be told "
+        "apart: give tensors, numbers or text"
+    )
+
+
+def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
+    """Return two numbers per row of a tensor."""
     rows = inputs.detach().cpu()
     if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
         rows = rows.permute(0, 2, 3, 1)
@@ -43,18 +91,17 @@ def sample_ids(inputs: Tensor) -> list[SampleId]:
     # Multiplication carries upwards only: without this, high bits would not reach the low ones.
     words = words ^ (words >> 32)
     # The same numbers in another shape, or padded with zeros, are another example.
-    kind = _kind(str(rows.dtype), tuple(rows.shape[1:]))
-    hashes = [
-        ((words * multipliers).sum(1) + start).tolist()
+    kind = _kind(f"{path}{rows.dtype}{tuple(rows.shape[1:])}")
+    return [
+        (words * multipliers).sum(1) + start
         for multipliers, start in zip(_multipliers(words.shape[1]), kind, strict=True)
     ]
-    return list(zip(*hashes, strict=True))
 
 
 @cache
-def _kind(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return two numbers that tell type and shape."""
-    digest = hashlib.blake2b(f"{dtype}{shape}".encode(), digest_size=16).digest()
+def _kind(text: str) -> tuple[int, int]:
+    """Return two numbers that tell one kind of entry from another, such as its name, type and shape."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     first, second = (int.from_bytes(digest[i : i + 8], "big", signed=True) for i in (0, 8))
     return first, second
 

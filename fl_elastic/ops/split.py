@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
+from fl_elastic.groups.examples import count_examples, join_examples, map_rows, take_examples
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
@@ -207,35 +208,57 @@ class SplitModel:
             self._solid = True
             return self.outputs(inputs, features)
 
-    def check_constant(self, inputs: Tensor) -> tuple[int, ...]:
+    def check_constant(self, inputs: Any) -> tuple[int, ...]:
         """Return the shape of an example's features, if they depend on this example alone, whenever computed.
 
         Raises ModelError if they do not.
 
         In the modes in which the two parts run: a dropout that is no module, or follows the mode of a module that
-        reaches past the cut, is still on there.
+        reaches past the cut, is still on there. Models may look at a mask of ones and zeros, as those that attend
+        to everything do without one: then features are compared beside examples that are masked and that are not.
         """
         place = f"what lies below {self.cut.module!r}"
         chances = Chances.now()
-        with watched() as seen:
-            whole = self.features(inputs.as_subclass(Watched)).as_subclass(Tensor)
+        whole, read = self._watched(inputs, lambda tensor: True)
         if chances.moved():
             raise ModelError(f"{place} draws random numbers, as a functional dropout does")
-        if seen.read:
+        if read and self._watched(inputs, lambda tensor: not _is_mask(tensor))[1]:
             raise ModelError(f"{place} decides by the values of the whole batch")
         if not whole.is_floating_point():
             raise ModelError(f"{place} ends in numbers of type {whole.dtype}")
-        if len(whole) != len(inputs):
-            raise ModelError(f"{place} ends in {len(whole)} rows for {len(inputs)} examples")
-        if len(inputs) > 1:
-            half = len(inputs) // 2
-            apart, together = self.features(inputs[:half]), whole[:half]
+        count = count_examples(inputs)
+        if len(whole) != count:
+            raise ModelError(f"{place} ends in {len(whole)} rows for {count} examples")
+        if count > 1:
+            half = count // 2
+            apart, together = self.features(take_examples(inputs, slice(half))), whole[:half]
         else:
-            others = torch.cat([inputs, inputs.roll(1, -1)])
+            others = map_rows(lambda tensor: torch.cat([tensor, tensor.roll(1, -1)]), inputs)
             apart, together = self.features(others)[:1], whole
         if not _alike(together, apart):
             raise ModelError(f"{place} mixes the examples of a batch, as batch statistics do")
+        if read and not self._alike_beside_others(inputs):
+            raise ModelError(f"{place} decides by the masks of the whole batch")
         return tuple(whole.shape[1:])
+
+    def _watched(self, inputs: Any, which: Callable[[Tensor], bool]) -> tuple[Tensor, bool]:
+        """Return the features, and whether values of such inputs were read on the way."""
+        with watched() as seen:
+            given = map_tensors(
+                lambda tensor: tensor.as_subclass(Watched) if which(tensor) else tensor, inputs
+            )
+            return self.features(given).as_subclass(Tensor), seen.read
+
+    def _alike_beside_others(self, inputs: Any) -> bool:
+        """Whether each example has the same features alone and beside others whose masks end early or nowhere."""
+        open_ended = map_rows(lambda t: torch.ones_like(t) if _is_mask(t) else t, inputs)
+        kinds = [inputs, open_ended, map_rows(lambda t: _ending(t) if _is_mask(t) else t, inputs)]
+        try:
+            apart = torch.cat([self.features(each) for each in kinds])
+            return _alike(apart, self.features(join_examples(kinds)))
+        except (RuntimeError, ValueError, IndexError):
+            # As where a batch is cut to the longest of its examples.
+            return False
 
     def _last_module(self) -> tuple[str, ...]:
         return () if self.cut.at_input else (self.cut.module,)
@@ -291,6 +314,20 @@ class _Reached(Exception):
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
         self.tensor = tensor
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether this may be a mask: whole numbers, all of them 0 or 1, with a place for each part of an example."""
+    plain = tensor.as_subclass(Tensor)
+    whole = not plain.is_floating_point() and not plain.is_complex() and plain.dim() > 1
+    return whole and bool(((plain == 0) | (plain == 1)).all())
+
+
+def _ending(mask: Tensor) -> Tensor:
+    """Return the mask with zeros in the second half of its last axis."""
+    ended = mask.clone()
+    ended[..., (mask.shape[-1] + 1) // 2 :] = 0
+    return ended
 
 
 def _alike(whole: Any, parts: Any) -> bool:

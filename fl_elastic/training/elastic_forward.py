@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import channels_last, refusing_misfits, split_batch
+from fl_elastic.groups.examples import count_examples, layout_of, take_examples
+from fl_elastic.groups.forward import batch_shape, channels_last, refusing_misfits, split_batch
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
@@ -146,6 +148,8 @@ class ElasticForward:
         self._clock = clock
         self._checked: dict[tuple[str, bool], bool] = {}
         self._shapes: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._layout: tuple[tuple[str, str], ...] = ()
+        self._device = model_device(model)
         self._split: SplitModel | None = None
         self._whole = False
         self._cut = ""
@@ -290,9 +294,6 @@ class ElasticForward:
     def _open_store(self, split: SplitModel, cut: Cut, inputs: Any) -> None:
         if self._store is None:
             return
-        if not isinstance(inputs, Tensor):
-            self._give_up("the inputs are not one tensor, so that examples cannot be told apart")
-            return
         place = cut.module, cut.at_input
         first = place not in self._shapes
         prefix = fingerprint(
@@ -300,8 +301,10 @@ class ElasticForward:
         )
         try:
             if first:
+                sample_ids(inputs)
                 with untouched(self._model), torch.no_grad():
                     self._shapes[place] = _on_few(split.check_constant, inputs)
+                self._layout = layout_of(inputs)
             self._store.prepare(prefix, self._shapes[place], self._examples)
             self._locked = cut.groups_above
         except (BudgetError, ModelError) as error:
@@ -311,7 +314,7 @@ class ElasticForward:
             with untouched(self._model):
                 self._drop_what_is_not_so(self._store, split, inputs)
 
-    def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Tensor) -> None:
+    def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
         """Wipe what an earlier process kept unless it is what comes out now.
 
         The digest of the weights does not see the model's code: another activation, another way through it.
@@ -319,8 +322,8 @@ class ElasticForward:
         known, stored = store.read(sample_ids(inputs))
         if not known:
             return
-        stored = stored[:_FEW].to(inputs.device)
-        now = split.features(inputs[known[:_FEW]])
+        now = split.features(take_examples(inputs, known[:_FEW]))
+        stored = stored[:_FEW].to(now.device)
         error, greatest = ((each.float().abs().amax()) for each in (now - stored, now))
         tolerance = max(2 * FeatureCodec(self.options.precision, (1,)).tolerance, _rounding(now))
         if error <= tolerance * greatest:
@@ -341,8 +344,9 @@ class ElasticForward:
         self._store = None
 
     def _features(self, split: SplitModel, inputs: Any) -> Tensor:
-        if self._store is None:
-            self._computed += _count(inputs)
+        # Which tensors have a row per example was proved for one layout.
+        if self._store is None or layout_of(inputs) != self._layout:
+            self._computed += (batch_shape((inputs, None)) or (1,))[0]
             return split.features(inputs)
         ids = sample_ids(inputs)
         self._meetings += len(ids)
@@ -368,19 +372,15 @@ class ElasticForward:
                     f"{self.options.precision}: keep them as fp32, or scale the inputs"
                 )
             return features
-        stored = stored.to(inputs.device)
+        stored = stored.to(self._device)
         if not missing:
             return self._laid_out(stored)
-        computed = split.features(inputs[missing])
+        computed = split.features(take_examples(inputs, missing))
         self._store.store([ids[index] for index in missing], computed)
         whole = computed.new_empty(len(ids), *computed.shape[1:])
         whole[known] = stored
         whole[missing] = computed
         return self._laid_out(whole)
-
-
-def _count(inputs: Any) -> int:
-    return len(inputs) if isinstance(inputs, Tensor) else 1
 
 
 def _rounding(features: Tensor) -> float:
@@ -393,9 +393,9 @@ def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
 
     Every fit pays for it: with features that are kept, checks of whole batches took as long as a round's steps.
     """
-    if isinstance(inputs, Tensor) and len(inputs) > _FEW:
-        try:
-            return check(inputs[:_FEW])
-        except ModelError:
-            pass
+    try:
+        if count_examples(inputs) > _FEW:
+            return check(take_examples(inputs, slice(_FEW)))
+    except ModelError:
+        pass
     return check(inputs)

@@ -154,6 +154,33 @@ def test_averaging_both_factors_errs_by_their_covariance() -> None:
         assert float(covariance.norm() / exact.norm()) > 1e-4
 
 
+def test_factors_may_be_merged_by_their_products() -> None:
+    """Nearer to the mean of the products than factors that are averaged one by one, through a whole round."""
+    start = by_hand(3, last_blocks(4), adapted())
+
+    def clients() -> dict[int, ElasticClient]:
+        return {
+            node: ElasticClient(
+                copy.deepcopy(start), tokens(node, BATCHES[node]), [], budget=Budget(), policy="full",
+                optimizer_fn=sgd,
+            )
+            for node in DEPTHS
+        }  # fmt: skip
+
+    ends = {n: by_hand(n, last_blocks(4), start) for n in DEPTHS}
+    apart = loaded(federated(clients(), start)[0], start)
+    together = loaded(federated(clients(), start, rule="products")[0], start)
+    whole = sum(BATCHES.values())
+    for block in range(4):
+        exact = sum(BATCHES[n] * products(ends[n])[block] for n in DEPTHS) / whole
+        assert isinstance(exact, torch.Tensor)
+        u, singular, v = torch.linalg.svd(exact)
+        nearest = u[:, :2] * singular[:2] @ v[:2]
+        assert alike(products(together)[block], nearest)
+        errors = [float((products(each)[block] - exact).norm()) for each in (together, apart)]
+        assert errors[0] < errors[1]
+
+
 def test_memory_budgets_give_unequal_depths() -> None:
     """A policy takes the adapters that fit: what a step keeps grows with depth, base and all."""
     profile = estimate_profile(adapted(), LOSS, tokens(1)[0], optimizer_fn=sgd)

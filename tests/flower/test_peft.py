@@ -200,6 +200,31 @@ def test_the_fleet_can_cut_between_the_blocks_of_a_language_model(tmp_path: Path
         assert client.report.forward.found > 0 and client.report.forward.computed == 0
 
 
+def test_clients_keep_features_of_batches_that_are_dicts(tmp_path: Path) -> None:
+    place = "base_model.model.transformer.h.1"
+    clients: list[ElasticClient] = []
+
+    def client_of(node: int) -> ElasticClient:
+        batches = [
+            {"input_ids": each, "attention_mask": torch.ones_like(each), "labels": each}
+            for each, _ in texts(node)
+        ]
+        clients.append(
+            ElasticClient(
+                gpt2().model, batches, [], budget=Budget(), policy="full", optimizer_fn=sgd,
+                state_dir=tmp_path / str(node),
+            )
+        )  # fmt: skip
+        return clients[-1]
+
+    apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
+    strategy = PartialUpdates(quiet(nodes=3), terms=RoundTerms(cut=f"fixed:{place}"))
+    run(strategy, apps, initial_arrays(gpt2().model), 2)
+    for client in clients[-3:]:
+        assert client.report is not None and client.report.forward is not None
+        assert client.report.forward.found > 0 and client.report.forward.computed == 0
+
+
 def test_what_was_trained_is_exported_in_pefts_own_format(tmp_path: Path) -> None:
     clients = {
         node: ElasticClient(

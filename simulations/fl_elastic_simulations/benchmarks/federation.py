@@ -210,6 +210,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "simulated_seconds": last["simulated_seconds"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],
+        "accepted": cell.accepted,
         "rejected": cell.rejected,
         "client_seconds": cell.client_seconds,
         "choosing_seconds": cell.choosing_seconds,

@@ -196,6 +196,28 @@ def across_rounds(
     _show(results, as_json, prefix="summary ")
 
 
+@bench.command()
+def lora(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+    seed: _Seed = None,
+    method: _Method = None,
+) -> None:
+    """Train adapters of a language model on unequal devices in every way, from weights pretrained here."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.lora import SEEDS, bench_lora
+
+    results = Results(output or _FOLDER / "lora.json", fresh=fresh)
+    bench_lora(
+        results, data_root,
+        seeds=seed or SEEDS, methods=method or (), workers=workers, tell=Console(stderr=True).print,
+    )  # fmt: skip
+    _show(results, as_json, prefix="summary ")
+
+
 @bench.command("stream-federation")
 def stream_federation(
     output: _Output = None,

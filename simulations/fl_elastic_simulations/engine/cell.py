@@ -78,8 +78,8 @@ class Cell:
         Device class to rounds x groups, the share of its clients that trained the group.
     steps : list of MeasuredSteps
         What the steps of each client in each round took.
-    rejected : int
-        Updates that the server left out.
+    accepted, rejected : int
+        Updates that the server merged, and left out.
     scenario : str
         Which scenario it belongs to, so that a run is not continued with results of another.
     spent : dict
@@ -114,9 +114,13 @@ class Cell:
     cuts: list[tuple[float, str]] = field(default_factory=list)
     features_found: int = 0
     features_computed: int = 0
+<<<<<<< HEAD
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
     labels: list[list[int]] = field(default_factory=list)
     classes: list[tuple[int, int]] = field(default_factory=list)
+=======
+    accepted: int = 0
+>>>>>>> hA
 
     @property
     def simulated_seconds(self) -> float:
@@ -209,6 +213,7 @@ class Cell:
         self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
+        self.accepted += len(done)
         self.rejected += rejected
         self.features_found += sum(each.features_found for each in done)
         self.features_computed += sum(each.features_computed for each in done)

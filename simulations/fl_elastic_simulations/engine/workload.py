@@ -53,7 +53,7 @@ def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
 def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDArray[np.int64]]:
     """Split the (possibly limited) training set over the clients."""
     data, dataset = scenario.data, scenario_dataset(scenario, data_root)
-    chosen = _limited(dataset.train_y, data.train_limit, seed)
+    chosen = _limited(dataset.labels, data.train_limit, seed)
     slowdowns = [client.device.slowdown for client in scenario.clients]
     if data.partition == "natural" and dataset.owners is None:
         raise DatasetError(f"{dataset.name} has no owners for a natural partition: give it some")
@@ -67,13 +67,14 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         return [chosen[part] for part in parts]
     if data.layout == "correlated":
         parts = correlated_labels(
-            dataset.train_y[chosen],
+            dataset.labels[chosen],
             slowdowns,
             alpha=data.alpha,
             seed=seed,
             min_examples=data.min_examples,
         )
         return [chosen[part] for part in parts]
+<<<<<<< HEAD
     split: Callable[..., list[Indices]] = partition_indices
     if data.partition not in PARTITIONS:
         # Few scenarios have one of their own.
@@ -82,6 +83,10 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         split = dealt
     parts = split(
         dataset.train_y[chosen],
+=======
+    parts = partition_indices(
+        dataset.labels[chosen],
+>>>>>>> hA
         len(scenario.clients),
         method=data.partition,
         alpha=data.alpha,

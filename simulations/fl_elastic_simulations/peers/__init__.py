@@ -4,9 +4,13 @@ from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Pee
 from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.fedpart import FedPart
+from fl_elastic_simulations.peers.ffa_lora import FfaLora
+from fl_elastic_simulations.peers.flex_lora import FlexLora
+from fl_elastic_simulations.peers.flora import Flora
 from fl_elastic_simulations.peers.full_steps import FullSteps
 from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.published_selection import published_selection
+from fl_elastic_simulations.peers.random_blocks import RandomBlocks
 from fl_elastic_simulations.peers.random_layers import RandomLayers
 from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
@@ -14,12 +18,16 @@ __all__ = [
     "PEERS",
     "FedEl",
     "FedPart",
+    "FfaLora",
+    "FlexLora",
+    "Flora",
     "FullSteps",
     "HeteroFl",
     "LocalResult",
     "LocalTask",
     "Peer",
     "PublishedElasticTrainer",
+    "RandomBlocks",
     "RandomLayers",
     "TimelyFl",
     "published_selection",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.profiling import CostProfile
@@ -127,8 +128,8 @@ class Peer(ABC):
     ----------
     name : str
         As registered.
-    rule : {"contributors", "all"}
-        Aggregation rule of its paper.
+    rule : str or AggregationRule
+        Of its paper: a registered name, or an object without a state of its own.
     weighting : {"examples", "uniform"}
         Whether its paper weighs clients by their data.
     needs_costs : bool
@@ -136,7 +137,7 @@ class Peer(ABC):
     """
 
     name: ClassVar[str] = ""
-    rule: ClassVar[Literal["contributors", "all"]] = "contributors"
+    rule: ClassVar[str | AggregationRule] = "contributors"
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
 

@@ -80,7 +80,7 @@ def test_costs_add_up_over_rounds() -> None:
 
 def test_rejected_clients_got_the_model_and_are_counted() -> None:
     cell = trained(done(2), rejected=2)
-    assert cell.rejected == 2
+    assert (cell.accepted, cell.rejected) == (1, 2)
     assert cell.rows()[1]["downlink_bytes"] == 12_000_000
     assert cell.rows()[1]["uplink_bytes"] == 1_000_000
 

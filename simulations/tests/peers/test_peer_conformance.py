@@ -16,6 +16,7 @@ from peer_tasks import known_costs, task_of, weights
 from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
 from torch import nn
 
+from fl_elastic.aggregation import RULES
 from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest
@@ -69,13 +70,14 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 def test_the_published_methods_are_all_there() -> None:
     assert PEERS.names() == [
-        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "full_steps", "heterofl",
-        "random_layers", "timelyfl",
+        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "ffa_lora", "flex_lora", "flora",
+        "full_steps", "heterofl", "random_blocks", "random_layers", "timelyfl",
     ]  # fmt: skip
     for name in PEERS.names():
         peer = PEERS.make(name)
         assert peer.name == name
-        assert peer.rule in ("contributors", "all") and peer.weighting in ("examples", "uniform")
+        RULES.check(peer.rule)
+        assert peer.weighting in ("examples", "uniform")
     with pytest.raises(RegistryError, match="did you mean 'fedel'"):
         PEERS.make("fedell")
 

@@ -1,0 +1,121 @@
+"""Inputs of a batch in any form, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_elastic.errors import ModelError
+
+__all__ = ["count_examples", "entries", "join_examples", "layout_of", "map_rows", "take_examples"]
+
+
+def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every entry of nested dicts, tuples and lists with its path; anything else is one entry without a path.
+
+    Examples
+    --------
+    >>> [path for path, _ in entries({"pixels": 1, "sizes": (2, 3)})]
+    ['.pixels', '.sizes.0', '.sizes.1']
+    """
+    if isinstance(inputs, Mapping):
+        for name, value in inputs.items():
+            yield from entries(value, f"{path}.{name}")
+    elif isinstance(inputs, (tuple, list)):
+        for place, value in enumerate(inputs):
+            yield from entries(value, f"{path}.{place}")
+    else:
+        yield path, inputs
+
+
+def count_examples(inputs: Any) -> int:
+    """Return how many examples there are: the length of the first tensor.
+
+    Raises
+    ------
+    ModelError
+        If there is no tensor with rows.
+
+    Examples
+    --------
+    >>> count_examples({"tokens": torch.zeros(4, 9), "use_cache": False})
+    4
+    """
+    for _, entry in entries(inputs):
+        if isinstance(entry, Tensor) and entry.dim():
+            return len(entry)
+    raise ModelError("the inputs hold no tensor with a row per example: give one")
+
+
+def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:
+    """Return of which entries the inputs are made, and which of them have a row per example.
+
+    Examples
+    --------
+    >>> layout_of({"tokens": torch.zeros(4, 9), "positions": torch.zeros(1, 9), "use_cache": False})
+    (('.tokens', 'rows'), ('.positions', 'shared'), ('.use_cache', 'bool'))
+    """
+    found = list(entries(inputs))
+    first = next((each for _, each in found if isinstance(each, Tensor) and each.dim()), None)
+    return tuple((path, _kind_of(each, first)) for path, each in found)
+
+
+def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
+    """Apply ``change`` to every tensor that has a row per example; what all examples share stays.
+
+    Examples
+    --------
+    >>> map_rows(lambda rows: rows[:1], (torch.zeros(4, 2), torch.tensor(3.0)))
+    (tensor([[0., 0.]]), tensor(3.))
+    """
+    count = count_examples(inputs)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value) if value.dim() and len(value) == count else value
+        if isinstance(value, Mapping):
+            return {name: changed(each) for name, each in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(changed, value))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(changed, value))
+        return value
+
+    return changed(inputs)
+
+
+def take_examples(inputs: Any, rows: slice | list[int]) -> Any:
+    """Return the inputs of some of the examples.
+
+    Examples
+    --------
+    >>> take_examples({"tokens": torch.arange(4), "use_cache": False}, [1, 3])
+    {'tokens': tensor([1, 3]), 'use_cache': False}
+    """
+    return map_rows(lambda tensor: tensor[rows], inputs)
+
+
+def join_examples(parts: Sequence[Any]) -> Any:
+    """Return the inputs of several batches of the same layout as one; what all examples share is the first one's.
+
+    Examples
+    --------
+    >>> join_examples([{"tokens": torch.zeros(2, 3)}, {"tokens": torch.ones(1, 3)}])["tokens"].shape
+    torch.Size([3, 3])
+    """
+    rows: list[list[Tensor]] = []
+    for part in parts:
+        own: list[Tensor] = []
+        map_rows(lambda tensor, own=own: own.append(tensor) or tensor, part)  # type: ignore[misc]
+        rows.append(own)
+    joined = iter([torch.cat(each) for each in zip(*rows, strict=True)])
+    return map_rows(lambda _: next(joined), parts[0])
+
+
+def _kind_of(entry: Any, first: Tensor | None) -> str:
+    if not isinstance(entry, Tensor):
+        return type(entry).__name__
+    return "rows" if first is not None and entry.dim() and len(entry) == len(first) else "shared"
