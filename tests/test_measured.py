@@ -348,8 +348,8 @@ def said_of_converged_waiting() -> str:
     (_, here, time, both), (_, there, full_time, full_both) = [each for each in found if each]
     assert here == there == len(waiting) == 1
     return (
-        f"Waiting for the slowest ends at {100 * waiting[0]['final_accuracy']:.1f} % when it has converged. A head in "
-        f"closed form, features kept below a cut and training above it are there {time:.0f} times sooner, with "
+        f"Waiting for the slowest ends at {100 * waiting[0]['final_accuracy']:.1f} % when it has converged. A head "
+        f"in closed form, features kept below a cut and training above it are there {time:.0f} times sooner, with "
         f"{both:.0f} times fewer bytes; full steps under the same head {full_time:.0f} times sooner, with "
         f"{full_both:.0f} times fewer."
     )

@@ -51,7 +51,7 @@ LORA: dict[str, FederationTask] = {
     "plays": FederationTask(
         title="Adapters of a language model, from documentation to plays",
         data={
-            "dataset": "shakespeare", "partition": "natural", "min_examples": 64,
+            "dataset": "plays", "partition": "natural", "min_examples": 64,
             "train_limit": 1200, "test_limit": 128,
         },
         model="fl_elastic_simulations.models.language:adapted_language_model",

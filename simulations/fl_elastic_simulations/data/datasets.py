@@ -126,15 +126,9 @@ def load_dataset(
     Parameters
     ----------
     name : str
-<<<<<<< HEAD
         A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
-        ``femnist``, ``gtsrb``, ``har``, ``shakespeare`` or ``tinyshakespeare``), or ``module:callable``: a
-        function that returns a `Dataset`, of the data root or of nothing.
-=======
-        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cub50``, ``gtsrb``,
-        ``har`` or ``shakespeare``), or ``module:callable``: a function that returns a `Dataset`, of the data root
-        or of nothing.
->>>>>>> hA
+        ``femnist``, ``gtsrb``, ``har``, ``plays``, ``shakespeare`` or ``tinyshakespeare``), or ``module:callable``:
+        a function that returns a `Dataset`, of the data root or of nothing.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
     image_size : int, optional
@@ -401,7 +395,7 @@ def _har(root: Path) -> Dataset:
     )
 
 
-def _shakespeare(root: Path) -> Dataset:
+def _plays(root: Path) -> Dataset:
     """Characters of Shakespeare's plays in windows of 64, each with the one after it; owner: the role.
 
     See :func:`~fl_elastic_simulations.data.plays.role_windows`. The last tenth of what each role says is the test.
@@ -409,7 +403,7 @@ def _shakespeare(root: Path) -> Dataset:
     windows = role_windows(root / "tinyshakespeare" / "input.txt")
     train, test = ~windows.late, windows.late
     return Dataset(
-        "shakespeare",
+        "plays",
         windows.x[train],  # type: ignore[arg-type]
         windows.y[train],
         windows.x[test],  # type: ignore[arg-type]
@@ -445,10 +439,7 @@ DATASETS.register("cifar100")(DatasetKind(_cifar100))
 DATASETS.register("cub50")(DatasetKind(_cub50))
 DATASETS.register("gtsrb")(DatasetKind(_gtsrb, owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_har, owner="person"))
-<<<<<<< HEAD
 DATASETS.register("femnist")(DatasetKind(_by_owner("femnist"), owner="writer"))
 DATASETS.register("shakespeare")(DatasetKind(_by_owner("shakespeare"), owner="role"))
 DATASETS.register("tinyshakespeare")(DatasetKind(_by_owner("tinyshakespeare"), owner="role"))
-=======
-DATASETS.register("shakespeare")(DatasetKind(_shakespeare, owner="role"))
->>>>>>> hA
+DATASETS.register("plays")(DatasetKind(_plays, owner="role"))

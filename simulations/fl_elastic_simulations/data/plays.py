@@ -57,7 +57,7 @@ def role_windows(path: Path) -> RoleWindows:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise DatasetError(
-            f"shakespeare: no file {path} ({error.strerror}): give the folder that holds "
+            f"plays: no file {path} ({error.strerror}): give the folder that holds "
             f"{path.parent.name}/{path.name} with --data-root or FL_ELASTIC_DATA_ROOT"
         ) from None
     said: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ def role_windows(path: Path) -> RoleWindows:
     parts = {role: windows for role, windows in parts.items() if len(windows) >= _FEWEST}
     if not parts:
         raise DatasetError(
-            f"shakespeare: {path} holds no role that says {_FEWEST * LENGTH} characters: is it that text?"
+            f"plays: {path} holds no role that says {_FEWEST * LENGTH} characters: is it that text?"
         )
     whole = np.concatenate(list(parts.values()))
     late = [

@@ -114,13 +114,10 @@ class Cell:
     cuts: list[tuple[float, str]] = field(default_factory=list)
     features_found: int = 0
     features_computed: int = 0
-<<<<<<< HEAD
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
     labels: list[list[int]] = field(default_factory=list)
     classes: list[tuple[int, int]] = field(default_factory=list)
-=======
     accepted: int = 0
->>>>>>> hA
 
     @property
     def simulated_seconds(self) -> float:

@@ -229,26 +229,21 @@ def _evaluation(
 
     def test(weights: Weights) -> tuple[float, float]:
         load_weights(model, manifest, weights)
-<<<<<<< HEAD
         counted = Counter[tuple[int, bool]]()
 
         def count(outputs: Any, targets: Any) -> dict[str, float]:
             if isinstance(outputs, Tensor) and outputs.ndim == 2:
                 right = (outputs.argmax(1) == targets).tolist()
                 counted.update(zip(targets.tolist(), right, strict=True))
-            return {}
+            return _per_place(outputs, targets)
 
         result = evaluate(model, classification_loss, batches, metrics_fn=count)
         cell.classes = [
             (counted[each, True], counted[each, True] + counted[each, False])
             for each in range(len(cell.labels[0]) if cell.labels else 0)
         ]
-        if result.accuracy is None:
-=======
-        result = evaluate(model, classification_loss, batches, metrics_fn=_per_place)
         accuracy = result.metrics.get("accuracy", result.accuracy)
         if accuracy is None:
->>>>>>> hA
             raise ModelError(
                 "a simulation compares accuracies, and this model's outputs in eval mode are no class scores of "
                 "shape (batch, classes), or one more axis for places: let it return those"

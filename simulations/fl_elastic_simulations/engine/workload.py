@@ -74,7 +74,6 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
             min_examples=data.min_examples,
         )
         return [chosen[part] for part in parts]
-<<<<<<< HEAD
     split: Callable[..., list[Indices]] = partition_indices
     if data.partition not in PARTITIONS:
         # Few scenarios have one of their own.
@@ -82,11 +81,7 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
 
         split = dealt
     parts = split(
-        dataset.train_y[chosen],
-=======
-    parts = partition_indices(
         dataset.labels[chosen],
->>>>>>> hA
         len(scenario.clients),
         method=data.partition,
         alpha=data.alpha,
@@ -136,7 +131,7 @@ def label_counts(scenario: Scenario, data_root: str | None, seed: int) -> list[l
     """Return how many training examples of each class each client has."""
     dataset = scenario_dataset(scenario, data_root)
     return [
-        np.bincount(dataset.train_y[part], minlength=dataset.classes).tolist()
+        np.bincount(dataset.labels[part], minlength=dataset.classes).tolist()
         for part in _parts(scenario, data_root, seed)
     ]
 

@@ -44,7 +44,7 @@ def test_windows_hold_one_roles_words_and_what_comes_next(tmp_path: Path) -> Non
 
 def test_the_dataset_deals_roles_and_tests_on_what_they_say_last(tmp_path: Path) -> None:
     windows = role_windows(play(tmp_path, {"ANN": 40, "BEN": 30}))
-    dataset = load_dataset("shakespeare", tmp_path)
+    dataset = load_dataset("plays", tmp_path)
     assert dataset.input_shape == (LENGTH,) and dataset.train_x.dtype == np.int64
     assert len(dataset.train_x) == int((~windows.late).sum()) and dataset.test_y.shape[1] == LENGTH
     assert dataset.owners is not None and dataset.labels.shape == dataset.owners.shape

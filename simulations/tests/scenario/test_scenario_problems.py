@@ -60,7 +60,7 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
             "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, femnist, gtsrb, har, "
-            "shakespeare, tinyshakespeare",
+            "plays, shakespeare, tinyshakespeare",
         ),
         (
             "data.partition=dirichlett",
@@ -72,7 +72,7 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.partition=natural",
             "data.partition: digits has no owners for a natural partition; "
-            "femnist, gtsrb, har, shakespeare, tinyshakespeare have",
+            "femnist, gtsrb, har, plays, shakespeare, tinyshakespeare have",
         ),
         (
             "data.train_limit=39",
