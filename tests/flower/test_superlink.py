@@ -322,6 +322,8 @@ client_app""",
         "from flwr.clientapp import",
         "from flwr.client import NumPyClient\nfrom flwr.clientapp import",
     )
+    # The first round asks that client twice, in a process each.
+    .replace("timeout=TIMEOUT", "timeout=150")
 )
 
 
