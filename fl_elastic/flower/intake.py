@@ -76,7 +76,7 @@ class Intake:
             stale.pop(message.metadata.src_node_id, None)
             self.take(message)
         for node, reason in {**stale, **self.round.stale}.items():
-            self.downlink.stock.refuted(node)
+            # One that is taken for a client of Flower's own stays so: there was no time to hear otherwise.
             self.reject(node, reason)
 
     @property

@@ -128,11 +128,11 @@ class StockClients:
             If it is no reply, of another model, or of an earlier round, whose model is not kept.
         """
         node, content = message.metadata.src_node_id, message.content
+        arrays, examples, metrics = self._read(node, content)
         if message.metadata.group_id != group_of(version):
             raise UpdateError(
                 f"it is {self.kinds[node]}, whose model of an earlier round cannot be merged"
             )
-        arrays, examples, metrics = self._read(node, content)
         names = list(manifest.names)
         if len(arrays) != len(names):
             raise UpdateError(f"got {len(arrays)} arrays, the model has {len(names)} tensors")

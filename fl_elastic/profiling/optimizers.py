@@ -61,8 +61,8 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         raise TrainingError(
-            f"{type(made).__name__} drives {'none of' if len(missing) == len(named) else 'not'} {few}: make it of "
-            "all the parameters that optimizer_fn is given, and set requires_grad=False on what shall stay as it is"
+            f"{type(made).__name__} drives {'none of' if len(missing) == len(named) else 'not'} {few}: it needs "
+            "all the parameters that optimizer_fn is given; set requires_grad=False on what shall stay as it is"
         )
     return made
 

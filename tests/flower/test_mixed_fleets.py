@@ -26,6 +26,7 @@ from torch import nn
 
 from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient
+from fl_elastic.flower.downlink import Outbox
 
 
 def build() -> nn.Module:
@@ -228,3 +229,27 @@ def test_an_elastic_app_under_flowers_own_strategy_gives_the_whole_model_back() 
     assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert {"loss", "accuracy"} <= set(result.evaluate_metrics_clientapp[1])
     assert result.train_metrics_clientapp[1]["train-loss"] > 0
+
+
+def test_no_time_to_ask_again_costs_a_stock_client_its_first_round_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(Outbox, "whole_again", lambda self, nodes: ())
+        run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 2)
+    assert [[each.node_id for each in record.rejected] for record in records] == [[2], []]
+    assert [len(record.accepted) for record in records] == [1, 2]
+
+
+def test_a_whole_model_of_an_earlier_round_is_left_out() -> None:
+    def late(reply: Message) -> Message:
+        if not reply.has_error() and "arrays" in reply.content:
+            reply.metadata.group_id = "fl_elastic-0"
+        return reply
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+    run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 1, alter=late)
+    assert "of an earlier round" in records[0].rejected[0].reason

@@ -292,3 +292,44 @@ def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:
     # Who was asked holds the model, and is not sent it again.
     asked, first = rounds[0], rounds[1]
     assert all(reply["downlink_bytes"] < asked["downlink_bytes"] for reply in first["accepted"])
+
+
+MIXED = (
+    APP.replace(
+        ").to_client()\n\n\nclient_app",
+        """).to_client()
+
+
+class Stock(NumPyClient):
+    def fit(self, parameters, config):
+        model, (inputs, targets) = build(), next(iter(Batches(2, "")))
+        state = zip(model.state_dict(), parameters)
+        model.load_state_dict({name: torch.tensor(array) for name, array in state}, strict=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        return [value.numpy() for value in model.state_dict().values()], len(targets), {}
+
+
+def mixed(context):
+    return Stock().to_client() if int(context.node_config["partition-id"]) == 2 else client_fn(context)
+
+
+client_app""",
+    )
+    .replace("ClientApp(client_fn)", "ClientApp(mixed)")
+    .replace(
+        "from flwr.clientapp import",
+        "from flwr.client import NumPyClient\nfrom flwr.clientapp import",
+    )
+    # The first round asks that client twice, in a process each.
+    .replace("timeout=TIMEOUT", "timeout=150")
+)
+
+
+def test_a_stock_client_takes_part_in_a_real_fleet(tmp_path: Path) -> None:
+    rounds = rounds_of(Fleet(tmp_path, MIXED, sleeper=False))
+    assert [record["server_round"] for record in rounds] == [1, 2]
+    for record in rounds:
+        assert not record["rejected"] and len(record["accepted"]) == 3
+        assert sorted(reply["num_examples"] for reply in record["accepted"]) == [8, 24, 24]

@@ -120,7 +120,7 @@ def test_the_page_asks_nobody_and_draws_every_method(
     assert f"3{TIMES} is a third of the time. {MISSING} means never" in page
     table = [list(row) for row in federation_table(rows, TASK)]
     shown = re.findall(r"<tr><th [^>]*>(.*?)</th>(.*?)</tr>", page, re.S)[1:]
-    assert [[name, *re.findall(r"<td>(.*?)</td>", cells)] for name, cells in shown] == table
+    assert [[name, *re.findall(r"<td[^>]*>(.*?)</td>", cells)] for name, cells in shown] == table
     figures = json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
     lines = figures[f"plot-{TASK}"]["data"]
     assert [line["name"] for line in lines] == [other, REFERENCE, OURS, "fedel"]
