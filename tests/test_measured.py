@@ -8,10 +8,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from documents import DOCUMENTS
 
 from fl_elastic.profiling import load_profile
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic_simulations.benchmarks.federation import cell_name
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METHODS_OF_CLIENTS
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
@@ -43,6 +45,8 @@ from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
 from fl_elastic_simulations.benchmarks.stream_summary import stream_markdown
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS as STREAMS
 from fl_elastic_simulations.engine.merging_cost import MERGED
+from fl_elastic_simulations.models.adapters import RANK
+from fl_elastic_simulations.peers.low_rank import affordable_rank
 
 ROOT = Path(__file__).parent.parent
 MEASURED = (ROOT / "docs" / "measured.md").read_text()
@@ -269,10 +273,52 @@ def test_the_table_of_adapters_is_exactly_the_committed_cells() -> None:
     cells = {name for name in rows if not name.startswith("summary ")}
     known = {cell_name(n, m, s) for n, t in LORA.items() for m in t.methods for s in LORA_SEEDS}
     assert cells <= known | {BASE}
+
+
+def test_what_is_said_of_adapters_is_what_their_cells_say() -> None:
     said = section("Adapters on unequal devices")
-    base, before = rows[BASE], rows[cell_name("plays", REFERENCE, 0)]["curve"][0][3]
-    assert f"{percent(base['accuracy'])} % of the characters of its own kind of text" in said
-    assert f"and {percent(before)} % of the plays'" in said
+    for sentence in said_of_adapters():
+        assert sentence in said
+
+
+def said_of_adapters() -> list[str]:
+    """Return the sentences about the base, a step and single cells, with the figures of the committed ones."""
+    rows, profile = rows_of("lora"), load_profile(RESULTS / "federation" / "plays.json")
+
+    def cell(method: str) -> dict[str, Any]:
+        found: dict[str, Any] = rows[cell_name("plays", method, 0)]
+        return found
+
+    def ends(method: str) -> str:
+        return percent(cell(method)["final_accuracy"])
+
+    def megabytes(method: str) -> str:
+        return f"{(cell(method)['uplink_bytes'] + cell(method)['downlink_bytes']) / 1e6:.0f} MB"
+
+    share = profile.update_seconds.sum() / profile.full_step_seconds
+    most = mask_bytes(profile, np.ones(len(profile), dtype=bool))
+    kept = cell("fixed cut, kept features")
+    # Of a fleet of which the clients at a sixteenth of the speed are left out.
+    shapes = {g.parameters[0]: g.shapes[0] for g in profile.graph.groups if "block8" in g.name}
+    ranks = sum(affordable_rank(RANK, speed) for speed in (1, 1, 1 / 2, 1 / 4))
+    thin = sum(max(shape) for shape in shapes.values())
+    outputs = {
+        name.split("lora_")[0]: shape[0] for name, shape in shapes.items() if "lora_B" in name
+    }
+    inputs = {
+        name.split("lora_")[0]: shape[1] for name, shape in shapes.items() if "lora_A" in name
+    }
+    folded = sum(outputs[layer] * inputs[layer] for layer in outputs)
+    return [
+        f"it knows {percent(rows[BASE]['accuracy'])} % of the characters of its own kind of text",
+        f"and {percent(cell(REFERENCE)['curve'][0][3])} % of the plays'",
+        f"a step that trains all adapters takes {most / 1e6:.0f} MB",
+        f"gradients and steps of all adapters take {100 * share:.0f} % of a step",
+        f"it ends at {ends('fixed cut')} % without features and at {ends('fixed cut, kept features')} % with them",
+        f"{kept['features_found']:,} times they were found, {kept['features_computed']:,} times computed",
+        f"{megabytes('fixed cut, kept features')} in both directions, full steps {megabytes('fewer steps')}",
+        f"stacks of these {ranks} ranks would be {folded / (ranks * thin):.1f} times smaller",
+    ]
 
 
 def test_what_is_said_of_rows_across_rounds_is_what_their_cells_say() -> None:

@@ -16,7 +16,7 @@ from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
 from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
-from fl_elastic_simulations.benchmarks.federation_summary import summarise_task
+from fl_elastic_simulations.benchmarks.federation_summary import DECIMALS, summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     SEEDS,
     TASKS,
@@ -40,7 +40,6 @@ from fl_elastic_simulations.scenario.scenario import Scenario
 
 __all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_costs"]
 
-_DECIMALS = 4
 # Headers of messages make a round a little longer than its numbers do.
 _SPARE = 1.01
 _QUICK_TASKS = ("cifar-correlated-0.3", "har-correlated")
@@ -217,14 +216,14 @@ def _row(cell: Cell) -> dict[str, Any]:
         "profile_seconds": cell.profile_seconds,
         "curve": [
             [
-                round(row["simulated_seconds"], _DECIMALS),
+                round(row["simulated_seconds"], DECIMALS),
                 row["uplink_bytes"],
                 row["downlink_bytes"],
-                round(row["accuracy"], _DECIMALS),
+                round(row["accuracy"], DECIMALS),
             ]
             for row in cell.history
         ],
-        "cuts": [[round(seconds, _DECIMALS), group] for seconds, group in cell.cuts],
+        "cuts": [[round(seconds, DECIMALS), group] for seconds, group in cell.cuts],
         "features_found": cell.features_found,
         "features_computed": cell.features_computed,
         "coverage": {

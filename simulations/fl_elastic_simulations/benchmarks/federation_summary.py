@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 
-__all__ = ["Curve", "cells_of", "interval", "reached", "sooner_than", "summarise_task"]
+__all__ = ["DECIMALS", "Curve", "cells_of", "interval", "reached", "sooner_than", "summarise_task"]
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _STUDENT = {
@@ -23,6 +23,9 @@ _STUDENT = {
     8: 2.306,
     9: 2.262,
 }
+
+DECIMALS = 4
+"""Of the numbers of a curve that are no bytes."""
 
 Curve = Sequence[Sequence[float]]
 """Of each test simulated seconds, bytes up and down until then, and accuracy."""
@@ -136,7 +139,8 @@ def _ratios(
 
     None if the method never gets there.
     """
-    target = reference["final_accuracy"]
+    # As exact as points of a curve are: else waiting might not reach what it ends at.
+    target = round(reference["final_accuracy"], DECIMALS)
     ours, theirs = reached(cell["curve"], target), reached(reference["curve"], target)
     if ours is None or theirs is None or min(ours[:2]) <= 0:
         return None

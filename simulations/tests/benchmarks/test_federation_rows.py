@@ -16,7 +16,12 @@ from fl_elastic_simulations.benchmarks import federation as federation_module
 from fl_elastic_simulations.benchmarks.federation import cell_name, federation_cell, task_costs
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import converged_markdown
-from fl_elastic_simulations.benchmarks.federation_summary import interval, reached, summarise_task
+from fl_elastic_simulations.benchmarks.federation_summary import (
+    interval,
+    reached,
+    sooner_than,
+    summarise_task,
+)
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
     PRETRAINED,
@@ -228,3 +233,11 @@ def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there()
         "| moving cut, solved head | 10.0x, 4.0x |",
     ]
     assert converged_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
+
+
+def test_waiting_reaches_what_it_ends_at() -> None:
+    """A curve has four decimals, the final accuracy all of them."""
+    waiting = {"final_accuracy": 0.41174, "curve": [[1.0, 4, 4, 0.3], [2.0, 8, 8, 0.4117]]}
+    other = {"final_accuracy": 0.5, "curve": [[1.0, 4, 4, 0.5], [2.0, 8, 8, 0.5]]}
+    assert sooner_than({0: waiting}, {0: waiting}) == (1, 1, 1.0, 1.0)
+    assert sooner_than({0: other}, {0: waiting}) == (1, 1, 2.0, 2.0)

@@ -31,14 +31,14 @@ def test_a_row_says_what_its_cells_say() -> None:
         f"plays | {REFERENCE} | 0": cell(0.4, 6, 2, (4.0, 40, 0.3), (8.0, 80, 0.4)),
         f"plays | {REFERENCE} | 1": cell(0.4, 6, 2, (4.0, 40, 0.3), (8.0, 80, 0.4)),
         "plays | ffa-lora | 0": cell(0.5, 8, 0, (2.0, 10, 0.45), (8.0, 80, 0.5)),
-        "plays | ffa-lora | 1": cell(0.3, 6, 2, (2.0, 10, 0.2), (8.0, 80, 0.3)),
+        "plays | ffa-lora | 1": cell(0.34, 6, 2, (2.0, 10, 0.2), (8.0, 80, 0.34)),
         "plays | dropping | 0": cell(0.2, 4, 12, (8.0, 80, 0.2)),
         "plays | flora-style | 5": cell(0.2, 4, 12, (8.0, 80, 0.2)),
     }
     assert lora_markdown(rows, "plays")[2:] == [
-        f"| {REFERENCE} | 2 | 40.0 | 1.0x | 1.0x | 1.00 MB | 2.00 MB | 75 % |",
-        "| dropping | 1 | 20.0 | never | never | 1.00 MB | 2.00 MB | 25 % |",
-        "| ffa-lora | 2 | 40.0 | 4.0x in 1 of 2 | 8.0x | 1.00 MB | 2.00 MB | 88 % |",
+        f"| {REFERENCE} | 2 | 40.0 |  |  |  | 1.00 MB | 2.00 MB | 75 % |",
+        "| dropping | 1 | 20.0 | -20.0 | never | never | 1.00 MB | 2.00 MB | 25 % |",
+        "| ffa-lora | 2 | 42.0 | +2.0 | 4.0x in 1 of 2 | 8.0x | 1.00 MB | 2.00 MB | 88 % |",
     ]
 
 
