@@ -15,7 +15,6 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.trainable import trainable
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
@@ -379,7 +378,17 @@ class Planner:
 
     def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a copy of the optimiser, state included, that drives ``parameters``."""
-        own = [each for each in self._model.parameters() if trainable(each)]
+        probed = {
+            name
+            for group in self._known_costs().graph.groups[: self._reachable]
+            for name in group.parameters
+        }
+        # As importance scores list them; what is held for good, as below a stream's features, is not among them.
+        own = [
+            each
+            for name, each in self._model.named_parameters()
+            if each.requires_grad or name in probed
+        ]
         return shadow_of(self._optimizer(), zip(own, parameters, strict=True))
 
     def _request(self, correction: float) -> PlanRequest:

@@ -102,7 +102,7 @@ def test_in_one_process_every_line_comes_once(tmp_path: Path) -> None:
     )  # fmt: skip
     _, err = finished(process, 240)
     assert process.returncode == 0, err
-    assert err.count("Number of rounds: 1") == 1
+    assert err.count("round 1 of 1") == 1
 
 
 def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(tmp_path: Path) -> None:

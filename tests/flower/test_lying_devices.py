@@ -56,7 +56,7 @@ def test_where_nobody_keeps_a_deadline_of_claims_the_next_round_has_none(alone: 
     def lost(reply: Message) -> Message:
         if "fitres.parameters" not in reply.content or late[-1] is None:
             return reply
-        answered = Message(Error(code=2, reason="too late"), reply_to=reply)
+        answered = Message(Error(code=3, reason="too late"), reply_to=reply)
         answered.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
         return answered
 

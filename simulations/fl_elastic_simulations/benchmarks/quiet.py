@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 __all__ = ["quiet_log"]
 
 
 @contextmanager
-def quiet_log(level: int = logging.ERROR) -> Iterator[None]:
-    """Let Flower and fl_elastic log nothing below ``level`` meanwhile."""
-    loggers = [logging.getLogger(name) for name in ("flwr", "fl_elastic")]
+def quiet_log(
+    level: int = logging.ERROR, of: Sequence[str] = ("flwr", "fl_elastic")
+) -> Iterator[None]:
+    """Let Flower and fl_elastic, or the packages that are given, log nothing below ``level`` meanwhile."""
+    loggers = [logging.getLogger(name) for name in of]
     before = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import sys
 from pathlib import Path
@@ -56,6 +55,7 @@ def simulate(
 
     loaded = Scenario.load(scenario, override or ())
     from fl_elastic.storage import write_atomically
+    from fl_elastic_simulations.benchmarks.quiet import quiet_log
     from fl_elastic_simulations.engine.server import Simulation
     from fl_elastic_simulations.engine.simulate import simulate as run
     from fl_elastic_simulations.engine.simulate import write_results
@@ -65,9 +65,8 @@ def simulate(
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)
     console = Console(stderr=True)
-    # Dozens of lines a round; what it says of errors stays.
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    with SimulationProgress(loaded, console) as progress:
+    # Flower says dozens of lines a round; what it says of errors stays.
+    with quiet_log(of=["flwr"]), SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress, engine=engine)
     summary["command"] = shlex.join(["fl-elastic", *sys.argv[1:]])
     summary_path, page = write_results(summary, output)
