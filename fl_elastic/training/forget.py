@@ -37,10 +37,25 @@ class SquaredGradients:
         By parameter, of its shape.
     examples : int
         How many examples they are of.
+
+    Raises
+    ------
+    TrainingError
+        If they are none: of no example, negative or not finite. A device may say anything.
     """
 
     sums: Mapping[str, Tensor]
     examples: int
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise TrainingError(f"squared gradients of {self.examples} examples: take at least one")
+        for name, each in self.sums.items():
+            if not bool(torch.isfinite(each).all()) or bool((each < 0).any()):
+                raise TrainingError(
+                    f"the squared gradients of {name!r} are negative or not finite: check the model's weights and the "
+                    "examples, or leave out the device that sent them"
+                )
 
     def __add__(self, other: SquaredGradients) -> SquaredGradients:
         """Return those of both; TrainingError if they are of other parameters."""
@@ -103,8 +118,6 @@ def squared_gradients(
                         parameter.grad = None
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
-    if not all(torch.isfinite(each).all() for each in sums.values()):
-        raise TrainingError("a gradient is not finite: check the model's weights and the examples")
     return SquaredGradients(sums, examples)
 
 

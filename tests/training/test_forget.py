@@ -100,6 +100,22 @@ def test_only_what_matters_more_than_alpha_times_as_much_is_dampened() -> None:
     assert model.weight[0, 0] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("value", "examples", "why"),
+    [
+        (-1.0, 4, "negative or not finite"),
+        (float("nan"), 4, "negative or not finite"),
+        (float("inf"), 4, "negative or not finite"),
+        (1.0, 0, "of 0 examples"),
+    ],
+)
+def test_what_a_device_says_is_no_sum_if_it_cannot_be_one(
+    value: float, examples: int, why: str
+) -> None:
+    with pytest.raises(TrainingError, match=why):
+        sums(1.0, value, examples=examples)
+
+
 def test_no_weight_grows_however_strong() -> None:
     model = layer(2.0, -2.0)
     dampen(model, sums(3.0, 8.0), sums(4.0, 4.0, examples=4), alpha=2.0, strength=4.0)
