@@ -53,8 +53,8 @@ class SquaredGradients:
         for name, each in self.sums.items():
             if not bool(torch.isfinite(each).all()) or bool((each < 0).any()):
                 raise TrainingError(
-                    f"the squared gradients of {name!r} are negative or not finite: check the model's weights and the "
-                    "examples, or leave out the device that sent them"
+                    f"the squared gradients of {name!r} are negative or not finite: check the model's weights and "
+                    "the examples, or leave out the device that sent them"
                 )
 
     def __add__(self, other: SquaredGradients) -> SquaredGradients:
