@@ -242,6 +242,12 @@ class Chosen(Policy):
         return request.plan_of_mask("chosen", mask)
 
 
+class AsTold(Chosen):
+    """Trains what it is told, also where the budget leaves time for more."""
+
+    covers = False
+
+
 def trainer_of(
     model: nn.Module,
     batch: Batch,

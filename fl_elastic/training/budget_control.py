@@ -23,6 +23,7 @@ _FIRST_LOOK = 3
 _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 _MOST = 0.9
 _HALF = 0.5
+_FEWEST_DEARER = 4
 
 
 class BudgetControl:
@@ -76,7 +77,8 @@ class BudgetControl:
         self._replans = 0
         self._patient_until = 0
         self._next_reference = _WINDOW
-        self._early = estimated
+        self._next_surplus = math.ceil(requested_steps / 2)
+        self._early = self._estimated = estimated
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
         self._times_full_steps = times_full_steps
@@ -126,7 +128,7 @@ class BudgetControl:
 
         One at a time, between steps of the plan: full steps in a row find their data in the cache. They may take a
         fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
-        of that limit, and the others may take an eighth.
+        of that limit, two more as soon as all take no more than an eighth, and so may the others.
         """
         if not (self._times_full_steps and self._compares_with_full_steps):
             return False
@@ -134,7 +136,9 @@ class BudgetControl:
             return self.steps >= _FIRST_LOOK - 1
         after = self._reference_seconds + self._full_seconds
         cheap = after <= self._reference_share * self.spent
-        return cheap and self.steps > self._next_reference - _SAMPLES
+        # One that something disturbed would be believed for as long as the estimate lasts.
+        few = self._estimated and len(self._references) < _FIRST_LOOK
+        return cheap and (few or self.steps > self._next_reference - _SAMPLES)
 
     def reference(self, ratio: float, seconds: float = 0.0) -> None:
         """Take in a full step: the ratio of its time to the cost profile's, and its seconds."""
@@ -199,6 +203,36 @@ class BudgetControl:
             return 0.0
         slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
         return max(self.left_seconds(plan), 0.0) / slower
+
+    def surplus_due(self, plan: Plan) -> bool:
+        """Whether to look for something dearer to train: the plan's steps leave time, and half of them are taken.
+
+        Groups are few and large in some models, and the best choice that fits may be far cheaper than allowed. One
+        looks after half of the steps, then after half of those that are left, and so on to the last few.
+        """
+        left = self.requested_steps - self.steps
+        if not self._limited or left < _FEWEST_DEARER or self.steps < self._next_surplus:
+            return False
+        if self.steps_left(plan) == left and self.dearer_step_seconds(plan) > 0:
+            return True
+        self._next_surplus = self.steps + math.ceil(left / 2)
+        return False
+
+    def dearer_step_seconds(self, plan: Plan) -> float:
+        """Return what each step that is left may take by the cost profile, 0 where that is hardly more than now."""
+        left = self.requested_steps - self.steps
+        pace = self.drift * self.correction if self.correct else 1.0
+        step = self._slow(plan) if self.correct else plan.predicted_step_seconds
+        if self._relative and self.correct:
+            step = self.recent_step_seconds or plan.predicted_step_seconds * pace
+        allowed = self.left_seconds(plan) / left
+        if allowed <= step * (1 + _TOLERANCE):
+            return 0.0
+        return allowed * plan.predicted_step_seconds / step
+
+    def looked_for_dearer(self) -> None:
+        """Wait for half of the steps that are left before the next look."""
+        self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
 
     def left_seconds(self, plan: Plan) -> float:
         """Return what is left of the time for all steps; may be infinite."""

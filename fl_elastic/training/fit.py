@@ -39,6 +39,7 @@ READ_ONCE = (
 _LOG = logging.getLogger("fl_elastic")
 _NEARLY_FULL = 0.9
 _TELLING_SHARE = 0.25
+_MOST_FOR_LOOKING = 0.2
 
 
 @dataclass(eq=False)
@@ -70,7 +71,7 @@ class Fit:
     plans : list of (int, Plan)
         What was chosen and trained, each with the number of steps before it.
     plan : Plan
-        The last of them that took the steps of a whole share of the budget.
+        The last of them that the budget was planned for, without what was trained with the rest of it.
     step_seconds, recent_seconds : float
         Median time of a step: of all with a whole batch, and of the last ones by that plan.
     """
@@ -107,25 +108,33 @@ class Fit:
         if control.steps_left(plan) == 0:
             raise self._no_step(plan)
         batch = next(stream, None)
+        dearer = False
         while batch is not None and control.steps_left(plan) > 0:
-            batch = self._train(plan, batch, stream, to_the_end=plan is deep)
+            batch = self._train(plan, batch, stream, to_the_end=plan is deep, dearer=dearer)
             if batch is None:
                 break
             if control.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
                 control.reference(*self._time_full_pass(batch, plan))
-            due = plan is not deep and (control.corrected or self._probe_due(plan))
-            if due and control.steps_left(plan) > 0:
-                plan = self._choose([batch, *self.batches[1:]], plan)
+            if plan is deep or control.steps_left(plan) == 0:
+                continue
+            if self._probe_due(plan) or control.corrected:
+                chosen = self._choose([batch, *self.batches[1:]], plan)
+                plan, dearer = chosen, dearer and chosen is plan
                 self.plans.append((control.steps, plan))
+            elif control.surplus_due(plan):
+                found = self._dearer_plan(plan)
+                if found is not None:
+                    if not dearer:
+                        self._settle(plan)
+                    control.replanned()
+                    plan, dearer = found, True
+                    self.plans.append((control.steps, plan))
         if control.steps == 0:
             raise TrainingError(READ_ONCE) if batch is None else self._no_step(plan)
         self.plans = list(stepped(self.plans, control.steps))
-        self.plan = self.plans[-1][1]
-        self.step_seconds, self.recent_seconds = (
-            log.median_step_seconds,
-            control.recent_step_seconds,
-        )
+        if not dearer:
+            self._settle(self.plans[-1][1])
         rest = None if batch is None else self._rest_plan()
         if rest is not None and batch is not None:
             self.plans.append((control.steps, rest))
@@ -134,15 +143,35 @@ class Fit:
         self._refuse_overflow()
         self._learn()
 
+    def _settle(self, plan: Plan) -> None:
+        """Note the plan that the budget was planned for, and what its steps took."""
+        self.plan = plan
+        self.step_seconds = self.log.median_step_seconds
+        self.recent_seconds = self.control.recent_step_seconds
+
     def _learn(self) -> None:
         """Remember what the steps so far told of the worth of what they trained."""
         if self.step.worth is not None:
             self.planner.learn(self.step.worth.scores())
 
     def _train(
-        self, plan: Plan, batch: Batch, stream: Iterator[Batch], *, to_the_end: bool
+        self,
+        plan: Plan,
+        batch: Batch,
+        stream: Iterator[Batch],
+        *,
+        to_the_end: bool = False,
+        dearer: bool = False,
     ) -> Batch | None:
-        """Train by one plan until the data or the budget ends, or a full step or new choice is due."""
+        """Train by one plan until the data or the budget ends, or a full step or new choice is due.
+
+        Parameters
+        ----------
+        to_the_end : bool
+            Whether no choice is due before the end.
+        dearer : bool
+            Whether its steps take longer than those that the budget was planned for.
+        """
         next_batch: Batch | None = batch
         control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
@@ -182,7 +211,12 @@ class Fit:
                 self._predict_first_pass(computed)
                 self.planner.state.steps_since_probe += 1
                 look = control.reference_due() or (
-                    not to_the_end and (self._probe_due(plan) or control.wants_replan(plan))
+                    not to_the_end
+                    and (
+                        self._probe_due(plan)
+                        or control.surplus_due(plan)
+                        or (not dearer and control.wants_replan(plan))
+                    )
                 )
                 # Looking at the clock and at what is due is part of the loop, and of its time.
                 control.spent += log.after_step()
@@ -193,17 +227,21 @@ class Fit:
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
         return next_batch
 
+    def _price(self) -> None:
+        """Tell the planner what steps cost now that some of the features are there."""
+        forward = self.step.forward
+        if forward is not None:
+            kept_head = self.planner.options.kept_head
+            costs = planned_with(self.profile, forward, self.groups_above, kept_head)
+            self.planner.go_on(costs, forward.locked_groups)
+
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
         planner, control, log = self.planner, self.control, self.log
         charged = planner.options.charge_probes
         started = log.clock()
         keep = False
-        if self.step.forward is not None:
-            forward = self.step.forward
-            kept_head = planner.options.kept_head
-            costs = planned_with(self.profile, forward, self.groups_above, kept_head)
-            planner.go_on(costs, forward.locked_groups)
+        self._price()
         self._learn()
         if self._probe_due(current):
             drifted = planner.measure_importance(batches)
@@ -230,6 +268,28 @@ class Fit:
         """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
         left = np.inf if plan is None else self.control.left_seconds(plan)
         return self.planner.probe_due(self.control.correction, left)
+
+    def _dearer_plan(self, plan: Plan) -> Plan | None:
+        """Return what to train in the steps that are left, of which each may take longer than planned.
+
+        None where nothing is, or where looking takes more than it gains.
+        """
+        planner, control, log = self.planner, self.control, self.log
+        steps = control.requested_steps - control.steps
+        allowed = control.dearer_step_seconds(plan)
+        control.looked_for_dearer()
+        known = planner.state.planning_seconds or planner.options.planning_seconds
+        gained = steps * (allowed - plan.predicted_step_seconds)
+        if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
+            return None
+        started = log.clock()
+        planning = planner.pay_for_plan()
+        log.charge(planning)
+        control.predicted += planning
+        self._price()
+        dearer = planner.dearer_plan(plan, allowed, steps)
+        self.charge(log.clock() - started)
+        return dearer
 
     def _rest_plan(self) -> Plan | None:
         """Return what to train in the rest of a deadline that is too short for one more step of the plan."""

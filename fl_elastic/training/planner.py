@@ -315,6 +315,45 @@ class Planner:
         part = request.plan_of_mask(plan.policy, parts[affordable - 1])
         return replace(part, sending_seconds=plan.sending_seconds)
 
+    def leaves_worth(self, plan: Plan) -> bool:
+        """Whether a plan leaves out what dearer steps might train.
+
+        Not where a policy is defined by what it trains, or where what the first plan sends is all that may be sent.
+        """
+        policy = self.policy
+        if policy.importance_name is not None or not (policy.covers and policy.selects):
+            return False
+        if self._first is not None:
+            return False
+        worth = worth_for(policy, self.state, self.options, self._known_costs())
+        within = ~plan.mask[: self._reachable]
+        return bool(
+            within.any() if not policy.uses_importance else worth[: len(within)][within].any()
+        )
+
+    def dearer_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
+        """Return what to train in the steps that are left, where they may take longer than those of a plan.
+
+        None where nothing dearer fits.
+
+        Parameters
+        ----------
+        plan : Plan
+            What the fit trains by.
+        step_seconds : float
+            What each of the steps may take, by the cost profile.
+        steps : int
+            How many are left.
+        """
+        request = replace(self._request(1.0).allowing(step_seconds), steps=steps)
+        found = self.policy.plan(request)
+        if not (found.feasible and found.predicted_step_seconds > plan.predicted_step_seconds):
+            return None
+        graph = self._known_costs().graph
+        return with_channels(
+            found, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
+        )
+
     def _must_learn(self) -> bool:
         """Whether nobody knows what the groups are worth, and only training everything tells."""
         if not self.learns_from_steps or self.state.scores:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from small_models import (
+    AsTold,
     adam,
     chain,
     conv_net,
@@ -116,6 +117,7 @@ def test_importance_is_probed_again_after_the_gap_and_kept_while_alike() -> None
     trainer = trainer_of(
         model, batches[0], ["6"], ["4"], budget=Budget(speedup=1.01), reselect_every=4, drift=-2.0
     )
+    trainer.planner.policy = AsTold(["6"], ["4"])
     report = trainer.fit(batches)
     # Probes after 4 and 4 + 8 steps: the cosine is never below -2, so the plan stays and the gap grows.
     assert [at for at, _ in report.plans] == [0, 4, 12]

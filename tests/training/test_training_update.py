@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import (
+    AsTold,
     TiedLinears,
     chain,
     conv_net,
@@ -112,6 +113,7 @@ def test_steps_are_counted_per_tensor_when_the_plan_changes() -> None:
         reselect_every=4,
         drift=2.0,
     )
+    trainer.planner.policy = AsTold(["6", "4"], ["6", "2"], ["0"])
     report = trainer.fit(batches)
     assert [at for at, _ in report.plans] == [0, 4, 8]
     update = trainer.update()
@@ -129,6 +131,7 @@ def test_statistics_are_counted_per_plan_too() -> None:
         conv_net(), batches[0], ["11", "7"], ["11", "4"],
         budget=Budget(speedup=1.01), reselect_every=6, drift=2.0,
     )  # fmt: skip
+    trainer.planner.policy = AsTold(["11", "7"], ["11", "4"])
     trainer.fit(batches)
     steps = trainer.update().steps
     assert steps["7.running_var"] == steps["7.weight"] == 6
