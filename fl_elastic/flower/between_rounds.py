@@ -1,4 +1,4 @@
-"""What a server asks of its clients between rounds: sums to solve for the head, and what cuts are worth."""
+"""What a server asks of its clients between rounds: sums for the head, what cuts are worth, what to forget."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.forgetting import dampened
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.records import believed_metrics, read_train_reply
 from fl_elastic.flower.round import (
@@ -133,6 +134,30 @@ class BetweenRounds:
         solved = self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)
         goes_on = terms.solves_after(number) or last or record.stepped_back
         return solved if goes_on else None
+
+    def forget(
+        self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
+    ) -> _Weights | None:
+        """Return the model without what clients of a round want forgotten; None where nobody does.
+
+        Everybody who answered is asked for squares of gradients: what matters to the examples of one may matter to
+        all. A client that cannot go through all of its data within the round's deadline speaks for all by some.
+        """
+        fleet, number = self._fleet, ended.server_round
+        nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
+        wishes = fleet.wishes.open_of(nodes) if fleet.terms.forget else {}
+        if not wishes:
+            return None
+        record = RoundRecord(number, deadline=ended.deadline, trains=False)
+        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        told = Instructions(deadline=ended.deadline, squares=True)
+        replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
+        new = dampened(
+            replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, fleet.terms.forget
+        )  # fmt: skip
+        fleet.wishes.tried(wishes, 0 if new is None else number)
+        self._close(record, again)
+        return new
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fl_elastic.errors import BudgetError, ElasticError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.records import HAVE, MAY_TRAIN, PACKED, TENSORS, failure
+from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
@@ -93,6 +94,19 @@ def _told_by_data(loader: Iterable[Batch]) -> str:
     return found.hexdigest()
 
 
+def _digest_of(batches: Iterable[Batch], client: str) -> str:
+    """Return a digest of all tensors of some batches of one client."""
+    found = hashlib.blake2b(client.encode(), digest_size=16)
+
+    def note(tensor: Tensor) -> Tensor:
+        found.update(tensor_bytes(tensor))
+        return tensor
+
+    for batch in batches:
+        map_tensors(note, batch)
+    return found.hexdigest()
+
+
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
@@ -154,6 +168,14 @@ class ElasticClient(NumPyClient):
     configure : callable, optional
         ``configure(optimizer, config)`` sets an optimiser that was just made to what else the server's config says,
         such as a weight decay. Called for each that is made, those that cost estimates try out among them.
+    forget : iterable of batches, optional
+        Examples that the global model is to forget, and that ``train_loader`` no longer holds. A server with
+        ``RoundTerms(forget=3)`` sees to it after the next round; `forgotten` then tells that they can be deleted.
+
+    Attributes
+    ----------
+    forgotten : bool
+        Whether the server has said that its model was made to forget them.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
         as take as long as these would with everything trained.
@@ -202,6 +224,7 @@ class ElasticClient(NumPyClient):
         feature_bytes: int = 256 << 20,
         metrics_fn: MetricsFn | None = None,
         configure: Configure | None = None,
+        forget: Iterable[Batch] | None = None,
     ) -> None:
         POLICIES.make(policy)
         CODECS.make(codec)
@@ -222,6 +245,9 @@ class ElasticClient(NumPyClient):
         self.manifest = Manifest.of(model).with_base(model)
         self.report: FitReport | None = None
         self.client_id = client_id
+        self.forget = forget
+        self.forgotten = False
+        self._forget_digest = ""
         self._profile = profile
         self._state = ClientState(None if state_dir is None else Path(state_dir), self.manifest)
 
@@ -289,6 +315,9 @@ class ElasticClient(NumPyClient):
         if told.cut_worth:
             metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
             return [np.zeros(0, np.uint8)], 0, metrics
+        if told.squares:
+            packed, examples = self._squares(told)
+            return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
         if told.round_zero:
             # Asked for once in a run: other messages do not load it.
             from fl_elastic.training.head_sums import refuse_frozen_head
@@ -331,6 +360,9 @@ class ElasticClient(NumPyClient):
         if told.cut or told.kept_head:
             indices = sorted(self.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
+        wish = self._wish(told)
+        if wish:
+            metrics[FORGET] = wish
         if told.wants_importance and trainer.state.complete:
             # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
@@ -346,6 +378,39 @@ class ElasticClient(NumPyClient):
             return list(weights.values()), update.num_examples, metrics
         packed = self._encoded(update)
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
+
+    def _wish(self, told: Instructions) -> str:
+        """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
+        if self.forget is None or self.forgotten:
+            return ""
+        if not self._forget_digest:
+            self._forget_digest = _digest_of(self.forget, self.client_id)
+        self.forgotten = told.forgotten == self._forget_digest
+        if self.forgotten:
+            _LOG.info(
+                "the server's model was made to forget the examples of %s", self._forget_digest
+            )
+        return "" if self.forgotten else self._forget_digest
+
+    def _squares(self, told: Instructions) -> tuple[bytes, int]:
+        """Return the packed squares of gradients of all examples, with those to be forgotten, and their number."""
+        from fl_elastic.training.forget import squared_gradients, under_every_name
+        from fl_elastic.update.squared_gradients import encode_squares
+
+        seconds = self._budget(told).deadline or math.inf
+        began, forgotten = time.monotonic(), None
+        if self.forget is not None:
+            # Whole: it is what is asked for.
+            forgotten = squared_gradients(self.model, self.loss_fn, self.forget)
+        left = max(seconds - (time.monotonic() - began), 0.0)
+        seen = squared_gradients(self.model, self.loss_fn, self.train_loader, seconds=left)
+        # Some of the examples speak for all of them.
+        everything = seen.standing_for(max(self._examples, seen.examples))
+        if forgotten is not None:
+            everything = everything + forgotten
+            forgotten = under_every_name(self.model, forgotten)
+        packed = encode_squares(under_every_name(self.model, everything), forgotten, self.manifest)
+        return packed, everything.examples
 
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""

@@ -18,6 +18,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
+from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.server_plan import ServerPlanner
@@ -63,6 +64,7 @@ class ClientRegistry:
         self._measuring = False
         self._change = ""
         self._cohort = ServerPlanner(terms.quota)
+        self.wishes = Wishes()
         self._groups = ""
 
     @property
@@ -208,6 +210,7 @@ class ClientRegistry:
             kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
             rate=self.rate,
+            forgotten=self.wishes.met_of(node),
         )
 
     def evaluation(self) -> Instructions:
@@ -262,6 +265,7 @@ class ClientRegistry:
         if self.kept_head:
             arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
         arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
+        arrays |= {f"wish-{name}": array for name, array in self.wishes.to_arrays().items()}
         if self._change:
             arrays["change"] = np.array(self._change)
         if self.importance:
@@ -286,6 +290,8 @@ class ClientRegistry:
             raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
         cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
         self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
+        wishes = {name: stored.pop(name) for name in [*stored] if name.startswith("wish-")}
+        self.wishes.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
         self._stored, self._ledger = stored, None
 

@@ -143,6 +143,8 @@ class Intake:
         self.downlink.holds(node, reply.have)
         if self.fleet.terms.wants_importance:
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
+        if self.fleet.terms.forget:
+            self.fleet.wishes.hear(node, reply.forget)
         if self.round.left_alone is not None and not staleness:
             self.round.left_alone.hear(reply.may_train)
         loss = reply.metrics.get(_LOSS)

@@ -25,6 +25,7 @@ from fl_elastic.flower.terms import IMPORTANCE
 
 __all__ = [
     "ERROR",
+    "FORGET",
     "HAVE",
     "MAY_TRAIN",
     "PACKED",
@@ -56,6 +57,9 @@ STALE = "fl_elastic.stale"
 """Metric key by which a client says that it needs the whole model."""
 
 MAY_TRAIN = "fl_elastic.may-train"
+FORGET = "fl_elastic.forget"
+"""Metric key under which a client names examples that it wants forgotten, by their digest."""
+
 TENSORS = "fl_elastic.tensors"
 """Metric key of the indices of the arrays in a reply, as a JSON list, where they are not those of all tensors."""
 
@@ -81,6 +85,7 @@ class TrainReply:
     may_train: object = None
     have: int | None = None
     size: int = 0
+    forget: object = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +226,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         importance=metrics.get(IMPORTANCE),
         may_train=metrics.get(MAY_TRAIN),
         have=_version(metrics),
+        forget=metrics.get(FORGET),
     )
 
 

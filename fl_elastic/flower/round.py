@@ -197,11 +197,14 @@ class RoundRecord:
     shortened : dict of int to int
         Nodes that changed tensors by many times more than is usual, and how many tensors.
     trains : bool
-        Whether clients trained; False where they sent sums for a head in closed form, or said what cuts are worth.
+        Whether clients trained; False where they sent sums for a head in closed form or squares of gradients, or
+        said what cuts are worth.
     stepped_back : str
         Why the round's updates were dropped and the model before was put back; empty where it was not.
     cut : str
         The deepest group that anybody trained; empty for no cut.
+    dampened : int
+        Weights that were made smaller, so that the model forgets examples of a client.
     """
 
     server_round: int
@@ -215,6 +218,7 @@ class RoundRecord:
     trains: bool = True
     stepped_back: str = ""
     cut: str = ""
+    dampened: int = 0
 
 
 def log_record(record: RoundRecord, rule: str) -> None:

@@ -154,6 +154,10 @@ class PartialUpdates(Strategy):
             raise RegistryError(
                 "round zero sends exact sums, which differential privacy does not cover: use round_zero='none'"
             )
+        if self.terms.forget and sees_each_client(inner):
+            raise RegistryError(
+                "forgetting takes squares of gradients, which differential privacy does not cover: use forget=0"
+            )
         if self.terms.cut == "moving" and sees_each_client(inner):
             raise RegistryError(
                 "a moving cut goes by what clients say of their gradients, which differential privacy does not "
@@ -424,6 +428,12 @@ class PartialUpdates(Strategy):
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
         timeout = self.patience() or _PATIENCE_SECONDS
+        forgotten = self._between.forget(this.outbox, self._weights, this.record, timeout)
+        if forgotten is not None:
+            if this.left_alone is not None:
+                forgotten = this.left_alone.put_back(forgotten, self._weights)
+            self._weights = forgotten
+            self.downlink.amend(forgotten)
         solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
         if solved is not None:
             self._weights = solved
@@ -446,6 +456,7 @@ class PartialUpdates(Strategy):
         """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
         this.record.stepped_back = reason
         self._keep(self.guard.step_back(), this.number + 1)
+        self.fleet.wishes.undone(this.number - 1)
         self.sizes.forget()
         self.fleet.moved(this.weights, self._weights)
         self._report(this)

@@ -18,6 +18,7 @@ __all__ = [
     "CUT",
     "CUT_WORTH",
     "DEADLINE",
+    "FORGOTTEN",
     "GROUPS",
     "IMPORTANCE",
     "KEEP",
@@ -27,6 +28,7 @@ __all__ = [
     "RATE",
     "ROUND_ZERO",
     "SEED",
+    "SQUARES",
     "Instructions",
     "RoundTerms",
     "read_groups",
@@ -43,6 +45,8 @@ SEED = "fl_elastic.seed"
 KEEP = "fl_elastic.keep"
 CUT = "fl_elastic.cut"
 CUT_WORTH = "fl_elastic.cut-worth"
+SQUARES = "fl_elastic.squares"
+FORGOTTEN = "fl_elastic.forgotten"
 KEPT_HEAD = "fl_elastic.kept-head"
 KEEP_STATISTICS = "fl_elastic.keep-statistics"
 GROUPS = "fl_elastic.groups"
@@ -100,6 +104,10 @@ class RoundTerms:
         (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays
         bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
         it travels, to clients as well.
+    forget : float
+        Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
+        weight must matter to them as to everything for the server to make it smaller. 0 does not listen to such
+        wishes, for who may say what is to be forgotten can do harm to the model.
 
     Raises
     ------
@@ -124,6 +132,7 @@ class RoundTerms:
     round_zero: Literal["none", "closed_form"] = "none"
     solve_every: int = 5
     cut: str = "none"
+    forget: float = 0.0
 
     def __post_init__(self) -> None:
         if self.quota < 0:
@@ -144,6 +153,8 @@ class RoundTerms:
             self.cut.startswith(_FIXED) and self.cut != _FIXED
         ):
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
+        if not 0 <= self.forget < float("inf"):
+            raise RegistryError(f"forget {self.forget} must be 0, or a number above it such as 3")
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
 
@@ -228,6 +239,10 @@ class Instructions:
         Factor of the optimiser's learning rate, in (0, 1].
     lr : float, optional
         The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
+    squares : bool
+        Whether to send squares of gradients instead of training, so that examples can be forgotten.
+    forgotten : str
+        The client's wish to have examples forgotten that was met; empty for none.
     cut_worth : bool
         Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
         a head that the client solves for itself.
@@ -246,13 +261,15 @@ class Instructions:
     kept_head: str = ""
     keep_statistics: bool = False
     cut_worth: bool = False
+    squares: bool = False
+    forgotten: str = ""
     rate: float = 1.0
     lr: float | None = None
 
     @property
     def trains(self) -> bool:
         """Whether the client is asked to train or test, and not for something that only the library's know."""
-        return not (self.round_zero or self.cut_worth)
+        return not (self.round_zero or self.cut_worth or self.squares)
 
     @property
     def wants_importance(self) -> bool:
@@ -288,6 +305,10 @@ class Instructions:
             config[KEEP_STATISTICS] = True
         if self.cut_worth:
             config[CUT_WORTH] = True
+        if self.squares:
+            config[SQUARES] = True
+        if self.forgotten:
+            config[FORGOTTEN] = self.forgotten
         if self.rate != 1.0:
             config[RATE] = self.rate
         return config
@@ -318,6 +339,8 @@ class Instructions:
             kept_head=str(config.get(KEPT_HEAD, "")),
             keep_statistics=bool(config.get(KEEP_STATISTICS, False)),
             cut_worth=bool(config.get(CUT_WORTH, False)),
+            squares=bool(config.get(SQUARES, False)),
+            forgotten=str(config.get(FORGOTTEN, "")),
             rate=rate,
             lr=_number(config, "lr", None),
         )

@@ -1,76 +1,27 @@
-"""Let a model forget examples that it was trained on, by selective synaptic dampening.
-
-Foster, Schoepf and Brintrup, "Fast machine unlearning without retraining through selective synaptic dampening",
-AAAI 2024: weights that matter far more to what is to be forgotten than to everything are made smaller, and nothing
-is trained again. What a weight matters is the diagonal of the Fisher information. The published code takes squares
-of gradients of whole batches, which depend on the size of a batch; here they are of single examples, so that sums
-over devices are those of all examples together.
-"""
+"""Let a model forget examples that it was trained on, without training (`fl_elastic.update.squared_gradients`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.measure import model_device
+from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
-__all__ = ["SquaredGradients", "dampen", "forget", "squared_gradients"]
-
-
-@dataclass(frozen=True, eq=False)
-class SquaredGradients:
-    """Squared gradients of single examples, added up.
-
-    Those of several devices, or of several data sets, are added by ``+``.
-
-    Attributes
-    ----------
-    sums : dict of str to Tensor
-        By parameter, of its shape.
-    examples : int
-        How many examples they are of.
-
-    Raises
-    ------
-    TrainingError
-        If they are none: of no example, negative or not finite. A device may say anything.
-    """
-
-    sums: Mapping[str, Tensor]
-    examples: int
-
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise TrainingError(f"squared gradients of {self.examples} examples: take at least one")
-        for name, each in self.sums.items():
-            if not bool(torch.isfinite(each).all()) or bool((each < 0).any()):
-                raise TrainingError(
-                    f"the squared gradients of {name!r} are negative or not finite: check the model's weights and "
-                    "the examples, or leave out the device that sent them"
-                )
-
-    def __add__(self, other: SquaredGradients) -> SquaredGradients:
-        """Return those of both; TrainingError if they are of other parameters."""
-        if {n: s.shape for n, s in self.sums.items()} != {
-            n: s.shape for n, s in other.sums.items()
-        }:
-            raise TrainingError(
-                "squared gradients of two models cannot be added: their parameters differ"
-            )
-        sums = {name: each + other.sums[name] for name, each in self.sums.items()}
-        return SquaredGradients(sums, self.examples + other.examples)
+__all__ = ["SquaredGradients", "dampen", "forget", "squared_gradients", "under_every_name"]
 
 
 def squared_gradients(
-    model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch]
+    model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch], *, seconds: float = math.inf
 ) -> SquaredGradients:
     """Add up the squared gradients of all examples of a loader, one by one, with the model in eval mode.
 
@@ -84,6 +35,8 @@ def squared_gradients(
         ``loss_fn(outputs, targets)``, a mean over the examples of a batch.
     loader : iterable of batch
         As for training, without random changes of the examples.
+    seconds : float
+        No batch is begun after that time; squares of some of the examples are squares as well.
 
     Raises
     ------
@@ -100,7 +53,7 @@ def squared_gradients(
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-    examples, device = 0, model_device(model)
+    examples, device, until = 0, model_device(model), time.monotonic() + seconds
     with untouched(model):
         model.eval()
         for batch in loader:
@@ -116,9 +69,20 @@ def squared_gradients(
                     if parameter.grad is not None:
                         sums[name] += parameter.grad.detach().float() ** 2
                         parameter.grad = None
+            if time.monotonic() > until:
+                break
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
-    return SquaredGradients(sums, examples)
+    return SquaredGradients({name: each.cpu().numpy() for name, each in sums.items()}, examples)
+
+
+def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
+    """Return the squares of a tied parameter under each of its names: a server does not know that it is one."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    known = {name: first[id(parameter)] for name, parameter in every}
+    sums = {name: squares.sums[own] for name, own in known.items() if own in squares.sums}
+    return SquaredGradients(sums, squares.examples)
 
 
 def dampen(
@@ -129,11 +93,9 @@ def dampen(
     alpha: float = 3.0,
     strength: float = 1.0,
 ) -> dict[str, int]:
-    r"""Make smaller what matters more to the forgotten examples than to all; return how many weights it was.
+    """Make smaller what matters more to the forgotten examples than to all; return how many weights it was.
 
-    With mean squares :math:`I_f` and :math:`I_D`, a weight with :math:`I_f > \alpha I_D` is multiplied by
-    :math:`\min(1, \lambda I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
-    their number over that of the forgotten ones.
+    See `fl_elastic.update.squared_gradients.dampening` for the rule, and the meaning of its numbers.
 
     Parameters
     ----------
@@ -141,55 +103,37 @@ def dampen(
         Changed in place.
     forgotten, everything : SquaredGradients
         Of the examples to be forgotten, and of all that the model was trained on, these included.
-    alpha : float
-        Above 0. Smaller forgets more and costs more of what is kept.
-    strength : float
-        :math:`\lambda`, above 0.
+    alpha, strength : float
+        How many times as much a weight must matter, and how far it stays.
 
     Raises
     ------
-    TrainingError
+    UpdateError
         If a number means nothing, a sum is of another model, or ``alpha`` is so large that it selects no weight.
 
     Examples
     --------
+    >>> import numpy as np
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
-    >>> few = SquaredGradients({"weight": torch.tensor([[8.0, 1.0]])}, 1)
-    >>> dampen(model, few, SquaredGradients({"weight": torch.tensor([[8.0, 4.0]])}, 4))
+    >>> few = SquaredGradients({"weight": np.float32([[8.0, 1.0]])}, 1)
+    >>> dampen(model, few, SquaredGradients({"weight": np.float32([[8.0, 4.0]])}, 4))
     {'weight': 1}
     >>> model.weight.tolist()
     [[0.25, 1.0]]
     """
-    if not alpha > 0 or not strength > 0:
-        raise TrainingError(f"alpha {alpha} and strength {strength} must be above 0")
     parameters = dict(model.named_parameters())
     for sums in (forgotten.sums, everything.sums):
         if any(
-            name not in parameters or parameters[name].shape != s.shape for name, s in sums.items()
+            n not in parameters or tuple(parameters[n].shape) != s.shape for n, s in sums.items()
         ):
-            raise TrainingError(
-                "these squared gradients are of another model: its parameters differ"
-            )
-    if set(forgotten.sums) != set(everything.sums):
-        raise TrainingError("the squared gradients of the two are of other parameters")
-    most = everything.examples / forgotten.examples
-    if alpha >= most:
-        raise TrainingError(
-            f"alpha {alpha:g} selects nothing: {forgotten.examples} of {everything.examples} examples are to be "
-            f"forgotten, so that a weight matters at most {most:.3g} times as much to them; give less than that"
-        )
-    found: dict[str, int] = {}
+            raise UpdateError("these squared gradients are of another model: its parameters differ")
+    factors = dampening(forgotten, everything, alpha=alpha, strength=strength)
     with torch.no_grad():
-        for name, squares in forgotten.sums.items():
+        for name, factor in factors.items():
             parameter = parameters[name]
-            own = (squares / forgotten.examples).to(parameter.device)
-            all_of_them = (everything.sums[name] / everything.examples).to(parameter.device)
-            selected = own > alpha * all_of_them
-            factor = (strength * all_of_them / own).clamp(max=1.0)
-            parameter.mul_(torch.where(selected, factor, 1.0).to(parameter.dtype))
-            found[name] = int(selected.sum())
-    return found
+            parameter.mul_(torch.from_numpy(factor).to(parameter.device, parameter.dtype))
+    return {name: int((factor != 1.0).sum()) for name, factor in factors.items()}
 
 
 def forget(

@@ -62,6 +62,7 @@ class Kind(IntEnum):
     WEIGHTS = 2
     CHANGED_WEIGHTS = 3
     HEAD_SUMS = 4
+    SQUARES = 5
 
 
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:

@@ -1,0 +1,231 @@
+"""Wishes of clients to have examples forgotten, and what the server makes of them: the global model is dampened."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord, one_line
+from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.partial import Limits
+from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
+
+__all__ = ["Wishes", "dampened"]
+
+_LOG = logging.getLogger("fl_elastic")
+_WISH = re.compile(r"[0-9a-f]{16,64}")
+_MOST_REMEMBERED = 10_000
+# Squares so many times as large as usual, or of so many times as many examples, count as that.
+_UNUSUAL = 10.0
+_FEWEST = 3
+_Weights = dict[str, NDArray[Any]]
+
+
+class Wishes:
+    """Which nodes want examples forgotten, and which of these wishes were met.
+
+    A wish is a digest of the examples, which stay with the client. One that was tried is never taken up again.
+    """
+
+    def __init__(self) -> None:
+        self._wants: dict[int, str] = {}
+        # The round after which the model was dampened; 0 where that was undone, or could not be.
+        self._tried: dict[str, int] = {}
+
+    def hear(self, node: int, wish: object) -> None:
+        """Note what a node wants; nothing, if it is no wish."""
+        self._wants.pop(node, None)
+        if isinstance(wish, str) and _WISH.fullmatch(wish):
+            self._wants[node] = wish
+
+    def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Return the wishes of these nodes that nobody has tried to meet."""
+        wanted = {node: self._wants[node] for node in nodes if node in self._wants}
+        return {node: wish for node, wish in wanted.items() if wish not in self._tried}
+
+    def met_of(self, node: int) -> str:
+        """Return the wish of a node that was met; empty where there is none."""
+        wish = self._wants.get(node, "")
+        return wish if self._tried.get(wish, 0) else ""
+
+    def tried(self, wishes: Mapping[int, str], server_round: int) -> None:
+        """Note the round after which these were met, 0 for those that cannot be."""
+        self._tried |= dict.fromkeys(wishes.values(), server_round)
+        while len(self._tried) > _MOST_REMEMBERED:
+            self._tried.pop(next(iter(self._tried)))
+
+    def undone(self, server_round: int) -> None:
+        """Note that the model before a round was put back, and with it what clients wanted forgotten after it."""
+        undone = [wish for wish, number in self._tried.items() if number == server_round]
+        if undone:
+            self._tried |= dict.fromkeys(undone, 0)
+            _LOG.warning(
+                "%d wishes to have examples forgotten were undone: the losses of the fleet jumped after them",
+                len(undone),
+            )
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what must outlast a restart: what was tried. Nodes say again what they want."""
+        if not self._tried:
+            return {}
+        return {"tried": np.array([*self._tried]), "rounds": np.array([*self._tried.values()])}
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `to_arrays` gave."""
+        tried, rounds = arrays.get("tried", np.zeros(0)), arrays.get("rounds", np.zeros(0))
+        found = {str(wish): int(number) for wish, number in zip(tried, rounds, strict=True)}
+        if len(found) > _MOST_REMEMBERED or not all(_WISH.fullmatch(each) for each in found):
+            raise ValueError("what was forgotten is not all digests")
+        self._wants, self._tried = {}, found
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    node: int
+    everything: SquaredGradients
+    forgotten: SquaredGradients | None
+    reply: AcceptedReply
+
+
+def dampened(
+    replies: Iterable[Message],
+    weights: Mapping[str, NDArray[Any]],
+    manifest: Manifest,
+    limits: Limits,
+    record: RoundRecord,
+    wishes: Mapping[int, str],
+    alpha: float,
+) -> _Weights | None:
+    """Return the model in which what matters to forgotten examples is smaller; None where nothing is.
+
+    What is damaged, or of other parameters than most send, is left out and named in the log; what is far larger
+    than usual counts as what is just not unusual.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        To instructions with ``squares``.
+    weights : mapping of str to array
+        The model.
+    manifest : Manifest
+        Of it.
+    limits : Limits
+        What counts the server believes.
+    record : RoundRecord
+        Who was counted and who was not is entered into it, and how many weights were made smaller.
+    wishes : mapping of int to str
+        The nodes that may have examples forgotten.
+    alpha : float
+        See `fl_elastic.update.squared_gradients.dampening`.
+    """
+    found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
+    record.accepted += [sent.reply for sent in found]
+    wanted = [sent.forgotten for sent in found if sent.node in wishes and sent.forgotten]
+    if not wanted:
+        _LOG.warning(
+            "round %s: nobody sent squares of what is to be forgotten", record.server_round
+        )
+        return None
+    try:
+        factors = dampening(
+            _added(wanted), _added([sent.everything for sent in found]), alpha=alpha
+        )
+    except UpdateError as error:
+        _LOG.warning(
+            "round %s: nothing is forgotten: %s", record.server_round, one_line(str(error))
+        )
+        return None
+    record.dampened = sum(int((factor != 1.0).sum()) for factor in factors.values())
+    _LOG.info(
+        "round %s: %d examples of %d clients are forgotten: %d weights are smaller",
+        record.server_round, sum(each.examples for each in wanted), len(wanted), record.dampened,
+    )  # fmt: skip
+    new = dict(weights)
+    for name, factor in factors.items():
+        new[name] = (np.asarray(weights[name], np.float32) * factor).astype(weights[name].dtype)
+    return new
+
+
+def _read(
+    replies: Iterable[Message], manifest: Manifest, limits: Limits, record: RoundRecord
+) -> Iterable[_Sent]:
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                raise UpdateError(message.error.reason or "no reason given")
+            reply = read_train_reply(message.content)
+            everything, forgotten = decode_squares(reply.packed, manifest, limits)
+        except UpdateError as error:
+            _leave_out(node, str(error), record)
+            continue
+        accepted = AcceptedReply(
+            node, {}, everything.examples, len(reply.packed), believed_metrics(reply.metrics)
+        )
+        yield _Sent(node, everything, forgotten, accepted)
+
+
+def _leave_out(node: int, reason: str, record: RoundRecord) -> None:
+    reason = one_line(reason)
+    _LOG.warning("squares of node %s are left out: %s", node, reason)
+    record.rejected.append(Rejection(record.server_round, node, reason))
+
+
+def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
+    """Return the squares of the parameters that most clients name."""
+    named = Counter(frozenset(sent.everything.sums) for sent in found)
+    most = max(named, key=lambda names: named[names], default=frozenset())
+    kept = []
+    for sent in found:
+        if frozenset(sent.everything.sums) == most:
+            kept.append(sent)
+        else:
+            _leave_out(sent.node, "squares of other parameters than the others send", record)
+    return kept
+
+
+def _usual(found: list[_Sent]) -> list[_Sent]:
+    """Return the squares of clients, none of which counts for many times more than the others."""
+    if len(found) < _FEWEST:
+        return found
+    size = _UNUSUAL * median(sent.everything.mean for sent in found)
+    examples = _UNUSUAL * median(sent.everything.examples for sent in found)
+    kept = []
+    for sent in found:
+        factor = min(1.0, size / sent.everything.mean) if sent.everything.mean > 0 else 1.0
+        share = min(1.0, examples / sent.everything.examples)
+        kept.append(
+            replace(
+                sent,
+                everything=_bounded(sent.everything, factor, share),
+                forgotten=None
+                if sent.forgotten is None
+                else _bounded(sent.forgotten, factor, share),
+            )
+        )
+    return kept
+
+
+def _bounded(squares: SquaredGradients, factor: float, share: float) -> SquaredGradients:
+    """Return squares that are smaller, of fewer examples."""
+    if factor == share == 1.0:
+        return squares
+    return replace(squares.times(factor * share), examples=max(int(share * squares.examples), 1))
+
+
+def _added(squares: list[SquaredGradients]) -> SquaredGradients:
+    total = squares[0]
+    for each in squares[1:]:
+        total = total + each
+    return total

@@ -1,0 +1,211 @@
+"""Squared gradients of single examples: how far each weight matters to them, and how a model forgets some of them.
+
+Foster, Schoepf and Brintrup, "Fast machine unlearning without retraining through selective synaptic dampening",
+AAAI 2024: weights that matter far more to what is to be forgotten than to everything are made smaller, and nothing
+is trained again. What a weight matters is the diagonal of the Fisher information. The published code takes squares
+of gradients of whole batches, which depend on the size of a batch; here they are of single examples, so that sums
+over devices are those of all examples together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
+from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.partial import Limits, check_count
+
+__all__ = ["SquaredGradients", "dampening", "decode_squares", "encode_squares"]
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class SquaredGradients:
+    """Squared gradients of single examples, added up.
+
+    Those of several devices, or of several data sets, are added by ``+``.
+
+    Attributes
+    ----------
+    sums : dict of str to array
+        By parameter, of its shape.
+    examples : int
+        How many examples they are of.
+
+    Raises
+    ------
+    UpdateError
+        If they are none: of no example, negative or not finite. A device may say anything.
+    """
+
+    sums: Mapping[str, _Floats]
+    examples: int
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise UpdateError(f"squared gradients of {self.examples} examples: take at least one")
+        for name, each in self.sums.items():
+            if not np.isfinite(each).all() or (each < 0).any():
+                raise UpdateError(
+                    f"the squared gradients of {name!r} are negative or not finite: check the model's weights and "
+                    "the examples, or leave out the device that sent them"
+                )
+
+    def __add__(self, other: SquaredGradients) -> SquaredGradients:
+        """Return those of both; UpdateError if they are of other parameters."""
+        if {n: s.shape for n, s in self.sums.items()} != {
+            n: s.shape for n, s in other.sums.items()
+        }:
+            raise UpdateError(
+                "squared gradients of two models cannot be added: their parameters differ"
+            )
+        sums = {name: each + other.sums[name] for name, each in self.sums.items()}
+        return SquaredGradients(sums, self.examples + other.examples)
+
+    @property
+    def mean(self) -> float:
+        """Mean over the examples of what all parameters' squares add up to."""
+        return sum(float(each.sum(dtype=np.float64)) for each in self.sums.values()) / self.examples
+
+    def standing_for(self, examples: int) -> SquaredGradients:
+        """Return them as if that many examples had been seen, of which these are some."""
+        more = self.times(examples / self.examples)
+        return SquaredGradients(more.sums, examples)
+
+    def times(self, factor: float) -> SquaredGradients:
+        """Return them as if each gradient's square were so many times as large."""
+        return SquaredGradients(
+            {name: each * np.float32(factor) for name, each in self.sums.items()}, self.examples
+        )
+
+
+def dampening(
+    forgotten: SquaredGradients,
+    everything: SquaredGradients,
+    *,
+    alpha: float = 3.0,
+    strength: float = 1.0,
+) -> dict[str, _Floats]:
+    r"""Return what each weight is to be multiplied by, 1 for most.
+
+    With mean squares :math:`I_f` and :math:`I_D`, a weight with :math:`I_f > \alpha I_D` is multiplied by
+    :math:`\min(1, \lambda I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
+    their number over that of the forgotten ones.
+
+    Parameters
+    ----------
+    forgotten, everything : SquaredGradients
+        Of the examples to be forgotten, and of all that the model was trained on, these included.
+    alpha : float
+        Above 0. Smaller forgets more and costs more of what is kept.
+    strength : float
+        :math:`\lambda`, above 0.
+
+    Raises
+    ------
+    UpdateError
+        If a number means nothing, the two are of other parameters, or ``alpha`` is so large that it selects no
+        weight.
+
+    Examples
+    --------
+    >>> few = SquaredGradients({"weight": np.float32([8.0, 1.0])}, 1)
+    >>> dampening(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
+    [0.25, 1.0]
+    """
+    if not alpha > 0 or not strength > 0:
+        raise UpdateError(f"alpha {alpha} and strength {strength} must be above 0")
+    if {n: s.shape for n, s in forgotten.sums.items()} != {
+        n: s.shape for n, s in everything.sums.items()
+    }:
+        raise UpdateError("the squared gradients of the two are of other parameters")
+    most = everything.examples / forgotten.examples
+    if alpha >= most:
+        raise UpdateError(
+            f"alpha {alpha:g} selects nothing: {forgotten.examples} of {everything.examples} examples are to be "
+            f"forgotten, so that a weight matters at most {most:.3g} times as much to them; give less than that"
+        )
+    factors: dict[str, _Floats] = {}
+    for name, squares in forgotten.sums.items():
+        own, of_all = squares / forgotten.examples, everything.sums[name] / everything.examples
+        selected = own > alpha * of_all
+        shrunk = np.minimum(strength * of_all / np.where(selected, own, 1.0), 1.0)
+        factors[name] = np.where(selected, shrunk, 1.0).astype(np.float32)
+    return factors
+
+
+def encode_squares(
+    everything: SquaredGradients, forgotten: SquaredGradients | None, manifest: Manifest
+) -> bytes:
+    """Return a device's squares as one buffer of fp32, those to be forgotten behind those of all its examples.
+
+    Raises
+    ------
+    UpdateError
+        If they are of parameters that the manifest does not have.
+    """
+    try:
+        indices = sorted(manifest.index[name] for name in everything.sums)
+    except KeyError as error:
+        raise UpdateError(f"the model has no tensor {error}") from None
+    names = [manifest.names[index] for index in indices]
+    header = {
+        "manifest": manifest.hash,
+        "indices": indices,
+        "num_examples": everything.examples,
+        "forgotten": 0 if forgotten is None else forgotten.examples,
+    }
+    parts = [everything] if forgotten is None else [everything, forgotten]
+    return pack(
+        Kind.SQUARES,
+        header,
+        [np.ascontiguousarray(p.sums[n], "<f4").tobytes() for p in parts for n in names],
+    )
+
+
+def decode_squares(
+    data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
+) -> tuple[SquaredGradients, SquaredGradients | None]:
+    """Return the squares of all examples of a device, and of those that are to be forgotten, if there are any.
+
+    Raises
+    ------
+    UpdateError
+        If the bytes are damaged or of another model, or the numbers are no such squares: all examples contain those
+        that are to be forgotten.
+    """
+    _, header, payload = unpack(data, manifest, Kind.SQUARES)
+    indices = index_field(header, "indices", manifest)
+    examples, few = field(header, "num_examples", int), field(header, "forgotten", int)
+    check_count("num_examples", examples, 1, (limits or Limits()).max_examples)
+    check_count("forgotten", few, 0, examples)
+    shapes = {manifest.names[index]: manifest.shapes[index] for index in indices}
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes.values()]
+    parts = 2 if few else 1
+    if len(payload) != 4 * parts * sum(sizes):
+        raise UpdateError(
+            f"payload has {len(payload)} bytes, squares need {4 * parts * sum(sizes)}"
+        )
+    numbers = np.frombuffer(payload, "<f4").reshape(parts, -1)
+    found = []
+    for row, count in zip(numbers, (examples, few), strict=False):
+        pieces = np.split(row, np.cumsum(sizes)[:-1])
+        sums = {
+            n: piece.reshape(shape)
+            for (n, shape), piece in zip(shapes.items(), pieces, strict=True)
+        }
+        found.append(SquaredGradients(sums, count))
+    if few == 0:
+        return found[0], None
+    # Each was added up by itself, and rounded.
+    if (numbers[1] > numbers[0] * np.float32(1.001)).any():
+        raise UpdateError(
+            "squares of what is to be forgotten are larger than those of all examples"
+        )
+    return found[0], found[1]

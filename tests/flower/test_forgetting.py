@@ -1,0 +1,347 @@
+"""A client has examples forgotten: everybody sends squares of gradients, and the server makes weights smaller."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.flower import (
+    Checkpointed,
+    ElasticClient,
+    PartialUpdates,
+    RoundTerms,
+    elastic_client_app,
+)
+from fl_elastic.flower.forgetting import Wishes
+from fl_elastic.flower.records import FORGET, train_reply
+from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.terms import SQUARES, Instructions
+from fl_elastic.losses import classification_loss
+from fl_elastic.training.forget import dampen, squared_gradients
+from fl_elastic.update import Manifest
+from fl_elastic.update.squared_gradients import (
+    SquaredGradients,
+    dampening,
+    decode_squares,
+    encode_squares,
+)
+
+NODES, CLASSES, ALPHA = 4, 5, 2.0
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def build() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def data(node: int, *classes: int) -> list[Batch]:
+    """Examples of each class around a place of its own; node 0 is the test."""
+    generator = torch.Generator().manual_seed(node)
+    places = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(99)) * 2
+    targets = torch.tensor(classes).repeat_interleave(16)[
+        torch.randperm(16 * len(classes), generator=generator)
+    ]
+    inputs = places[targets] + torch.randn(len(targets), 8, generator=generator)
+    return list(zip(inputs.split(8), targets.split(8), strict=True))
+
+
+THEIRS = data(7, 4)
+"""What the second client, and nobody else, has of the last class."""
+
+
+def client(node: int, *, forgets: bool = True, trains_it: bool = True) -> ElasticClient:
+    own = data(node, 0, 1, 2, 3)
+    return ElasticClient(
+        build(), [*own, *THEIRS] if node == 2 and trains_it else own, data(0, 0, 1, 2, 3, 4),
+        budget=Budget(), loss_fn=classification_loss, optimizer_fn=plain_sgd, epochs=3,
+        client_id=str(node), forget=THEIRS if node == 2 and forgets else None,
+    )  # fmt: skip
+
+
+def accuracy(weights: dict[str, Any], *classes: int) -> float:
+    model = build()
+    model.load_state_dict(
+        {name: torch.from_numpy(np.array(each)) for name, each in weights.items()}
+    )
+    batches = data(0, *classes)
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(dim=1) == y).sum()) for x, y in batches)
+    return right / sum(len(y) for _, y in batches)
+
+
+def trained() -> ArrayRecord:
+    """A model that knows all classes."""
+    strategy = PartialUpdates(quiet(FedAvg))
+    apps = {n: elastic_client_app(lambda _, n=n: client(n, forgets=False)) for n in range(1, 5)}
+    result, _ = run(strategy, apps, arrays_of(build()), 6)
+    return result.arrays
+
+
+@pytest.fixture(scope="module")
+def known() -> ArrayRecord:
+    return trained()
+
+
+def start(
+    known: ArrayRecord,
+    rounds: int = 1,
+    *,
+    terms: RoundTerms | None = None,
+    alter: Callable[[Message], Message] = lambda reply: reply,
+    **options: Any,
+) -> tuple[dict[str, Any], list[RoundRecord], dict[int, ElasticClient]]:
+    """Rounds in which nobody trains on what is to be forgotten; clients live as long as the run."""
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(
+        quiet(FedAvg), terms=terms or RoundTerms(forget=ALPHA), on_round=records.append
+    )
+    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
+    apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
+    chosen: Any = options.pop("wrap", lambda strategy: strategy)(strategy)
+    result, _ = run(chosen, apps, known, rounds, alter=alter)
+    return as_weights(result.arrays), records, clients
+
+
+def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(known: ArrayRecord) -> None:
+    before = as_weights(known)
+    assert accuracy(before, 4) > 0.9 and accuracy(before, 0, 1, 2, 3) > 0.9
+    without, _, _ = start(known, terms=RoundTerms())
+    assert accuracy(without, 4) > 0.6, "rounds alone have forgotten it"
+    after, records, _ = start(known)
+    assert accuracy(after, 4) < 0.2
+    assert accuracy(after, 0, 1, 2, 3) > 0.9
+    (asked,) = [each for each in records if not each.trains]
+    assert asked.dampened > 0 and len(asked.accepted) == NODES
+    assert asked.downlink_total_bytes > 0 and all(each.uplink_bytes for each in asked.accepted)
+
+
+def test_it_is_what_one_device_with_all_the_data_would_do(known: ArrayRecord) -> None:
+    """The dampened model of a round against the same round's model, dampened by everybody's examples at once."""
+    plain, _, _ = start(known, terms=RoundTerms())
+    after, _, _ = start(known)
+    model = build()
+    model.load_state_dict({n: torch.from_numpy(np.array(each)) for n, each in plain.items()})
+    everything = [batch for node in range(1, 5) for batch in data(node, 0, 1, 2, 3)] + THEIRS
+    few = squared_gradients(model, classification_loss, THEIRS)
+    dampen(model, few, squared_gradients(model, classification_loss, everything), alpha=ALPHA)
+    for name, each in model.state_dict().items():
+        np.testing.assert_allclose(after[name], each.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_wish_is_met_once_and_the_client_hears_of_it(known: ArrayRecord) -> None:
+    _, records, clients = start(known, rounds=3)
+    assert [each.server_round for each in records if not each.trains] == [1]
+    assert clients[2].forgotten and not clients[1].forgotten
+
+
+def test_a_server_that_does_not_listen_says_nothing_and_does_nothing(known: ArrayRecord) -> None:
+    _, records, clients = start(known, rounds=2, terms=RoundTerms())
+    assert all(each.trains for each in records) and not clients[2].forgotten
+
+
+def test_what_was_met_outlasts_the_server(known: ArrayRecord, tmp_path: Path) -> None:
+    def kept(strategy: PartialUpdates) -> Checkpointed:
+        return Checkpointed(strategy, tmp_path)
+
+    start(known, rounds=1, wrap=kept)
+    _, records, clients = start(known, rounds=3, wrap=kept)
+    assert records and all(each.trains for each in records)
+    assert clients[2].forgotten
+
+
+def altered(node: int, change: Callable[[SquaredGradients], SquaredGradients]) -> Any:
+    """Let one node send other squares, which are to be forgotten as well."""
+    manifest = Manifest.of(build())
+
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id != node:
+            return message
+        packed = message.content.array_records["fitres.parameters"]["0"].numpy()
+        try:
+            everything, forgotten = decode_squares(packed.tobytes(), manifest)
+        except UpdateError:
+            return message
+        forgotten = None if forgotten is None else change(forgotten)
+        sent = encode_squares(change(everything), forgotten, manifest)
+        message.content = train_reply([np.frombuffer(sent, np.uint8)], everything.examples, {})
+        return message
+
+    return alter
+
+
+def test_one_that_claims_huge_squares_does_not_decide_alone(known: ArrayRecord) -> None:
+    """With squares a million times too large nothing of the others' would count: all weights would go."""
+    _, fair, _ = start(known)
+    after, records, _ = start(known, alter=altered(2, lambda squares: squares.times(1e6)))
+    assert accuracy(after, 0, 1, 2, 3) > 0.7
+    assert records[-1].dampened < 3 * fair[-1].dampened + 100
+
+
+def test_squares_of_nobody_who_asked_forget_nothing(known: ArrayRecord) -> None:
+    def alter(message: Message) -> Message:
+        if message.metadata.src_node_id == 2:
+            told = message.content.config_records["fitres.metrics"]
+            told.pop(FORGET, None)
+        return message
+
+    _, records, clients = start(known, rounds=2, alter=alter)
+    assert all(each.trains for each in records) and not clients[2].forgotten
+
+
+def test_damaged_squares_are_left_out_and_the_wish_is_not_met(
+    known: ArrayRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    def alter(message: Message) -> Message:
+        packed = message.content.array_records["fitres.parameters"]["0"].numpy()
+        if (
+            message.metadata.src_node_id == 2
+            and FORGET not in message.content.config_records["fitres.metrics"]
+        ):
+            broken = packed.copy()
+            broken[-1] ^= 1
+            message.content = train_reply([broken], 8, {})
+        return message
+
+    with caplog.at_level(logging.WARNING, "fl_elastic"):
+        _, records, clients = start(known, rounds=1, alter=alter)
+    asked = records[-1]
+    assert not asked.trains and not asked.dampened and asked.rejected[0].node_id == 2
+    assert "nobody sent squares" in caplog.text and not clients[2].forgotten
+
+
+def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for_all() -> None:
+    own = client(2, trains_it=False)
+    manifest = Manifest.of(own.model)
+    hurried, _ = own._squares(Instructions(squares=True, deadline=1e-6))
+    whole, _ = own._squares(Instructions(squares=True))
+    everything, forgotten = decode_squares(hurried, manifest)
+    of_all, of_them = decode_squares(whole, manifest)
+    assert forgotten is not None and of_them is not None
+    assert (everything.examples, forgotten.examples) == (of_all.examples, of_them.examples)
+    assert everything.examples == 80 and forgotten.examples == 16
+    for name in forgotten.sums:
+        np.testing.assert_array_equal(forgotten.sums[name], of_them.sums[name])
+    assert any((everything.sums[n] != of_all.sums[n]).any() for n in of_all.sums)
+
+
+def test_privacy_by_noise_and_numbers_that_mean_nothing_are_refused() -> None:
+    private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
+    with pytest.raises(RegistryError, match="differential privacy does not cover"):
+        PartialUpdates(private, terms=RoundTerms(forget=3))
+    for value in (-1.0, math.inf, math.nan):
+        with pytest.raises(RegistryError, match="forget"):
+            RoundTerms(forget=value)
+
+
+def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
+    wishes = Wishes()
+    wish = "ab" * 16
+    wishes.hear(2, wish)
+    assert wishes.open_of([1, 2]) == {2: wish} and wishes.met_of(2) == ""
+    wishes.tried({2: wish}, 3)
+    assert wishes.met_of(2) == wish and not wishes.open_of([2])
+    wishes.undone(2)
+    assert wishes.met_of(2) == wish
+    wishes.undone(3)
+    assert wishes.met_of(2) == "" and not wishes.open_of([2])
+    again = Wishes()
+    again.from_arrays(wishes.to_arrays())
+    again.hear(2, wish)
+    assert again.met_of(2) == "" and not again.open_of([2])
+
+
+@pytest.mark.parametrize("wish", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
+def test_what_is_no_digest_is_no_wish(wish: object) -> None:
+    wishes = Wishes()
+    wishes.hear(1, wish)
+    assert not wishes.open_of([1])
+
+
+def squares_of(seed: int, examples: int) -> SquaredGradients:
+    draw = np.random.default_rng(seed)
+    model = Manifest.of(build())
+    sums = {
+        name: draw.exponential(size=shape).astype(np.float32)
+        for name, shape in zip(model.names, model.shapes, strict=True)
+    }
+    return SquaredGradients(sums, examples)
+
+
+@pytest.mark.parametrize("with_few", [True, False])
+def test_squares_arrive_as_they_were_sent(with_few: bool) -> None:
+    manifest, few = Manifest.of(build()), squares_of(1, 3)
+    everything = squares_of(2, 9) + few
+    packed = encode_squares(everything, few if with_few else None, manifest)
+    found, forgotten = decode_squares(packed, manifest)
+    assert found.examples == 12
+    assert (forgotten is not None) == with_few
+    for name, each in everything.sums.items():
+        np.testing.assert_array_equal(found.sums[name], each)
+        if forgotten is not None:
+            np.testing.assert_array_equal(forgotten.sums[name], few.sums[name])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_mutated_squares_raise_update_errors_alone(seed: int) -> None:
+    manifest, few = Manifest.of(build()), squares_of(1, 3)
+    packed = bytearray(encode_squares(squares_of(2, 9) + few, few, manifest))
+    draw = np.random.default_rng(seed)
+    for _ in range(int(draw.integers(1, 4))):
+        packed[int(draw.integers(len(packed)))] ^= int(draw.integers(1, 256))
+    with pytest.raises(UpdateError):
+        decode_squares(bytes(packed[: int(draw.integers(10, len(packed) + 1))]), manifest)
+
+
+def test_what_is_to_be_forgotten_is_a_part_of_everything() -> None:
+    manifest = Manifest.of(build())
+    few, others = squares_of(1, 3), squares_of(2, 9)
+    large = few.times(100.0)
+    for everything, forgotten in ((others, large), (replace_examples(others, 2), few)):
+        with pytest.raises(UpdateError):
+            decode_squares(encode_squares(everything, forgotten, manifest), manifest)
+
+
+def replace_examples(squares: SquaredGradients, examples: int) -> SquaredGradients:
+    return SquaredGradients(squares.sums, examples)
+
+
+def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
+    from fl_elastic.training.forget import under_every_name
+
+    torch.manual_seed(0)
+    first = nn.Linear(6, 6)
+    model = nn.Sequential(first, nn.Tanh(), first, nn.Linear(6, 3))
+    loader = [(torch.randn(4, 6), torch.randint(0, 3, (4,))) for _ in range(3)]
+    everything = squared_gradients(model, classification_loss, loader)
+    few = squared_gradients(model, classification_loss, loader[:1])
+    factors = dampening(
+        under_every_name(model, few), under_every_name(model, everything), alpha=1.5
+    )
+    assert set(factors) == {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"}
+    np.testing.assert_array_equal(factors["0.weight"], factors["2.weight"])
+    local = deepcopy(model)
+    dampen(local, few, everything, alpha=1.5)
+    np.testing.assert_allclose(
+        local[0].weight.detach(), first.weight.detach() * factors["0.weight"], rtol=1e-6
+    )
+
+
+def test_the_question_is_one_that_only_the_librarys_clients_know() -> None:
+    told = Instructions(squares=True)
+    assert not told.trains and told.to_config() == {SQUARES: True}
+    assert Instructions.from_config(told.to_config()) == told
