@@ -84,6 +84,9 @@ def problem_of(words: list[str]) -> str:
     command: click.Command = typer.main.get_command(app)
     for word in words:
         name = word.split("=")[0]
+        usual = getattr(command, "usual", "")
+        if name.startswith("--") and usual and isinstance(command, click.Group):
+            command = command.commands[usual]
         if name.startswith("--"):
             known = {option for parameter in command.params for option in parameter.opts}
             known |= {"--help"}.union(*(parameter.secondary_opts for parameter in command.params))

@@ -14,7 +14,7 @@ from rich.console import Console
 from fl_elastic import __version__
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
-from fl_elastic.cli.stream import stream
+from fl_elastic.cli.stream import stream_app
 from fl_elastic.errors import ElasticError, LaboratoryMissing
 from fl_elastic.laboratory import COMMANDS as LABORATORY
 
@@ -75,7 +75,7 @@ def _add_refusing(name: str, about: str, error: ElasticError) -> None:
 
 
 app.command()(plan)
-app.command()(stream)
+app.add_typer(stream_app, name="stream")
 app.add_typer(fleet, name="fleet")
 _add_installed()
 

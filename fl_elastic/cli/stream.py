@@ -13,8 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
+from fl_elastic.cli.stream_forget import forget
+from fl_elastic.cli.stream_learner import Opening, shape_of
 from fl_elastic.errors import LaboratoryMissing, StreamError
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.storage import write_atomically
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner
     from fl_elastic.streaming.sources import Reading
 
-__all__ = ["stream"]
+__all__ = ["stream", "stream_app"]
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -76,48 +80,18 @@ def stream(
     # What can be refused without torch is refused before it is imported, which takes seconds.
     if not 0 < learning_rate < math.inf:
         raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
-    shape = _shape(input_)
-    from fl_elastic.named_models import build_model, check_model_name
+    shape = shape_of(input_)
+    from fl_elastic.named_models import check_model_name
 
     check_model_name(model)
-    import torch
-
-    from fl_elastic.budget import Budget
-    from fl_elastic.planning import POLICIES
-    from fl_elastic.streaming import (
-        EverySamples,
-        Latent,
-        OnDrift,
-        OnMains,
-        SampleStore,
-        StreamLearner,
-        StreamOptions,
-    )
-    from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
-    from fl_elastic.streaming.one_learner import one_learner
     from fl_elastic.streaming.sources import open_source, source_name
     from fl_elastic.streaming.summary import stream_summary
 
-    POLICIES.make(policy)
-    network = build_model(model, shape, outputs, seed)
-    trigger = EverySamples(every) | OnDrift()
-    encoding = "int8" if latent else "raw"
-    tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
-    state = state_bytes(tensors, 4 * math.prod(shape))
-    with (
-        one_learner(state_dir),
-        SampleStore(
-            state_dir / "samples.db", fitting_capacity(state_dir, capacity, state),
-            encoding=encoding, seed=seed,
-        ) as store,
-    ):  # fmt: skip
-        learner = StreamLearner(
-            network, store, budget=Budget(speedup=speedup, deadline=deadline), policy=policy,
-            optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),
-            trigger=trigger & OnMains() if on_mains else trigger, detector=detector,
-            replay=replay, state_dir=state_dir, seed=seed,
-            latent=Latent(latent) if latent else None, options=StreamOptions(steps=steps),
-        )  # fmt: skip
+    opening = Opening(
+        model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy, replay,
+        detector, every, steps, on_mains, learning_rate, capacity,
+    )  # fmt: skip
+    with opening.learner() as learner:
         name = source_name(source)
         after = learner.places.get(name, learner.places.get(""))
         readings = open_source(source, after=after, follow=follow)
@@ -143,6 +117,23 @@ def stream(
                 "saved is learned again at the next start, from the log there or from the source"
             )
     typer.echo(json.dumps(result) if as_json else _line(result))
+
+
+class _ServiceUnlessNamed(TyperGroup):
+    """Runs the service where no other command is named: ``fl-elastic stream --source ...``."""
+
+    usual = "run"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [self.usual, *args])
+
+
+stream_app = typer.Typer(
+    cls=_ServiceUnlessNamed, help="Learn from a stream, or let its model forget samples."
+)
+stream_app.command("run", epilog="fl-elastic stream forget lets the model forget samples.")(stream)
+stream_app.command("forget")(forget)
 
 
 def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]:
@@ -236,13 +227,3 @@ def _line(result: dict[str, Any]) -> str:
         f"{result['adaptations']} adaptations, {result['rolled_back']} of them undone"
         + (f"\nrefused: {_reasons(result['refused'])}" if result["refused"] else "")
     )
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise StreamError(f"input {text!r} is not a shape such as 3,32,32")
-    return shape

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -14,16 +14,18 @@ from torch import nn
 
 from fl_elastic.archive import Archive
 from fl_elastic.budget import Budget
+from fl_elastic.errors import StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.measure import OptimizerFn
-from fl_elastic.streaming.adapting import Adaptation, Engine
+from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.event_log import Event
+from fl_elastic.streaming.forgetting import Forgotten, dampen_body
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import UNLABELLED, Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
@@ -379,6 +381,65 @@ class StreamLearner:
         progress.adapted(kept=not done.undone)
         self.save()
         return done
+
+    def ids_of(self, label: int) -> list[int]:
+        """Return the ids of all samples of a class that are in the store or held out."""
+        ids = self.store.draw(len(self.store), how="newest").tolist()
+        rows = [*self._memory.known(ids), *self._memory.held_out]
+        return sorted({row.number for row in rows if row.y == label})
+
+    def forget(self, sample_ids: Iterable[int | str], *, alpha: float = 3.0) -> Forgotten:
+        """Let the model forget samples, without training, and delete them wherever this learner keeps them.
+
+        See `fl_elastic.training.forget.forget` for what that can do. Samples without a label are deleted alone, as
+        nothing was learned from them. One that the store no longer holds cannot be forgotten. If this process dies
+        meanwhile, forget them again.
+
+        Parameters
+        ----------
+        sample_ids : iterable of int or str
+            Ids, or names that their sender gave them.
+        alpha : float
+            How many times as much a weight must matter to them as to all.
+
+        Raises
+        ------
+        StreamError
+            If nothing of them is here, the store holds nothing else, or the state could not be saved.
+        UpdateError
+            If ``alpha`` means nothing, or is too large for that many samples.
+        """
+        numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
+        rows, body = self._memory.known(numbers), self._classifier.body
+        if not rows or body is None:
+            raise StreamError(
+                "none of these samples is here: what is no longer stored cannot be forgotten"
+            )
+        learned = [row for row in rows if row.y >= 0]
+        kept = [row for row in self._memory.held_out if row.number not in numbers]
+        classes, loss_fn, weights = self._classifier.classes, self._engine.loss_fn, 0
+        before = [score(body, loss_fn, some, classes) for some in (learned, kept)]
+        if learned:
+            weights = dampen_body(
+                body, loss_fn, learned, self.store, kept, classes, alpha=alpha, seed=self._seed
+            )  # fmt: skip
+        after = [score(body, loss_fn, some, classes) for some in (learned, kept)]
+        self._memory.forget(numbers)
+        # A policy may remember examples that it looked at.
+        self.selection = SelectionState()
+        # First what was forgotten, then what it was: the other way round nobody could forget it again.
+        if not self.save():
+            raise StreamError(
+                "the state could not be saved: is the disk full? Forget the samples again"
+            )
+        self.store.erase(numbers)
+        return Forgotten(len(learned), len(rows), weights, before[0], after[0], before[1], after[1])
+
+    def _known(self, sample_id: int | str) -> int | None:
+        try:
+            return self._number(sample_id)
+        except Refused:
+            return None
 
     def take_up(self) -> bool:
         """Take up what a round of the federation has left, if that is no worse; return whether there was something.

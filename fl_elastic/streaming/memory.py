@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -170,6 +170,27 @@ class StreamMemory:
                 if sample_id in self._given.beside:
                     self._give([row])
         return LateLabel(row is not None, waited=True, prediction=prediction)
+
+    def known(self, numbers: Iterable[int]) -> list[Row]:
+        """Return those of these samples that are in the store or held out, labelled or not."""
+        wanted = list(dict.fromkeys(numbers))
+        self.settle()
+        found = self.store.take(wanted)
+        rows = [
+            Row(x, int(y), float(t), int(number))
+            for number, x, y, t in zip(found.ids, found.x, found.y, found.t, strict=True)
+        ]
+        here = {row.number for row in rows}
+        beside = [*self.held_out, *self._recent.new]
+        return rows + [
+            row
+            for number, row in {row.number: row for row in beside}.items()
+            if number in wanted and number not in here
+        ]
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Give up these samples, wherever they are besides the store."""
+        self._recent.forget(numbers)
 
     def world_changed(self) -> None:
         """Let the held-out samples go to the store: they are of a world that is no more."""

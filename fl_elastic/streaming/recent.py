@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,15 @@ class Recent:
         """Give up all samples: they are features of a frozen part that is no more."""
         self.new.clear()
         self.held_out.clear()
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Give up these samples, and what was predicted of them."""
+        kept = [row for row in self.new if row.number not in numbers]
+        self.new.clear()
+        self.new.extend(kept)
+        self.held_out.rows = [row for row in self.held_out.rows if row.number not in numbers]
+        for number in numbers:
+            self._waiting.pop(number, None)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return everything as arrays."""

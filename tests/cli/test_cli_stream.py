@@ -172,6 +172,34 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
     assert "refused: a number is not finite (1 times)" in told
 
 
+def test_a_class_is_forgotten_by_the_command_line(place: Path) -> None:
+    call(*arguments(place))
+    own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
+    code = "from fl_elastic.cli.main import main; main()"
+    program = [sys.executable, "-c", code, "stream", "forget"]
+
+    def told(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*program, *more], cwd=place, capture_output=True, text=True, check=False
+        )
+
+    for more, why in (
+        (own, "say what to forget"),
+        ([*own, "--ids", "999999"], "none of these samples is here"),
+        ([*own[:-1], str(place), "--ids", "1"], "no stream's store"),
+    ):
+        refused = told(*more)
+        assert refused.returncode == 1 and why in refused.stderr
+        assert "Traceback" not in refused.stderr
+    done = told(*own, "--label", "1", "--alpha", "1.2", "--json")
+    assert done.returncode == 0, done.stderr
+    came = json.loads(done.stdout)
+    assert came["examples"] == came["deleted"] > 0 and came["weights"] > 0
+    assert came["theirs_after"]["samples"] == came["examples"]
+    again = told(*own, "--label", "1")
+    assert again.returncode == 1 and "none of these samples is here" in again.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     command = "import typer; from fl_elastic.cli.stream import stream; typer.run(stream)"

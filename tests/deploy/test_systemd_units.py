@@ -46,6 +46,7 @@ def test_commands_and_options_exist(path: Path) -> None:
     command = commands.get(arguments[0])
     if arguments[0] == "fleet":
         command = getattr(command, "commands", {}).get(arguments[1])
+    command = getattr(command, "commands", {}).get(getattr(command, "usual", ""), command)
     assert command is not None, f"no command {arguments[:2]}"
     known = {option for parameter in command.params for option in parameter.opts}
     used = {argument for argument in arguments if argument.startswith("--")}

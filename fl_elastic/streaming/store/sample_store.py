@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -283,6 +284,27 @@ class SampleStore:
         if not given:
             raise StoreError("say what to delete: ids, a label, an age or a version")
         return self._file.delete(" AND ".join(given), [*given.values()])
+
+    def erase(self, ids: Iterable[int]) -> int:
+        """Delete samples so that the file no longer holds their bytes; return how many.
+
+        What is deleted otherwise is overwritten only as others come. The whole file is written anew, which takes as
+        much room on the disk again for a while.
+
+        Raises
+        ------
+        StoreError
+            If it could not be: another process reads, or the disk is full.
+        """
+        gone = self.delete(ids)
+        try:
+            self._file.database.compact()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self._file.database.path} could not be written anew ({error}), and may still hold the bytes of "
+                f"samples; {gone} were deleted: stop what else reads it, make room, and erase again"
+            ) from None
+        return gone
 
     def close(self) -> None:
         """Close the file; what was committed is in it."""

@@ -129,6 +129,18 @@ class Database:
             [(key, str(value)) for key, value in facts.items()],
         )
 
+    def compact(self) -> None:
+        """Write the file anew, without what was deleted from it, and cut the log off.
+
+        Raises
+        ------
+        sqlite3.Error
+            If another process is in the way, or the disk is full.
+        """
+        self.connection.execute("VACUUM")
+        if not self._shortened():
+            raise sqlite3.OperationalError("another process reads for too long")
+
     def used_pages(self) -> int:
         """Return how many pages of the file are in use."""
         return _number(self.connection, "page_count") - _number(self.connection, "freelist_count")

@@ -1,0 +1,65 @@
+"""``fl-elastic stream forget``: let a stream's model forget samples, and delete them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fl_elastic.cli.stream_learner import Opening, shape_of
+from fl_elastic.errors import StreamError
+
+__all__ = ["forget"]
+
+
+def forget(
+    model: Annotated[str, typer.Option(help="The service's model.")],
+    state_dir: Annotated[Path, typer.Option(help="The service's folder; it must not run now.")],
+    input_: Annotated[str, typer.Option("--input", help="Shape of one sample, such as 3,32,32.")],
+    outputs: Annotated[int, typer.Option(min=1, help="Classes that the service began with.")] = 2,
+    latent: Annotated[int, typer.Option(min=0, help="As the service has it.")] = 0,
+    ids: Annotated[
+        str, typer.Option(help="Ids or names of samples, with commas between them.")
+    ] = "",
+    label: Annotated[int | None, typer.Option(help="All stored samples of this class.")] = None,
+    alpha: Annotated[
+        float, typer.Option(help="How many times as much a weight must matter to them as to all.")
+    ] = 3.0,
+    seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the weights smaller that matter far more to these samples than to all, and erase the samples."""
+    if not ids and label is None:
+        raise StreamError("say what to forget: --ids 17,18 or --label 3")
+    if not (state_dir / "samples.db").exists():
+        raise StreamError(f"there is no stream's store in {state_dir}: check --state-dir")
+    opening = Opening(model, state_dir, shape_of(input_), outputs, latent, seed)
+    with opening.learner() as learner:
+        wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]
+        if label is not None:
+            wanted += learner.ids_of(label)
+        came = asdict(learner.forget(wanted, alpha=alpha))
+        learner.close()
+    typer.echo(json.dumps(came) if as_json else _told(came))
+
+
+def _sample(text: str) -> int | str:
+    text = text.strip()
+    return int(text) if text.isdecimal() else text
+
+
+def _told(came: dict[str, Any]) -> str:
+    def change(of: str) -> str:
+        before, after = came[f"{of}before"], came[f"{of}after"]
+        if not after["samples"]:
+            return "not known"
+        return f"{before['accuracy']:.3f} to {after['accuracy']:.3f}"
+
+    return (
+        f"{came['deleted']} samples erased, {came['examples']} of them with a label; {came['weights']} weights are "
+        f"smaller\naccuracy on what was to be forgotten: {change('theirs_')}; on what is held out of the rest: "
+        f"{change('')}"
+    )

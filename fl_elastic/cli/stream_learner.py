@@ -1,0 +1,109 @@
+"""The learner that a stream's state folder belongs to, as the commands of ``fl-elastic stream`` open it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_elastic.errors import StreamError
+
+if TYPE_CHECKING:
+    from fl_elastic.streaming import StreamLearner
+
+__all__ = ["Opening", "shape_of"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a learner is opened with.
+
+    Parameters
+    ----------
+    model : str
+        A model of the simulation, a torchvision name, or ``module:callable``.
+    state_dir : Path
+        Folder of the store and the learned model.
+    shape : tuple of int
+        Of one sample.
+    outputs : int
+        Classes to begin with.
+    latent : int
+        Groups below which features are kept; 0 keeps inputs.
+    seed : int
+        Of random choices.
+    """
+
+    model: str
+    state_dir: Path
+    shape: tuple[int, ...]
+    outputs: int = 2
+    latent: int = 0
+    seed: int = 0
+    speedup: float | None = None
+    deadline: float | None = None
+    policy: str = "elastic"
+    replay: str = "er"
+    detector: str = "adwin"
+    every: int = 50
+    steps: int = 50
+    on_mains: bool = False
+    learning_rate: float = 1e-3
+    capacity: int | None = None
+
+    @contextmanager
+    def learner(self) -> Iterator[StreamLearner]:
+        """Give the learner, and keep others out of its folder; its state is saved by whoever asks for it."""
+        import torch
+
+        from fl_elastic.budget import Budget
+        from fl_elastic.named_models import build_model
+        from fl_elastic.planning import POLICIES
+        from fl_elastic.streaming import (
+            EverySamples,
+            Latent,
+            OnDrift,
+            OnMains,
+            SampleStore,
+            StreamLearner,
+            StreamOptions,
+        )
+        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
+        from fl_elastic.streaming.one_learner import one_learner
+
+        POLICIES.make(self.policy)
+        network = build_model(self.model, self.shape, self.outputs, self.seed)
+        trigger = EverySamples(self.every) | OnDrift()
+        tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
+        state = state_bytes(tensors, 4 * math.prod(self.shape))
+        with (
+            one_learner(self.state_dir),
+            SampleStore(
+                self.state_dir / "samples.db",
+                fitting_capacity(self.state_dir, self.capacity, state),
+                encoding="int8" if self.latent else "raw", seed=self.seed,
+            ) as store,
+        ):  # fmt: skip
+            yield StreamLearner(
+                network, store, budget=Budget(speedup=self.speedup, deadline=self.deadline),
+                policy=self.policy,
+                optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
+                trigger=trigger & OnMains() if self.on_mains else trigger, detector=self.detector,
+                replay=self.replay, state_dir=self.state_dir, seed=self.seed,
+                latent=Latent(self.latent) if self.latent else None,
+                options=StreamOptions(steps=self.steps),
+            )  # fmt: skip
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Return the shape that a text such as 3,32,32 says; raises StreamError if it says none."""
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise StreamError(f"input {text!r} is not a shape such as 3,32,32")
+    return shape
