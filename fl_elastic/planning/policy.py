@@ -298,13 +298,13 @@ class Policy(ABC):
         Asked once before a fit, so that a policy does not quietly train the head alone.
         """
 
-    def observe(self, probe: Probe, memory: PolicyMemory) -> PolicyMemory:
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
         """Return what the policy keeps, having looked at the model before a fit; by default nothing new.
 
         Plans of the fit find it in `PlanRequest.memory`. It lasts from fit to fit, on disk where the client has a
         folder, if the fit succeeds.
         """
-        del probe
+        del probe, profile
         return memory
 
     def after_backward(

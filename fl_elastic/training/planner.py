@@ -127,7 +127,7 @@ class Planner:
         self._first = None
         self._measured = False
         self.state.fit_to(costs.group_names)
-        self.memory = self.policy.observe(self.probe(batches), self.state.memory)
+        self.memory = self.policy.observe(self.probe(batches), costs, self.state.memory)
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with other costs from now on, and only the groups within reach."""
@@ -440,7 +440,10 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
     ]
     if all(mode.is_frozen for mode in modes):
         return first
-    return request.plan(plan.policy, modes)
+    part = request.plan(plan.policy, modes)
+    trained = {g.name for g, mode in zip(part.groups, modes, strict=True) if not mode.is_frozen}
+    chosen = {name: channels for name, channels in plan.channels.items() if name in trained}
+    return replace(part, channels=chosen, erases_momentum=plan.erases_momentum)
 
 
 def with_channels(

@@ -86,7 +86,7 @@ class NeuronPolicy(Policy):
         """Return the layers among whose neurons it chooses, by group index."""
         return neuron_layers(profile)
 
-    def observe(self, probe: Probe, memory: PolicyMemory) -> PolicyMemory:
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
         """Compare the model with the one before the last fit.
 
         The same model twice, as when a round is repeated, is no observation.
@@ -104,7 +104,8 @@ class NeuronPolicy(Policy):
             kept = kept_inputs(probe.batches[0], self.examples, self.memory_bytes // 2)
             inputs = with_kept(probe.batches[0], kept)
         modules = dict(probe.model.named_modules())
-        names = [g.name for g in probe.groups if has_neurons(modules.get(g.name, probe.model))]
+        names = [each.name for each in self.layers(profile).values()]
+        names = [name for name in names if name in modules and has_neurons(modules[name])]
         width = int(memory.facts.get("width", _WIDTH))
         now = neuron_outputs(probe.model, names, inputs, width)
         used = sum(array.nbytes for array in kept.values())
@@ -150,6 +151,16 @@ class NeuronPolicy(Policy):
     def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
         """Return the neurons that train, by group index; a layer that was not observed trains whole."""
         raise NotImplementedError
+
+    def by_chance(
+        self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
+    ) -> dict[int, Values]:
+        """Return scores above 0 in random order, the same ones in all plans of a fit."""
+        seed = request.memory.of(self.name).facts.get("seed")
+        generator = request.generator if seed is None else np.random.default_rng(int(seed))
+        order = generator.permutation(sum(layer.neurons for layer in layers.values())) + 1.0
+        ends = np.cumsum([layer.neurons for layer in layers.values()])[:-1]
+        return dict(zip(layers, np.split(order, ends), strict=True)) if layers else {}
 
     def speeds(
         self, request: PlanRequest, layers: Mapping[int, NeuronLayer]

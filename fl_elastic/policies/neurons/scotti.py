@@ -32,7 +32,7 @@ class ScottiPolicy(NeuronPolicy):
     rate a and the momentum m of the step before. Steps in agreement lower it, so that more trains. It is learnt in
     every step and used from the next fit on; frozen neurons, whose gradients are not computed, have no say, as in
     the published code. Where a step does not fit the budget the threshold is raised until it does, for that fit.
-    Before there is a velocity everything trains.
+    Before there is a velocity everything trains, or neurons by chance if everything does not fit.
 
     The optimiser must be SGD with momentum: under any other the threshold stays where it is.
 
@@ -64,7 +64,7 @@ class ScottiPolicy(NeuronPolicy):
         speeds = self.speeds(request, layers)
         threshold = float(request.memory.of(self.name).facts.get(_EPS, self.eps))
         if speeds is None:
-            return {}
+            speeds, threshold = self.by_chance(request, layers), 0.0
         return fitting(request, speeds, threshold, lambda chosen: self.modes_for(request, chosen))
 
     def after_backward(

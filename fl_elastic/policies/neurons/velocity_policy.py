@@ -82,12 +82,7 @@ class VelocityPolicy(NeuronPolicy):
         speeds = self.speeds(request, layers)
         if speeds is not None:
             return {group: speed / layers[group].parameters for group, speed in speeds.items()}
-        seed = request.memory.of(self.name).facts.get("seed")
-        # Later plans of one fit draw the same neurons.
-        generator = request.generator if seed is None else np.random.default_rng(int(seed))
-        order = generator.permutation(sum(layer.neurons for layer in layers.values())) + 1.0
-        ends = np.cumsum([layer.neurons for layer in layers.values()])[:-1]
-        return dict(zip(layers, np.split(order, ends), strict=True)) if layers else {}
+        return self.by_chance(request, layers)
 
     def _share_of(self, request: PlanRequest) -> float:
         if self.share is not None:
