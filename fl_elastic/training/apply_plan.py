@@ -69,6 +69,7 @@ def apply_plan(
     _check(model, plan)
     guard = ChannelGuard(plan, model, optimizer=optimizer if plan.erases_momentum else None)
     with ExitStack() as stack:
+        stack.callback(guard.settle)
         stack.callback(guard.put_back)
         stack.enter_context(realised(plan, model))
         if optimizer is not None:

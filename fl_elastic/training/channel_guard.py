@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,12 @@ class _Kept:
     rows: Tensor | None = None
     trained: Tensor | None = None
 
-    def put_back(self) -> None:
+    def put_back(self, scratch: Tensor) -> None:
         if self.rows is not None:
-            self.weight.index_copy_(0, self.rows, self.values.index_select(0, self.rows))
+            shape = (len(self.rows), *self.weight.shape[1:])
+            rows = scratch[: math.prod(shape)].view(shape)
+            torch.index_select(self.values, 0, self.rows, out=rows)
+            self.weight.index_copy_(0, self.rows, rows)
         elif self.trained is not None:
             self.weight.copy_(torch.where(self.trained, self.weight, self.values))
 
@@ -50,8 +54,8 @@ class ChannelGuard:
     copies : mapping of str to array
         Copies of present weights that somebody else holds already, by name: they are not copied again.
     optimizer : torch optimiser, optional
-        Whose momentum of untrained neurons is erased now and after each step, and the rest of whose state of them
-        stays as it is now.
+        Whose momentum of untrained neurons is erased in the end, and the rest of whose state of them is what it is
+        now.
     """
 
     def __init__(
@@ -63,7 +67,6 @@ class ChannelGuard:
     ) -> None:
         self._kept: list[_Kept] = []
         self._optimizer = optimizer
-        self._states: dict[tuple[int, str], Tensor] = {}
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in group.parameters if group.name in plan.channels else ():
                 weight = model.get_parameter(name)
@@ -81,35 +84,47 @@ class ChannelGuard:
                         layer = model.get_submodule(name.rpartition(".")[0])
                         trained = _trained(weight, mode, channels, layer)
                         self._kept.append(_Kept(weight, values, trained=trained))
-        self._keep_states(begins=True)
+        # Of several types, as with a head in another precision, each has its own.
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        for kept in self._kept:
+            numbers = 0 if kept.rows is None else len(kept.rows) * kept.weight[0].numel()
+            held = self._scratch.get(kept.weight.dtype)
+            if held is None or len(held) < numbers:
+                self._scratch[kept.weight.dtype] = kept.weight.detach().new_empty(numbers)
+        self._states = {
+            (id(weight), name): value.index_select(0, rows)
+            for weight, rows, name, value in self._states_of_rows()
+            if name not in _MOMENTA
+        }
 
     def put_back(self) -> None:
         """Write the remembered channels into the weights."""
         with torch.no_grad():
             for kept in self._kept:
-                kept.put_back()
-        self._keep_states()
+                kept.put_back(self._scratch[kept.weight.dtype])
+            for weight, rows, name, value in self._states_of_rows():
+                # Vectors have whole gradients: who reads the momentum of each step is not to find those.
+                if weight.dim() == 1 and name in _MOMENTA:
+                    value.index_fill_(0, rows, 0.0)
 
     @torch.no_grad()
-    def _keep_states(self, *, begins: bool = False) -> None:
-        """Erase the momentum of untrained neurons, and hold the rest of the optimiser's state of them."""
-        if self._optimizer is None:
-            return
+    def settle(self) -> None:
+        """Leave the optimiser's state of untrained neurons as it shall be; meanwhile it moves nothing."""
+        for weight, rows, name, value in self._states_of_rows():
+            before = self._states.get((id(weight), name))
+            if before is None:
+                # Momentum, or what the first step has made out of zeros.
+                value.index_fill_(0, rows, 0.0)
+            else:
+                value.index_copy_(0, rows, before)
+
+    def _states_of_rows(self) -> Iterator[tuple[nn.Parameter, Tensor, str, Tensor]]:
+        """Yield what the optimiser holds of weights with untrained neurons: these rows, its name, and itself."""
         for weight, rows in [(k.weight, k.rows) for k in self._kept if k.rows is not None]:
-            for name, value in self._optimizer.state.get(weight, {}).items():
-                if not isinstance(value, Tensor) or value.shape != weight.shape:
-                    continue
-                if name in _MOMENTA:
-                    value.index_fill_(0, rows, 0.0)
-                    continue
-                key = id(weight), name
-                if begins:
-                    self._states[key] = value.index_select(0, rows)
-                elif key in self._states:
-                    value.index_copy_(0, rows, self._states[key])
-                else:
-                    # The first step has made it, out of zeros.
-                    value.index_fill_(0, rows, 0.0)
+            found = {} if self._optimizer is None else self._optimizer.state.get(weight, {})
+            for name, value in found.items():
+                if isinstance(value, Tensor) and value.shape == weight.shape:
+                    yield weight, rows, name, value
 
 
 def frozen_parameters(plan: Plan, model: nn.Module) -> list[nn.Parameter]:

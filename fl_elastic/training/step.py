@@ -78,10 +78,16 @@ class TrainingStep:
     def begin(self, plan: Plan, unmoved: Mapping[str, np.ndarray]) -> None:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
+        self.settle()
         self._trained = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
         optimizer = self.optimizing() if plan.erases_momentum else None
         self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
         self.optimizer_seconds = []
+
+    def settle(self) -> None:
+        """Leave the optimiser as the present plan leaves it."""
+        if self._guard is not None:
+            self._guard.settle()
 
     def take(self, batch: Batch) -> float:
         """Take one step and return its loss.

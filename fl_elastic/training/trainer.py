@@ -238,6 +238,7 @@ class ElasticTrainer:
             step.forward.forget_others(loader)
         report = self._report(fit, epochs)
         self.state.memory = self.planner.memory
+        step.settle()
         if fit.plan.erases_momentum:
             erase_momentum(self._optimizing(), frozen_parameters(fit.plan, self.model))
         self._closing_seconds = clock() - log.ended

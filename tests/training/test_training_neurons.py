@@ -325,6 +325,33 @@ def test_the_threshold_descends_the_gradient_that_steps_tell() -> None:
     assert state.memory.facts["eps"] == pytest.approx(eps, rel=1e-3, abs=1e-6)
 
 
+class ScottiRows(ScottiPolicy):
+    """Learns the threshold while it trains the rows that it is given."""
+
+    def choose(self, request: PlanRequest, layers: Any) -> dict[int, Any]:
+        """Return every other row."""
+        return Rows(ROWS["everywhere"]).choose(request, layers)
+
+
+def test_frozen_neurons_have_no_say_in_the_threshold() -> None:
+    model, batches, state = net(), images(3), SelectionState()
+    slow, buffers = copy.deepcopy(model), dict[str, Tensor]()
+    masks = masks_of(slow, ROWS["everywhere"])
+    trainer_of(model, ScottiRows(eps_rate=1.0), batches, state=state).fit(batches)
+    moving = 0.0
+    for batch in batches:
+        before = {name: buffer.clone() for name, buffer in buffers.items()}
+        published_loop(slow, masks, [batch], buffers)
+        gradient = 0.0
+        for name, parameter in slow.named_parameters():
+            if before and name.partition(".")[0] in LAYERS:
+                assert parameter.grad is not None
+                gradient += 0.05 * float((before[name] * parameter.grad).sum())
+        moving = 0.9 * moving + gradient
+    assert moving != 0
+    assert state.memory.facts["eps_momentum"] == pytest.approx(moving, rel=1e-3, abs=1e-6)
+
+
 def test_a_fit_that_fails_is_not_remembered_and_the_same_model_is_no_observation() -> None:
     model, batches, state = net(), images(3), SelectionState()
     trainer = trainer_of(model, "neq", batches, state=state)
