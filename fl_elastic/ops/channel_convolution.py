@@ -69,7 +69,10 @@ class _ChannelConv(Function):
         weight, kept = ctx.saved_tensors
         of_input = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_input = ctx.geometry.input_gradient(gradient, weight, ctx.size)
+            whole = ctx.subset.kept == slice(None)
+            of_input = ctx.geometry.input_gradient(
+                gradient, weight, ctx.size, kept if whole else None
+            )
         if ctx.needs_input_grad[1]:
             of_weight = torch.zeros_like(weight)
             for block in ctx.subset.blocks:
