@@ -75,7 +75,7 @@ class ChannelGuard:
                     values = (
                         weight.detach().clone()
                         if held is None
-                        else torch.as_tensor(held, device=weight.device)
+                        else torch.as_tensor(held, device=weight.device, dtype=weight.dtype)
                     )
                     channels = plan.channels[group.name]
                     if mode.axis == "neuron":
@@ -88,8 +88,8 @@ class ChannelGuard:
         self._scratch: dict[torch.dtype, Tensor] = {}
         for kept in self._kept:
             numbers = 0 if kept.rows is None else len(kept.rows) * kept.weight[0].numel()
-            held = self._scratch.get(kept.weight.dtype)
-            if held is None or len(held) < numbers:
+            longest = self._scratch.get(kept.weight.dtype)
+            if longest is None or len(longest) < numbers:
                 self._scratch[kept.weight.dtype] = kept.weight.detach().new_empty(numbers)
         self._states = {
             (id(weight), name): value.index_select(0, rows)
