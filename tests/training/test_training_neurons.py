@@ -389,7 +389,9 @@ def test_another_policys_memory_is_not_taken_up() -> None:
     assert (state.memory.owner, state.memory.facts["count"]) == ("scotti", 0)
 
 
-def test_a_model_without_neurons_is_refused() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_model_without_neurons_is_refused(norm: bool) -> None:
+    between = nn.LayerNorm(192) if norm else nn.Identity()
+    model = nn.Sequential(nn.Flatten(), between, nn.Linear(192, 3))
     with pytest.raises(PlanError, match="none besides its head"):
         trainer_of(model, "neq", images(1)).fit(images(1))

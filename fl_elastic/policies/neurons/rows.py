@@ -16,6 +16,8 @@ from fl_elastic.profiling import CostProfile
 __all__ = ["NeuronLayer", "modes_of", "neuron_layers", "neuron_mode"]
 
 Chosen = NDArray[np.bool_]
+# By autograd's names of them: a layer norm has entries for features, and no neuron's own outputs.
+_NORMS = ("BatchNorm", "GroupNorm")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def neuron_layers(profile: CostProfile) -> dict[int, NeuronLayer]:
     graph = profile.graph
     found = {}
     for index, group in enumerate(graph.groups):
-        is_norm = group.kind is GroupKind.NORM
+        node = graph.nodes[graph.group_nodes()[index][0]].name
+        is_norm = group.kind is GroupKind.NORM and any(each in node for each in _NORMS)
         once = graph.group_layers[index] == (group.name,)
         if index != graph.head and once and (is_norm or has_operations(profile, index)):
             neurons = _neurons(group)
