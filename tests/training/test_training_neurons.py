@@ -284,7 +284,11 @@ def test_later_plans_of_a_fit_draw_the_same_neurons() -> None:
     model, batches = net(), images(2)
     trainer = trainer_of(model, VelocityPolicy(share=0.3), batches)
     trainer.fit(batches)
-    assert trainer.planner.plan(1.0).channels == trainer.planner.plan(1.0).channels != {}
+    first = trainer.planner.plan(1.0).channels
+    assert first == trainer.planner.plan(1.0).channels != {}
+    # And the next fit others.
+    trainer.fit(batches)
+    assert trainer.planner.plan(1.0).channels != first
 
 
 def test_the_threshold_is_raised_until_the_measured_step_fits() -> None:

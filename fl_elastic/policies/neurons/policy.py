@@ -96,11 +96,12 @@ class NeuronPolicy(Policy):
         PlanError
             If ``memory_bytes`` do not hold the roughest sketch.
         """
-        memory = memory.of(self.name)
+        memory, seed = memory.of(self.name), int(probe.generator.integers(2**31))
+        memory = replace(memory, facts={**memory.facts, "seed": seed})
         kept = _under(memory.arrays, _INPUT)
         inputs = with_kept(probe.batches[0], kept) if kept else None
         if inputs is None:
-            memory = PolicyMemory(self.name, {"seed": int(probe.generator.integers(2**31))})
+            memory = PolicyMemory(self.name, {"seed": seed})
             kept = kept_inputs(probe.batches[0], self.examples, self.memory_bytes // 2)
             inputs = with_kept(probe.batches[0], kept)
         modules = dict(probe.model.named_modules())
