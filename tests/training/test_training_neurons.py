@@ -60,7 +60,7 @@ ROWS = {
 def trainer_of(model: nn.Module, policy: str | Policy, batches: list[Batch], **more: Any) -> Any:
     return ElasticTrainer(
         model, loss_fn, more.pop("optimizer_fn", sgd), budget=more.pop("budget", Budget()), policy=policy,
-        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False), **more,
+        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False, deep_every=0), **more,
     )  # fmt: skip
 
 

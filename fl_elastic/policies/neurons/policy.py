@@ -52,7 +52,6 @@ class NeuronPolicy(Policy):
     """
 
     name: ClassVar[str]
-    covers = False
     basis = "velocity of neurons"
     modes = tuple(Mode.channels(ratio, "neuron") for ratio in (1 / 2, 1 / 4, 1 / 8))
 
@@ -204,6 +203,7 @@ class NeqPolicy(NeuronPolicy):
     """
 
     name: ClassVar[str] = "neq"
+    covers = False
     selects = False
 
     def __init__(self, eps: float = 1e-3, **more: Any) -> None:
