@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.graph import TensorGroup
 
 __all__ = ["Axis", "Mode"]
 
-Axis = Literal["in", "out"]
+Axis = Literal["in", "out", "neuron"]
 _KINDS = ("frozen", "bias", "channels", "filtered", "full")
-_CHANNELS = re.compile(r"(in|out)/(\d+(?:\.\d+)?)")
+_CHANNELS = re.compile(r"(in|out|neuron)/(\d+(?:\.\d+)?)")
+# A share of three of seven is no binary number.
+_ROUNDING = 1e-9
 _FILTERED = re.compile(r"(w|wx)(\d+)")
 
 
@@ -29,8 +32,9 @@ class Mode:
         What is trained of the group.
     fraction : float
         Share of the channels whose weights are trained, in (0, 1]; 1 unless ``kind`` is "channels".
-    axis : {"in", "out"}
-        Which channels ``fraction`` speaks of.
+    axis : {"in", "out", "neuron"}
+        Which channels ``fraction`` speaks of: those of the input; those of the output, with every bias; or neurons,
+        output channels of which each trains with its own bias, and entries of a norm.
     patch : int
         Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
     filters_input : bool
@@ -59,14 +63,14 @@ class Mode:
             raise PlanError(f"mode {self.kind!r} is unknown, use one of {', '.join(_KINDS)}")
         if not 0 < self.fraction <= 1:
             raise PlanError(f"channel fraction {self.fraction} is not in (0, 1]")
-        if self.axis not in ("in", "out"):
-            raise PlanError(f"channel axis {self.axis!r} is neither 'in' nor 'out'")
+        if self.axis not in get_args(Axis):
+            raise PlanError(f"channel axis {self.axis!r} is unknown, use in, out or neuron")
         if self.patch < 1:
             raise PlanError(f"patch side {self.patch} must be at least 1")
 
     @classmethod
     def channels(cls, fraction: float, axis: Axis = "in") -> Mode:
-        """Return the mode that trains ``fraction`` of a layer's channels, and its bias."""
+        """Return the mode that trains ``fraction`` of a layer's channels, and its bias: of neurons their own."""
         return cls("channels", fraction=fraction, axis=axis)
 
     @classmethod
@@ -80,11 +84,12 @@ class Mode:
         if text in ("frozen", "bias", "full"):
             return cls(text)
         if (found := _CHANNELS.fullmatch(text)) and float(found[2]) >= 1:
-            return cls.channels(1 / float(found[2]), "in" if found[1] == "in" else "out")
+            axis: Axis = next(each for each in get_args(Axis) if each == found[1])
+            return cls.channels(1 / float(found[2]), axis)
         if found := _FILTERED.fullmatch(text):
             return cls.filtered(int(found[2]), inputs=found[1] == "wx")
         raise PlanError(
-            f"mode {text!r} is unknown, use frozen, bias, full, in/4, out/4, w2 or wx2 (any number)"
+            f"mode {text!r} is unknown, use frozen, bias, full, in/4, out/4, neuron/4, w2 or wx2 (any number)"
         )
 
     def __str__(self) -> str:
@@ -107,7 +112,11 @@ class Mode:
 
     def channel_count(self, channels: int) -> int:
         """Return how many of ``channels`` are trained: ``fraction`` of them rounded down, at least one."""
-        return max(1, int(channels * self.fraction))
+        return max(1, int(channels * self.fraction + _ROUNDING))
+
+    def trains_part_of(self, shape: Sequence[int]) -> bool:
+        """Whether this mode trains a part alone of a parameter of this shape that it trains."""
+        return self.kind == "channels" and (len(shape) > 1 or self.axis == "neuron")
 
 
 Mode.FROZEN = Mode("frozen")

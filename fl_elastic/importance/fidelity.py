@@ -101,7 +101,7 @@ def _in_mode(
 
 
 def _largest_channels(layer: nn.Conv2d, exact: Tensor, mode: Mode) -> list[int]:
-    axis = 0 if mode.axis == "out" or layer.groups > 1 else 1
+    axis = 0 if mode.axis != "in" or layer.groups > 1 else 1
     others = [dimension for dimension in range(exact.dim()) if dimension != axis]
     norms = exact.square().sum(others)
     return sorted(norms.topk(mode.channel_count(len(norms))).indices.tolist())

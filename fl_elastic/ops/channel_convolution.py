@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fl_elastic.ops.autograd import apply_function
-from fl_elastic.ops.channels import ChannelSubset, take
+from fl_elastic.ops.channels import ChannelBlock, ChannelSubset, take
 from fl_elastic.ops.convolution import bias_gradient
 from fl_elastic.ops.geometry import ConvGeometry
 
@@ -41,6 +41,13 @@ def channel_conv2d(
     return apply_function(_ChannelConv, x, weight, bias, geometry, subset)
 
 
+def _shaped(weight: Tensor, block: ChannelBlock) -> Tensor:
+    """Return a tensor of the shape and memory format of a block of a weight; nothing is copied for whole rows."""
+    if isinstance(block.outputs, Tensor) and block.columns == slice(None):
+        return weight[: len(block.outputs)]
+    return weight[block.outputs, block.columns]
+
+
 class _ChannelConv(Function):
     @staticmethod
     def forward(
@@ -62,11 +69,14 @@ class _ChannelConv(Function):
         weight, kept = ctx.saved_tensors
         of_input = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_input = ctx.geometry.input_gradient(gradient, weight, ctx.size)
+            whole = ctx.subset.kept == slice(None)
+            of_input = ctx.geometry.input_gradient(
+                gradient, weight, ctx.size, kept if whole else None
+            )
         if ctx.needs_input_grad[1]:
             of_weight = torch.zeros_like(weight)
             for block in ctx.subset.blocks:
-                part = of_weight[block.outputs, block.columns]
+                part = _shaped(of_weight, block)
                 of_weight[block.outputs, block.columns] = ctx.geometry.weight_gradient(
                     take(gradient, block.outputs), take(kept, block.inputs), part, block.groups
                 )

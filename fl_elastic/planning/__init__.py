@@ -4,6 +4,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.planning.knapsack import Selection, prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
+from fl_elastic.planning.policy_memory import PolicyMemory
 
 __all__ = [
     "POLICIES",
@@ -11,6 +12,7 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "Policy",
+    "PolicyMemory",
     "Selection",
     "policies",
     "prefix_knapsack",

@@ -41,7 +41,10 @@ class Plan:
         Modules in whose operations each group takes part, as often as they run. Empty if no policy made the plan,
         whose groups can only be trained whole.
     channels : mapping of str to tuple of int
-        Trained channels of each group whose mode is a share of its channels; filled in by the trainer.
+        Trained channels of each group whose mode is a share of its channels; filled in by the trainer where the
+        policy does not choose them itself.
+    erases_momentum : bool
+        Whether the optimiser forgets which way went what is not trained, so that it starts anew when it is thawed.
     """
 
     policy: str
@@ -57,6 +60,7 @@ class Plan:
     sending_seconds: float = 0.0
     layers: tuple[tuple[str, ...], ...] = ()
     channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    erases_momentum: bool = False
 
     @property
     def mask(self) -> Mask:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -14,14 +14,19 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import Block
-from fl_elastic.importance.base import Scores
+from fl_elastic.importance.base import Probe, Scores
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic.registry import Factories
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 __all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
 
@@ -54,6 +59,8 @@ class PlanRequest:
         How what is gained grows with the steps: 1 in proportion, 1/2 with their square root.
     generator : numpy.random.Generator
         The only source of randomness.
+    memory : PolicyMemory
+        What the policy itself keeps from fit to fit.
     """
 
     profile: CostProfile
@@ -67,6 +74,7 @@ class PlanRequest:
     sending_seconds_per_byte: float = 0.0
     returns: float = 1.0
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    memory: PolicyMemory = field(default_factory=PolicyMemory)
 
     @property
     def allowed_step_seconds(self) -> float:
@@ -235,9 +243,9 @@ def sent_bytes(group: TensorGroup, mode: Mode) -> float:
     sent, total = mode.trains(group), 0.0
     for name, shape in zip(group.parameters, group.shapes, strict=True):
         size = 4.0 * math.prod(shape) if name in sent else 0.0
-        if mode.kind == "channels" and len(shape) > 1 and size:
+        if mode.trains_part_of(shape) and size:
             # A depthwise weight has its channels on the first axis only.
-            channels = shape[0] if mode.axis == "out" or shape[1] == 1 else shape[1]
+            channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
             size *= mode.channel_count(channels) / channels
         total += size
     return total
@@ -267,6 +275,8 @@ class Policy(ABC):
     selects : bool
         Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
         too small.
+    reads_steps : bool
+        Whether `after_backward` is to be called in every step.
     """
 
     uses_importance: ClassVar[bool] = False
@@ -276,6 +286,7 @@ class Policy(ABC):
     covers: ClassVar[bool] = True
     basis: ClassVar[str | None] = None
     selects: ClassVar[bool] = True
+    reads_steps: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
@@ -287,6 +298,35 @@ class Policy(ABC):
         Asked once before a fit, so that a policy does not quietly train the head alone.
         """
 
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
+        """Return what the policy keeps, having looked at the model before a fit; by default nothing new.
+
+        Plans of the fit find it in `PlanRequest.memory`. It lasts from fit to fit, on disk where the client has a
+        folder, if the fit succeeds.
+        """
+        del probe, profile
+        return memory
+
+    def after_backward(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        memory: PolicyMemory,
+    ) -> PolicyMemory:
+        """Return what the policy keeps, having looked at a step's gradients before the optimiser takes it.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Parameter
+            Those that train, by name.
+        optimizer : torch optimiser
+            That will take the step.
+        memory : PolicyMemory
+            As it was.
+        """
+        del parameters, optimizer
+        return memory
+
 
 _OWN = {
     "bias": "plain",
@@ -296,13 +336,16 @@ _OWN = {
     "head": "plain",
     "joint": "joint",
     "last_k": "plain",
+    "neq": "neurons.policy",
     "random": "random",
+    "scotti": "neurons.scotti",
     "sparse_update": "sparse_update.policy",
     "tinytrain": "tinytrain",
     "tinytrain_in": "tinytrain",
     "tinytrain_knapsack": "tinytrain",
     "tinytrain_no_depthwise": "tinytrain",
     "tinytrain_random": "tinytrain",
+    "velocity": "neurons.velocity_policy",
 }
 POLICIES: Factories[Policy] = Factories(
     "policy",

@@ -102,5 +102,5 @@ def _weight_shape(graph: BackwardGraph, group: int) -> tuple[int, ...]:
 def _channel_share(shape: tuple[int, ...], mode: Mode) -> float:
     if not shape:
         return 0.0
-    channels = shape[0] if mode.axis == "out" or shape[1] == 1 else shape[1]
+    channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
     return mode.channel_count(channels) / channels

@@ -384,10 +384,10 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     if len(given) != 4:
         return None
     if mode.kind == "channels":
-        if mode.axis == "out" and not _is_depthwise(profile, node):
+        if mode.axis != "in" and not _is_depthwise(profile, node):
             return None
         # Of a depthwise layer each channel that is put out reads one of those that go in.
-        channels = node.shape[1] if mode.axis == "out" else given[1]
+        channels = node.shape[1] if mode.axis != "in" else given[1]
         return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
     stride = max(1, round(given[2] / max(node.shape[2], 1)))
     side = mode.patch * stride

@@ -236,7 +236,8 @@ class CostProfile:
     def plan_seconds(self, modes: Sequence[Mode]) -> float:
         """Return the seconds of one step that trains each group in its mode.
 
-        A mode that was not measured is charged as the whole group.
+        A mode that was not measured is charged as the whole group; a share of channels between shares that were,
+        by the line between them.
         """
         mask = np.array([not mode.is_frozen for mode in modes])
         seconds = self.step_seconds(mask)
@@ -245,14 +246,13 @@ class CostProfile:
         _, passing = self.running_nodes(mask)
         owners = self.graph.group_nodes()
         for group in np.flatnonzero(mask).tolist():
-            column = self.modes.column(modes[group])
-            if column is None or not np.isfinite(self.modes.update_ratio[group, column]):
+            ratios = self.modes.ratios(group, modes[group])
+            if ratios is None:
                 continue
             nodes = list(owners[group])
             own = self.node_update_seconds[nodes].sum()
             way = self.node_path_seconds[[n for n in nodes if passing[n]]].sum()
-            seconds += own * (float(self.modes.update_ratio[group, column]) - 1)
-            seconds += way * (float(self.modes.path_ratio[group, column]) - 1)
+            seconds += own * (ratios[0] - 1) + way * (ratios[1] - 1)
         return seconds
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:

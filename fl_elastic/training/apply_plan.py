@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import GroupKind
 from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers, uncompiled
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import Chances
@@ -40,7 +41,8 @@ def apply_plan(
         For example of `fl_elastic.training.plan_for`.
     optimizer : torch.optim.Optimizer, optional
         Whose steps train. Of a layer that is trained by channels the others are put back after each of its steps,
-        as momentum and weight decay would move them; without it, on leaving the block.
+        as momentum and weight decay would move them; without it, on leaving the block. Where the plan
+        `erases_momentum`, that of what is frozen is erased.
 
     Raises
     ------
@@ -65,8 +67,9 @@ def apply_plan(
     """
     model = uncompiled(model)
     _check(model, plan)
-    guard = ChannelGuard(plan, model)
+    guard = ChannelGuard(plan, model, optimizer=optimizer if plan.erases_momentum else None)
     with ExitStack() as stack:
+        stack.callback(guard.settle)
         stack.callback(guard.put_back)
         stack.enter_context(realised(plan, model))
         if optimizer is not None:
@@ -118,7 +121,10 @@ def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
 def _modes_by_module(plan: Plan) -> dict[str, Mode]:
     """Return the modes that torch's own layers do not offer, by the module that owns the group."""
     found = {}
-    for layers, mode in zip(plan.layers, plan.modes, strict=bool(plan.layers)):
+    for layers, mode, group in zip(plan.layers, plan.modes, plan.groups, strict=bool(plan.layers)):
+        if group.kind is GroupKind.NORM:
+            # Gradients of its entries come with the error gradient: a part of them costs what all do.
+            continue
         once = len(layers) == 1 and mode.kind in ("channels", "filtered")
         # A bias alone needs no input, however often its layer runs.
         for layer in layers if once or (plan.lean and mode.kind == "bias") else ():
@@ -131,7 +137,7 @@ def _channels_by_module(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {
         layers[0]: plan.channels[group.name]
         for layers, group in zip(plan.layers, plan.groups, strict=bool(plan.layers))
-        if group.name in plan.channels
+        if group.name in plan.channels and group.kind is not GroupKind.NORM
     }
 
 

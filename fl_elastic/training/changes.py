@@ -66,8 +66,8 @@ def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, P
 def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
     """Return the trained part of each weight that no plan trained whole, as one mask per axis.
 
-    A part is the union over the plans' channels, or the smallest rows and columns that hold it. A bias is always
-    trained whole: its gradient needs no activations, so every channel's is exact.
+    A part is the union over the plans' channels, or the smallest rows and columns that hold it. A bias is trained
+    whole, as its gradient needs no activations, so that every channel's is exact; but not by neurons.
 
     Examples
     --------
@@ -82,8 +82,6 @@ def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in mode.trains(group):
                 weight = model.get_parameter(name)
-                if weight.dim() < 2:
-                    continue
                 rows, columns = _rows_and_columns(name, weight, plan, group, mode, model)
                 before = sides.get(name)
                 shapes[name] = tuple(weight.shape)
@@ -94,7 +92,7 @@ def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
     for name, (rows, columns) in sides.items():
         if not (rows.all() and columns.all()):
             ends = tuple(None if side.all() else side for side in (rows, columns))
-            found[name] = (*ends, *(None,) * (len(shapes[name]) - 2))
+            found[name] = (*ends, *(None,) * len(shapes[name]))[: len(shapes[name])]
     return found
 
 
@@ -102,9 +100,13 @@ def _rows_and_columns(
     name: str, weight: nn.Parameter, plan: Plan, group: TensorGroup, mode: Mode, model: nn.Module
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which indices of a weight's first and second axis a plan trains."""
-    rows, columns = (np.zeros(length, dtype=np.bool_) for length in weight.shape[:2])
-    if group.name not in plan.channels:
+    # A vector counts as one column.
+    rows, columns = (np.zeros(length, dtype=np.bool_) for length in (*weight.shape, 1, 1)[:2])
+    if group.name not in plan.channels or not mode.trains_part_of(weight.shape):
         return ~rows, ~columns
+    if mode.axis == "neuron":
+        rows[list(plan.channels[group.name])] = True
+        return rows, ~columns
     layer = model.get_submodule(name.rpartition(".")[0])
     channels, groups = plan.channels[group.name], int(getattr(layer, "groups", 1))
     for block in ChannelSubset.of(channels, mode.axis, weight.shape, groups).blocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -54,6 +54,11 @@ class Planner:
         Scores remembered from earlier fits.
     optimizer : callable
         Returns the real optimiser, whose state a probe starts from.
+
+    Attributes
+    ----------
+    memory : PolicyMemory
+        What the policy keeps of this fit; the state takes it in when the fit has succeeded.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Planner:
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
         self.based_on = ""
+        self.memory = state.memory
 
     @cached_property
     def channel_score(self) -> ChannelScore:
@@ -121,6 +127,7 @@ class Planner:
         self._first = None
         self._measured = False
         self.state.fit_to(costs.group_names)
+        self.memory = self.policy.observe(self.probe(batches), costs, self.state.memory)
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with other costs from now on, and only the groups within reach."""
@@ -189,6 +196,12 @@ class Planner:
         together = bool(np.isfinite(scores[: self._reachable]).all())
         self._measured |= together
         self.state.absorb(scores, self.options, together=together)
+
+    def after_backward(
+        self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Let the policy look at a step's gradients."""
+        self.memory = self.policy.after_backward(parameters, optimizer, self.memory)
 
     def measure_fidelity(self, batch: Batch) -> None:
         """Measure what the policy's cheaper modes keep of the gradient now."""
@@ -445,6 +458,7 @@ class Planner:
             sending_seconds_per_byte=sending_seconds_per_byte(budget, self.requested_steps),
             returns=self.options.returns,
             generator=self._generator,
+            memory=self.memory,
         )
 
 
@@ -465,7 +479,10 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
     ]
     if all(mode.is_frozen for mode in modes):
         return first
-    return request.plan(plan.policy, modes)
+    part = request.plan(plan.policy, modes)
+    trained = {g.name for g, mode in zip(part.groups, modes, strict=True) if not mode.is_frozen}
+    chosen = {name: channels for name, channels in plan.channels.items() if name in trained}
+    return replace(part, channels=chosen, erases_momentum=plan.erases_momentum)
 
 
 def with_channels(
@@ -474,7 +491,9 @@ def with_channels(
     score: Callable[[], ChannelScore],
     probe: Callable[[], Probe],
 ) -> Plan:
-    """Return the plan with the channels of its groups chosen; nothing is loaded or probed if it has none."""
-    if not any(mode.kind == "channels" for mode in plan.modes):
+    """Return the plan with the channels of its groups chosen; if the policy chose them nothing is probed."""
+    pairs = zip(plan.groups, plan.modes, strict=True)
+    if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
         return plan
-    return replace(plan, channels=choose_channels(plan.modes, graph, score().score(probe(), graph)))
+    chosen = choose_channels(plan.modes, graph, score().score(probe(), graph))
+    return replace(plan, channels={**chosen, **plan.channels})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fl_elastic.importance.base import Scores
+from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.training.options import TrainerOptions
 
 __all__ = ["SelectionState"]
@@ -36,6 +38,8 @@ class SelectionState:
         Steps taken since all groups were last measured together, and after how many a probe is due.
     planning_seconds : float
         What the last plan took to make; 0 while none was made.
+    memory : PolicyMemory
+        What the policy itself keeps.
     known : bool
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
     """
@@ -46,6 +50,7 @@ class SelectionState:
     steps_since_probe: int = 0
     probe_gap: int = 0
     planning_seconds: float = 0.0
+    memory: PolicyMemory = field(default_factory=PolicyMemory, compare=False)
     known: bool = True
 
     def fit_to(self, names: Sequence[str]) -> None:
@@ -55,6 +60,7 @@ class SelectionState:
             self.scores = []
             self.left_out = [0] * len(names)
             self.steps_since_probe = self.probe_gap = 0
+            self.memory = PolicyMemory()
 
     def probe_due(self) -> bool:
         """Whether importance must be measured before the next selection."""
@@ -151,7 +157,9 @@ class SelectionState:
 
     def to_facts(self) -> dict[str, Any]:
         """Return the state as what JSON can hold."""
-        return {name: value for name, value in asdict(self).items() if name != "known"}
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        del facts["known"], facts["memory"]
+        return deepcopy(facts) | ({"memory": self.memory.to_facts()} if self.memory.owner else {})
 
     @classmethod
     def from_facts(cls, facts: Any) -> SelectionState:
@@ -164,6 +172,7 @@ class SelectionState:
                 steps_since_probe=int(facts["steps_since_probe"]),
                 probe_gap=int(facts["probe_gap"]),
                 planning_seconds=float(facts.get("planning_seconds", 0.0)),
+                memory=PolicyMemory.from_facts(facts.get("memory")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return cls()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from fl_elastic.training.step_importance import StepImportance
 __all__ = ["KeptOptimizer", "ProximalPull", "TrainingStep"]
 
 _TIMED = 5
+Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 
 class TrainingStep:
@@ -47,6 +48,8 @@ class TrainingStep:
         Runs what lies below the cut, where the forward pass is elastic.
     worth : StepImportance or None
         Reads importance from gradients, where steps tell it.
+    watch : callable or None
+        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
     optimizer_seconds : list of float
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
     """
@@ -66,15 +69,25 @@ class TrainingStep:
         self.optimizing = optimizing
         self.forward: ElasticForward | None = None
         self.worth: StepImportance | None = None
+        self.watch: Watch | None = None
         self._pull = pull
         self._guard: ChannelGuard | None = None
         self._whole: tuple[int, ...] = ()
+        self._trained: dict[str, nn.Parameter] = {}
 
     def begin(self, plan: Plan, unmoved: Mapping[str, np.ndarray]) -> None:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
-        self._guard = ChannelGuard(plan, self.model, unmoved)
+        self.settle()
+        self._trained = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
+        optimizer = self.optimizing() if plan.erases_momentum else None
+        self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
         self.optimizer_seconds = []
+
+    def settle(self) -> None:
+        """Leave the optimiser as the present plan leaves it."""
+        if self._guard is not None:
+            self._guard.settle()
 
     def take(self, batch: Batch) -> float:
         """Take one step and return its loss.
@@ -99,6 +112,8 @@ class TrainingStep:
         loss.backward()  # type: ignore[no-untyped-call]
         if self.worth is not None:
             self.worth.observe(self._whole)
+        if self.watch is not None:
+            self.watch(self._trained, optimizer)
         self._pull.add_to_gradients()
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0

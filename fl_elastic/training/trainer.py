@@ -29,6 +29,7 @@ from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
+from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
@@ -208,6 +209,7 @@ class ElasticTrainer:
         self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)
+        step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
         fit = Fit(
             self.planner, step, self._start, profile,
             self._control(profile, budget, requested), log,
@@ -235,6 +237,10 @@ class ElasticTrainer:
         if step.forward is not None:
             step.forward.forget_others(loader)
         report = self._report(fit, epochs)
+        self.state.memory = self.planner.memory
+        step.settle()
+        if fit.plan.erases_momentum:
+            erase_momentum(self._optimizing(), frozen_parameters(fit.plan, self.model))
         self._closing_seconds = clock() - log.ended
         return report
 

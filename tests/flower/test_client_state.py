@@ -19,6 +19,8 @@ from fl_elastic import Budget
 from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.flower import ElasticClient, client
 from fl_elastic.flower.records import PACKED
+from fl_elastic.planning import Mode
+from fl_elastic.policies.neurons import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of
@@ -209,3 +211,23 @@ def test_a_directory_in_the_place_of_a_file_does_not_lose_the_round(tmp_path: Pa
         path.mkdir()
     fit(elastic(tmp_path))
     assert all(path.is_dir() for path in paths(tmp_path))
+
+
+def test_what_a_policy_keeps_of_neurons_lasts_from_process_to_process(tmp_path: Path) -> None:
+    counts, whole = [], []
+    for turn in range(4):
+        torch.manual_seed(turn)
+        # The global model moves on between rounds, by whatever others have trained.
+        moved = build("batch")
+        with torch.no_grad():
+            for parameter in moved.parameters():
+                parameter.add_(0.02 * turn**2 * torch.randn_like(parameter))
+        made = elastic(tmp_path, build("batch"), policy=NeqPolicy(eps=0.05), budget=Budget())
+        fit(made, moved)
+        memory = selection(paths(tmp_path, moved)[1]).memory
+        counts.append(memory.facts["count"])
+        assert made.report is not None
+        whole.append(all(mode == Mode.FULL for mode in made.report.plan.modes))
+    assert counts == [0, 1, 2, 3]
+    assert whole == [True, True, False, False]
+    assert selection(paths(tmp_path, moved)[1]).memory.nbytes < 8 << 20

@@ -1,0 +1,101 @@
+"""What a policy itself keeps from fit to fit, as plain values that travel and rest with the selection's state."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import PlanError
+
+__all__ = ["MOST_BYTES", "PolicyMemory"]
+
+MOST_BYTES = 32 << 20
+"""What the arrays of one memory may take: they are written to disk after every fit."""
+_KINDS = "fiub"
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyMemory:
+    """Facts and arrays of one policy; empty before its first fit.
+
+    Attributes
+    ----------
+    owner : str
+        Whose memory it is: another policy starts afresh.
+    facts : mapping of str to value
+        What JSON can hold.
+    arrays : mapping of str to array
+        Real numbers, at most `MOST_BYTES` in all.
+
+    Raises
+    ------
+    PlanError
+        If the arrays take more, or hold something else.
+
+    Examples
+    --------
+    >>> memory = PolicyMemory("mine", {"round": 3}, {"seen": np.ones(2, np.float16)})
+    >>> again = PolicyMemory.from_facts(memory.to_facts())
+    >>> again.facts["round"], again.arrays["seen"].tolist(), again.nbytes
+    (3, [1.0, 1.0], 4)
+    """
+
+    owner: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, array in self.arrays.items():
+            if array.dtype.kind not in _KINDS:
+                raise PlanError(f"array {name!r} of a policy's memory has type {array.dtype}")
+        if self.nbytes > MOST_BYTES:
+            raise PlanError(
+                f"policy {self.owner!r} would keep {self.nbytes} bytes from fit to fit, at most {MOST_BYTES} are "
+                "allowed: keep less of them"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def of(self, owner: str) -> PolicyMemory:
+        """Return this memory if it is ``owner``'s, else an empty one."""
+        return self if self.owner == owner else PolicyMemory(owner)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return it as what JSON can hold, the arrays in base 64."""
+        return {
+            "owner": self.owner,
+            "facts": dict(self.facts),
+            "arrays": {
+                name: [
+                    array.dtype.name,
+                    list(array.shape),
+                    base64.b64encode(np.ascontiguousarray(array).data).decode(),
+                ]
+                for name, array in self.arrays.items()
+            },
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> PolicyMemory:
+        """Read what `to_facts` gave; anything else gives an empty memory."""
+        try:
+            arrays = {str(name): _array(*row) for name, row in facts["arrays"].items()}
+            return cls(str(facts["owner"]), dict(facts["facts"]), arrays)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, PlanError):
+            return cls()
+
+
+def _array(dtype: str, shape: list[int], text: str) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    if kind.kind not in _KINDS:
+        raise ValueError(f"{dtype} is not kept")
+    numbers = np.frombuffer(base64.b64decode(text, validate=True), kind)
+    return numbers.reshape([int(side) for side in shape])

@@ -1,0 +1,108 @@
+"""What neurons put out on a few inputs, normalised and sketched, and how much that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.groups.forward import call_model, refusing_misfits
+from fl_elastic.groups.torch_private import BatchNorm
+from fl_elastic.groups.untouched import untouched
+
+__all__ = ["change_of", "has_neurons", "neuron_outputs"]
+
+Sketch = NDArray[np.float16]
+_NEURONS = (nn.Conv2d, nn.Linear, BatchNorm, nn.GroupNorm)
+
+
+def has_neurons(module: nn.Module) -> bool:
+    """Whether the outputs of a layer are channels, or features, that each have weights of their own."""
+    return isinstance(module, _NEURONS)
+
+
+def neuron_outputs(
+    model: nn.Module, layers: Sequence[str], inputs: Any, width: int
+) -> dict[str, Sketch]:
+    """Return the outputs of each layer's neurons in eval mode as unit vectors, shape (N, C, K) each.
+
+    A vector lies over the positions of one example; in layers with a single position, such as linear ones, over the
+    examples. One of more than ``width`` numbers is projected on as many random signs, always the same ones, which
+    keeps the distance of two vectors but for a relative error of ``sqrt(2 / width)`` in its square. The model is
+    left as it was.
+
+    Parameters
+    ----------
+    model : nn.Module
+        At its current weights.
+    layers : sequence of str
+        Modules that `has_neurons`; one that runs several times, or never, is left out.
+    inputs : any
+        As the model takes them.
+    width : int
+        Most numbers K of one vector.
+
+    Raises
+    ------
+    TrainingError
+        If the inputs do not fit the model.
+    """
+    seen: dict[str, list[Sketch]] = {name: [] for name in layers}
+
+    def listen(name: str) -> Any:
+        return model.get_submodule(name).register_forward_hook(
+            lambda module, _, output: seen[name].append(_sketch(_vectors(module, output), width))
+        )
+
+    handles = []
+    try:
+        handles += [listen(name) for name in layers]
+        with untouched(model), torch.no_grad(), refusing_misfits((inputs, ())):
+            model.eval()
+            call_model(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: calls[0] for name, calls in seen.items() if len(calls) == 1}
+
+
+def change_of(before: Mapping[str, Sketch], now: Mapping[str, Sketch]) -> NDArray[np.float64]:
+    """Return one minus the mean cosine of each neuron's outputs before and now, layer after layer; shape (C,).
+
+    Two vectors of zeros are alike, one of zeros is at right angles to any other, and so is what is not finite.
+    """
+    return np.concatenate([_change(before[name], now[name]) for name in now] or [np.zeros(0)])
+
+
+def _change(before: Sketch, now: Sketch) -> NDArray[np.float64]:
+    one, other = before.astype(np.float32), now.astype(np.float32)
+    # Of unit vectors the cosine is one minus half of the squared distance, which a projection keeps.
+    with np.errstate(invalid="ignore"):
+        change = np.square(one - other).sum(axis=2) / 2
+    change[one.any(axis=2) != other.any(axis=2)] = 1.0
+    change[~np.isfinite(change)] = 1.0
+    means: NDArray[np.float64] = change.mean(axis=0, dtype=np.float64)
+    return means
+
+
+def _vectors(layer: nn.Module, output: Tensor) -> Tensor:
+    """Return outputs as (N, C, P), or (1, C, N) where there is one position."""
+    by_channel = output.movedim(-1, 1) if isinstance(layer, nn.Linear) else output
+    flat = by_channel.float().flatten(2) if by_channel.dim() > 2 else by_channel.float()[..., None]
+    return flat.permute(2, 1, 0) if flat.shape[2] == 1 else flat
+
+
+def _sketch(vectors: Tensor, width: int) -> Sketch:
+    norms = vectors.norm(dim=2, keepdim=True)
+    unit = torch.where(norms > 0, vectors / norms, torch.zeros_like(vectors))
+    positions = unit.shape[2]
+    if positions > width:
+        drawn = np.random.default_rng(positions).integers(0, 2, (positions, width))
+        signs = torch.from_numpy((2 * drawn - 1).astype(np.float32) / np.sqrt(width, dtype="f4"))
+        unit = unit @ signs.to(unit.device)
+    sketch: Sketch = unit.half().cpu().numpy()
+    return sketch
