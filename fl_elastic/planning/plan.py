@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.planning.windows import Windows
 from fl_elastic.profiling.profile import Mask
 
 __all__ = ["Plan"]
@@ -42,6 +43,9 @@ class Plan:
         whose groups can only be trained whole.
     channels : mapping of str to tuple of int
         Trained channels of each group whose mode is a share of its channels; filled in by the trainer.
+    windows : Windows, optional
+        The channels of inner widths that steps run at all, forward as well; None for all of them. Modes say how
+        a layer's gradient is computed, a window which part of a model of several layers there is.
     """
 
     policy: str
@@ -57,6 +61,7 @@ class Plan:
     sending_seconds: float = 0.0
     layers: tuple[tuple[str, ...], ...] = ()
     channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    windows: Windows | None = None
 
     @property
     def mask(self) -> Mask:

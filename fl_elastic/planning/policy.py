@@ -297,6 +297,7 @@ _OWN = {
     "joint": "joint",
     "last_k": "plain",
     "random": "random",
+    "slice_out": "slice_out",
     "sparse_update": "sparse_update.policy",
     "tinytrain": "tinytrain",
     "tinytrain_in": "tinytrain",
