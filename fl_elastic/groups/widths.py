@@ -236,7 +236,9 @@ class _Walk:
             axis, length = channels.axis, before[channels.axis] if before else 0
             kept = len(before) == len(node.shape) and node.shape[axis] == length
             shorter = len(node.shape) < len(before) and node.shape[: axis + 1] == before[: axis + 1]
-            if not kept and not (shorter and node.name.startswith("Mean")):
+            # Of axes that are equally long the graph does not say over which a mean goes.
+            clear = shorter and length not in before[axis + 1 :]
+            if not kept and not (clear and node.name.startswith("Mean")):
                 return None
             if joined is None:
                 joined = channels
