@@ -80,18 +80,20 @@ class SliceOutPolicy(Policy):
         last: tuple[PlanRequest, Windows] | None = None
         for windows in self._candidates(widths, seed):
             narrow = self._narrow(request, windows)
-            if not _fits_bytes(request, narrow, modes):
+            if not _fits_bytes(request, narrow, windows, modes):
                 continue
             last = narrow, windows
             if narrow.profile.plan_seconds(modes) <= request.allowed_step_seconds * (1 + 1e-9):
                 break
         if last is None:
-            raise _too_much(request, self._narrow(request, windows), modes)
+            raise _too_much(request, narrow, windows, modes)
         narrow, windows = last
-        plan = narrow.plan("slice_out", modes)
+        sending = narrow if _sends_windows(windows) else _with_groups(narrow, request)
+        plan = sending.plan("slice_out", modes)
         return replace(
             plan,
             groups=request.profile.graph.groups,
+            predicted_step_bytes=_memory(request, narrow, modes),
             full_step_seconds=request.profile.full_step_seconds,
             floor_step_seconds=request.profile.floor_step_seconds,
             windows=None if windows.rate == 1 else windows,
@@ -105,10 +107,6 @@ class SliceOutPolicy(Policy):
         """Return the request for steps of these windows, without the memory limit, which is looked at apart."""
         kept = {width: windows.length(width) for width in windows.widths}
         profile = narrow_profile(request.profile, kept)
-        if windows.every == "step" and windows.offset is None:
-            # One fit trains many windows, which travel together.
-            graph = replace(profile.graph, groups=request.profile.graph.groups)
-            profile = replace(profile, graph=graph)
         return replace(
             request.allowing(request.allowed_step_seconds),
             profile=profile,
@@ -128,15 +126,41 @@ def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
     )
 
 
-def _fits_bytes(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> bool:
+def _sends_windows(windows: Windows) -> bool:
+    """Whether an update holds one window: else a fit trains many, which travel together."""
+    return windows.every == "fit" or windows.offset is not None
+
+
+def _with_groups(narrow: PlanRequest, request: PlanRequest) -> PlanRequest:
+    """Return the request for narrow steps with the groups of the whole model, as they are sent."""
+    graph = replace(narrow.profile.graph, groups=request.profile.graph.groups)
+    return replace(narrow, profile=replace(narrow.profile, graph=graph))
+
+
+def _sent(request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]) -> float:
+    return (narrow if _sends_windows(windows) else request).uplink_bytes(modes)
+
+
+def _memory(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> float:
+    """Return the bytes of a step in windows; the optimiser keeps the state of the whole model."""
+    weights = [float(each.profile.parameter_bytes.sum()) / 4 for each in (request, narrow)]
+    state = request.profile.optimizer_bytes_per_weight * (weights[0] - weights[1])
+    return float(step_memory(narrow.profile, modes).total + state)
+
+
+def _fits_bytes(
+    request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]
+) -> bool:
     memory, uplink = request.budget.memory, request.budget.uplink
-    if uplink is not None and narrow.uplink_bytes(modes) > uplink * (1 + 1e-9):
+    if uplink is not None and _sent(request, narrow, windows, modes) > uplink * (1 + 1e-9):
         return False
-    return memory is None or step_memory(narrow.profile, modes).total <= memory
+    return memory is None or _memory(request, narrow, modes) <= memory
 
 
-def _too_much(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> BudgetError:
-    memory, uplink = step_memory(narrow.profile, modes).total, narrow.uplink_bytes(modes)
+def _too_much(
+    request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]
+) -> BudgetError:
+    memory, uplink = _memory(request, narrow, modes), _sent(request, narrow, windows, modes)
     limits = {"memory": request.budget.memory, "uplink": request.budget.uplink}
     said = ", ".join(f"{name} {value:.0f}" for name, value in limits.items() if value is not None)
     return BudgetError(

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Attention, Residual, TiedLinears, chain, conv_net, images, loss_fn, vectors
+from small_models import (
+    Attention,
+    Residual,
+    SqueezeExcite,
+    TiedLinears,
+    chain,
+    conv_net,
+    images,
+    loss_fn,
+    vectors,
+)
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -16,25 +26,6 @@ from fl_elastic.groups.trace import trace_step
 
 def widths_of(model: nn.Module, batch: Any) -> dict[str, Width]:
     return {width.name: width for width in trace_step(model, loss_fn, batch).graph.widths}
-
-
-class SqueezeExcite(nn.Module):
-    """An inverted residual with a depthwise convolution and a gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expand, self.norm = nn.Conv2d(3, 12, 1, bias=False), nn.BatchNorm2d(12)
-        self.deep = nn.Conv2d(12, 12, 3, padding=1, groups=12)
-        self.squeeze, self.excite = nn.Conv2d(12, 4, 1), nn.Conv2d(4, 12, 1)
-        self.project, self.last = nn.Conv2d(12, 3, 1, bias=False), nn.BatchNorm2d(3)
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = torch.relu(self.deep(torch.relu(self.norm(self.expand(x)))))
-        gate = torch.sigmoid(
-            self.excite(torch.relu(self.squeeze(inner.mean((2, 3), keepdim=True))))
-        )
-        return self.head((x + self.last(self.project(inner * gate))).mean((2, 3)))
 
 
 def test_an_inverted_residual_with_its_depthwise_convolution_and_gate() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from random_models import random_model
-from small_models import chain, conv_net, images, loss_fn, vectors
-from test_widths import SqueezeExcite
+from small_models import SqueezeExcite, chain, conv_net, images, loss_fn, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError, TrainingError
