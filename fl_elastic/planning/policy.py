@@ -298,6 +298,7 @@ _OWN = {
     "last_k": "plain",
     "random": "random",
     "slice_out": "slice_out",
+    "slice_out_fit": "slice_out",
     "sparse_update": "sparse_update.policy",
     "tinytrain": "tinytrain",
     "tinytrain_in": "tinytrain",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode
@@ -15,7 +16,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.narrow import narrow_profile
 
-__all__ = ["SliceOutPolicy"]
+__all__ = ["SliceOutFitPolicy", "SliceOutPolicy"]
 
 # Sixteenths, from all channels down: of fewer hardly anything of a layer is left.
 _RATES = tuple(count / 16 for count in range(16, 1, -1))
@@ -50,6 +51,7 @@ class SliceOutPolicy(Policy):
 
     covers = False
     basis = "windows of channels"
+    name: ClassVar[str] = "slice_out"
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class SliceOutPolicy(Policy):
         """Raise PlanError for a model without an inner width."""
         if not _inner_widths(profile):
             raise PlanError(
-                "policy 'slice_out' leaves channels out that only a few layers see, as inside of a residual block "
+                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual block "
                 "or a perceptron, and none was found in this model: its layers are residual streams, attention, "
                 "recurrent, tied, or used more than once; use policy 'elastic'"
             )
@@ -76,7 +78,7 @@ class SliceOutPolicy(Policy):
         modes = [Mode.FULL] * len(request.profile)
         seed = int(request.generator.integers(2**31))
         if not widths:
-            return request.plan("slice_out", modes)
+            return request.plan(self.name, modes)
         last: tuple[PlanRequest, Windows] | None = None
         for windows in self._candidates(widths, seed):
             narrow = self._narrow(request, windows)
@@ -89,7 +91,7 @@ class SliceOutPolicy(Policy):
             raise _too_much(request, narrow, windows, modes)
         narrow, windows = last
         sending = narrow if _sends_windows(windows) else _with_groups(narrow, request)
-        plan = sending.plan("slice_out", modes)
+        plan = sending.plan(self.name, modes)
         return replace(
             plan,
             groups=request.profile.graph.groups,
@@ -112,6 +114,24 @@ class SliceOutPolicy(Policy):
             profile=profile,
             budget=replace(request.budget, memory=None),
         )
+
+
+@POLICIES.register("slice_out_fit")
+class SliceOutFitPolicy(SliceOutPolicy):
+    """As `SliceOutPolicy`, with one window for a whole fit: for federations, where it alone is sent.
+
+    Parameters
+    ----------
+    rate, place, offset :
+        As there.
+    """
+
+    name = "slice_out_fit"
+
+    def __init__(
+        self, rate: float | None = None, place: Place = "grid", offset: int | None = None
+    ) -> None:
+        super().__init__(rate, place, "fit", offset)
 
 
 def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
