@@ -67,9 +67,9 @@ class SliceOutPolicy(Policy):
         """Raise PlanError for a model without an inner width."""
         if not _inner_widths(profile):
             raise PlanError(
-                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual block "
-                "or a perceptron, and none was found in this model: its layers are residual streams, attention, "
-                "recurrent, tied, or used more than once; use policy 'elastic'"
+                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
+                "block or a perceptron, and none was found in this model: its layers are residual streams, "
+                "attention, recurrent, tied, or used more than once; use policy 'elastic'"
             )
 
     def plan(self, request: PlanRequest) -> Plan:
