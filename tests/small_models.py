@@ -98,6 +98,27 @@ class Residual(nn.Module):
         return out
 
 
+class SqueezeExcite(nn.Module):
+    """An inverted residual with a depthwise convolution and a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.norm = nn.Conv2d(3, 12, 1, bias=False), nn.BatchNorm2d(12)
+        self.deep = nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.squeeze, self.excite = nn.Conv2d(12, 4, 1), nn.Conv2d(4, 12, 1)
+        self.project, self.last = nn.Conv2d(12, 3, 1, bias=False), nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the gated channels, projected, to the input."""
+        inner = torch.relu(self.deep(torch.relu(self.norm(self.expand(x)))))
+        gate = torch.sigmoid(
+            self.excite(torch.relu(self.squeeze(inner.mean((2, 3), keepdim=True))))
+        )
+        out: Tensor = self.head((x + self.last(self.project(inner * gate))).mean((2, 3)))
+        return out
+
+
 class Inception(nn.Module):
     """Three parallel branches that are concatenated."""
 

@@ -23,7 +23,15 @@ class AggregationRule:
 
     Derive from `LinearRule`, `JointRule` or `RobustRule`. A linear rule merges parameters; running statistics are
     then averaged over those who updated them. A robust rule merges both.
+
+    Attributes
+    ----------
+    draws_parts : bool
+        Whether a client that trained a part of a tensor is taken to have drawn it, so that the part's share of the
+        tensor is a factor of the probability.
     """
+
+    draws_parts: ClassVar[bool] = False
 
     def weight(self, examples: float, probability: float) -> float:
         """Return the weight of a delta.
@@ -168,3 +176,15 @@ class InverseProbability(LinearRule):
             if isinstance(contributed, np.ndarray)
             else max(contributed, total)
         )
+
+
+@RULES.register("inverse_share")
+class InverseShare(InverseProbability):
+    """Weigh each delta as ``inverse_probability`` does, and by one over the share of the tensor that was trained.
+
+    For clients that train windows of channels which are drawn so that each channel is held equally often: the part
+    that came tells with which probability it did, and nobody has to claim it. A client with narrow windows, whose
+    channels come seldom, then counts over the rounds as one that trains everything.
+    """
+
+    draws_parts = True

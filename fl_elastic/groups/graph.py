@@ -9,7 +9,17 @@ from functools import cached_property
 from fl_elastic.errors import PlanError
 from fl_elastic.registry import closest
 
-__all__ = ["UNUSED", "BackwardGraph", "BackwardNode", "Block", "Cut", "GroupKind", "TensorGroup"]
+__all__ = [
+    "UNUSED",
+    "BackwardGraph",
+    "BackwardNode",
+    "Block",
+    "Cut",
+    "GroupKind",
+    "Reader",
+    "TensorGroup",
+    "Width",
+]
 
 UNUSED = "Unused"
 """Name of the node that stands for parameters which the traced batch did not use."""
@@ -137,6 +147,57 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Reader:
+    """A layer that takes the channels of a width in.
+
+    Attributes
+    ----------
+    module : str
+        A convolution or linear layer; the second axis of its weight runs over the channels.
+    repeat : int
+        Entries of that axis per channel: more than one once images have been flattened.
+    norm : str
+        The batch norm that alone takes what the layer puts out, and undoes any scale of it; empty if none does.
+    """
+
+    module: str
+    repeat: int = 1
+    norm: str = ""
+
+
+@dataclass(frozen=True)
+class Width:
+    """Channels inside of a model of which a step may leave some out: nothing outside of these layers sees them.
+
+    Attributes
+    ----------
+    name : str
+        The first layer that makes them.
+    size : int
+        How many units there are to choose among.
+    unit : int
+        Neighbouring channels that stay together: those of one group of a group norm, else 1.
+    makers : tuple of str
+        Layers that make the channels: the first axis of their tensors runs over them.
+    keepers : tuple of str
+        Layers that work on each channel by itself: norms and depthwise convolutions.
+    readers : tuple of Reader
+        Layers that take the channels in.
+    holding, touching : tuple of int
+        Nodes whose output has these channels, and all nodes that do fewer operations with fewer of them.
+    """
+
+    name: str
+    size: int
+    unit: int
+    makers: tuple[str, ...]
+    keepers: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    holding: tuple[int, ...]
+    touching: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class BackwardGraph:
     """Tensor groups and nodes of one step, both in backward order (index 0 is next to the loss).
 
@@ -151,12 +212,15 @@ class BackwardGraph:
         Where a frozen prefix may end, nearest to the loss first.
     blocks : tuple of Block
         What may be recomputed instead of stored; blocks may contain each other.
+    widths : tuple of Width
+        Channels of which a step may leave some out, in the order of the forward pass.
     """
 
     groups: tuple[TensorGroup, ...]
     nodes: tuple[BackwardNode, ...]
     cuts: tuple[Cut, ...] = ()
     blocks: tuple[Block, ...] = ()
+    widths: tuple[Width, ...] = ()
 
     def cut_below(self, depth: int) -> Cut | None:
         """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""

@@ -21,6 +21,7 @@ from fl_elastic.groups.torch_private import (
     uncompiled,
 )
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.groups.widths import find_widths
 
 __all__ = ["Trace", "tensor_groups", "trace_step"]
 
@@ -147,8 +148,11 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     # Where another batch may take another way through the model, one traced way proves no bottleneck.
     cuts = () if unused else find_cuts(nodes, position, starts, calls)
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
+    widths = () if unused else find_widths(model, nodes, groups)
     live = [None if node in unused else node for node in live]
-    return Trace(BackwardGraph(groups, nodes, cuts, blocks), loss, tuple(live), weight_nodes)
+    return Trace(
+        BackwardGraph(groups, nodes, cuts, blocks, widths), loss, tuple(live), weight_nodes
+    )
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.planning.windows import Windows
 from fl_elastic.profiling.profile import Mask
 
 __all__ = ["Plan"]
@@ -45,6 +46,9 @@ class Plan:
         policy does not choose them itself.
     erases_momentum : bool
         Whether the optimiser forgets which way went what is not trained, so that it starts anew when it is thawed.
+    windows : Windows, optional
+        The channels of inner widths that steps run at all, forward as well; None for all of them. Modes say how
+        a layer's gradient is computed, a window which part of a model of several layers there is.
     """
 
     policy: str
@@ -61,6 +65,7 @@ class Plan:
     layers: tuple[tuple[str, ...], ...] = ()
     channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     erases_momentum: bool = False
+    windows: Windows | None = None
 
     @property
     def mask(self) -> Mask:

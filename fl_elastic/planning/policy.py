@@ -339,6 +339,8 @@ _OWN = {
     "neq": "neurons.policy",
     "random": "random",
     "scotti": "neurons.scotti",
+    "slice_out": "slice_out",
+    "slice_out_fit": "slice_out",
     "sparse_update": "sparse_update.policy",
     "tinytrain": "tinytrain",
     "tinytrain_in": "tinytrain",

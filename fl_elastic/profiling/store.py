@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block, Cut, GroupKind
+from fl_elastic.groups.graph import (
+    BackwardGraph,
+    BackwardNode,
+    Block,
+    Cut,
+    GroupKind,
+    Reader,
+    Width,
+)
 from fl_elastic.old_state import json_file
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile, ProfileKey, SavedTensors
@@ -50,6 +58,7 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
         "nodes": [asdict(node) for node in profile.graph.nodes],
         "blocks": [asdict(block) for block in profile.graph.blocks],
         "cuts": [asdict(cut) for cut in profile.graph.cuts],
+        "widths": [asdict(width) for width in profile.graph.widths],
         "estimated": profile.estimated,
     }
     facts |= {name: getattr(profile, name) for name in _NUMBERS}
@@ -181,18 +190,46 @@ def _profile(stored: Archive) -> CostProfile:
         Block(str(block["module"]), int(block["output_node"]), int(block["input_node"]))
         for block in document["blocks"]
     )
+    # Profiles of earlier releases do not know any.
+    widths = tuple(_width(width) for width in document.get("widths", ()))
     _check_graph(groups, nodes, cuts, blocks)
+    _check_widths(widths, len(nodes))
     key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}
     values: dict[str, Any] = {n: _numbers(stored.arrays[n]) for n in _ARRAYS}
     values |= {name: float(document[name]) for name in _NUMBERS}
     return CostProfile(
         key=ProfileKey(**key),
-        graph=BackwardGraph(groups, nodes, cuts, blocks),
+        graph=BackwardGraph(groups, nodes, cuts, blocks, widths),
         modes=_mode_costs(stored, len(groups)),
         saved=_saved_tensors(stored, len(nodes)),
         estimated=bool(document["estimated"]),
         **values,
     )
+
+
+def _width(width: Any) -> Width:
+    return Width(
+        name=str(width["name"]),
+        size=int(width["size"]),
+        unit=int(width["unit"]),
+        makers=tuple(str(module) for module in width["makers"]),
+        keepers=tuple(str(module) for module in width["keepers"]),
+        readers=tuple(
+            Reader(str(reader["module"]), int(reader["repeat"]), str(reader["norm"]))
+            for reader in width["readers"]
+        ),
+        holding=tuple(int(node) for node in width["holding"]),
+        touching=tuple(int(node) for node in width["touching"]),
+    )
+
+
+def _check_widths(widths: tuple[Width, ...], nodes: int) -> None:
+    """Raise ProfileError unless every width has units, and its nodes lie in the graph."""
+    for width in widths:
+        counts = (width.size, width.unit, *(reader.repeat for reader in width.readers))
+        inside = all(0 <= node < nodes for node in (*width.holding, *width.touching))
+        if min(counts) < 1 or not inside:
+            raise ProfileError(f"the width {width.name!r} lies outside the graph")
 
 
 def _shape(lengths: Any) -> tuple[int, ...]:

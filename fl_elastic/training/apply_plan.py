@@ -47,7 +47,7 @@ def apply_plan(
     Raises
     ------
     PlanError
-        If the plan is of another model, or trains by channels that are not chosen.
+        If the plan is of another model, trains by channels that are not chosen, or in windows.
 
     Examples
     --------
@@ -85,6 +85,11 @@ def _check(model: nn.Module, plan: Plan) -> None:
             raise PlanError(
                 f"the plan trains {name!r}, which this model does not have: make a plan for this model"
             )
+    if plan.windows is not None:
+        raise PlanError(
+            f"policy {plan.policy!r} trains in windows of channels, which ElasticTrainer opens for each step: "
+            "train with it, or by another policy"
+        )
     for group, mode in zip(plan.groups, plan.modes, strict=True):
         if mode.kind == "channels" and group.name not in plan.channels:
             raise PlanError(

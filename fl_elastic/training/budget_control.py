@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import nn
 
@@ -318,10 +318,12 @@ class StepLog:
         plan: Plan,
         tensors: Mapping[str, nn.Parameter],
         take: Callable[[Batch], float],
+        in_part: Callable[[], Collection[int]] = tuple,
     ) -> tuple[float, bool]:
         """Take one step; return its seconds and whether its batch was whole.
 
-        It counts for those of the tensors that it gave a gradient.
+        It counts for those of the tensors that it gave a gradient, or whose ids ``in_part`` returns afterwards: a
+        part of these had one.
         """
         started = self.clock()
         self.losses.append(take(batch))
@@ -332,8 +334,9 @@ class StepLog:
             self._whole_seconds.append(seconds)
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
+        parts = in_part()
         self.tensor_steps.update(
-            name for name, parameter in tensors.items() if parameter.grad is not None
+            name for name, each in tensors.items() if each.grad is not None or id(each) in parts
         )
         return seconds, whole
 

@@ -63,11 +63,25 @@ def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, P
     )
 
 
-def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
-    """Return the trained part of each weight that no plan trained whole, as one mask per axis.
+def trained_parts(
+    plans: Iterable[Plan],
+    model: nn.Module,
+    held: Mapping[str, Sequence[NDArray[np.bool_]]] | None = None,
+) -> dict[str, Masks]:
+    """Return the trained part of each tensor that no plan trained whole, as one mask per axis.
 
-    A part is the union over the plans' channels, or the smallest rows and columns that hold it. A bias is trained
-    whole, as its gradient needs no activations, so that every channel's is exact; but not by neurons.
+    A part is the union over the plans' channels and windows, or the smallest rows and columns that hold it. Beside
+    channels a bias is trained whole, as its gradient needs no activations, so that every channel's is exact; not so
+    by neurons, nor in a window, where there is no more of it than of the weight.
+
+    Parameters
+    ----------
+    plans : iterable of Plan
+        By which at least one step was taken.
+    model : nn.Module
+        Which they trained.
+    held : mapping of str to sequence of array, optional
+        What windows held of each tensor that plans with windows did not train whole, see `WindowSteps`.
 
     Examples
     --------
@@ -76,23 +90,24 @@ def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
     >>> trained_parts([plan], nn.Sequential(nn.Linear(3, 2)))
     {'0.weight': (None, array([False,  True, False]))}
     """
-    sides: dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    sides: dict[str, list[NDArray[np.bool_]]] = {}
+    dims: dict[str, int] = {}
     for plan in plans:
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in mode.trains(group):
                 weight = model.get_parameter(name)
-                rows, columns = _rows_and_columns(name, weight, plan, group, mode, model)
-                before = sides.get(name)
-                shapes[name] = tuple(weight.shape)
-                sides[name] = (
-                    (rows, columns) if before is None else (before[0] | rows, before[1] | columns)
-                )
+                both = list(_rows_and_columns(name, weight, plan, group, mode, model))
+                in_window = (held or {}).get(name) if plan.windows is not None else None
+                if in_window is not None:
+                    both[: len(in_window[:2])] = in_window[:2]
+                dims[name] = weight.dim()
+                before = sides.get(name, both)
+                sides[name] = [one | other for one, other in zip(before, both, strict=True)]
     found: dict[str, Masks] = {}
-    for name, (rows, columns) in sides.items():
-        if not (rows.all() and columns.all()):
-            ends = tuple(None if side.all() else side for side in (rows, columns))
-            found[name] = (*ends, *(None,) * len(shapes[name]))[: len(shapes[name])]
+    for name, ends in sides.items():
+        if not all(end.all() for end in ends):
+            masks = tuple(None if end.all() else end for end in ends)
+            found[name] = (*masks, *(None,) * dims[name])[: dims[name]]
     return found
 
 

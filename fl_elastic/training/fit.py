@@ -30,6 +30,7 @@ from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
+from fl_elastic.training.window_steps import settle_statistics, settling_passes
 
 __all__ = ["READ_ONCE", "Fit", "planned_with"]
 
@@ -105,6 +106,7 @@ class Fit:
         deep = self.planner.deep_plan(control.steps_left)
         plan = deep or self._choose(self.batches, None)
         self.plans = [(0, plan)]
+        self._reserve_settling(plan)
         if control.steps_left(plan) == 0:
             raise self._no_step(plan)
         batch = next(stream, None)
@@ -126,7 +128,7 @@ class Fit:
                 found = self._dearer_plan(plan)
                 if found is not None:
                     if not dearer:
-                        self._settle(plan)
+                        self._note_plan(plan)
                     control.replanned()
                     plan, dearer = found, True
                     self.plans.append((control.steps, plan))
@@ -134,16 +136,17 @@ class Fit:
             raise TrainingError(READ_ONCE) if batch is None else self._no_step(plan)
         self.plans = list(stepped(self.plans, control.steps))
         if not dearer:
-            self._settle(self.plans[-1][1])
+            self._note_plan(self.plans[-1][1])
         rest = None if batch is None else self._rest_plan()
         if rest is not None and batch is not None:
             self.plans.append((control.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
+        self._settle()
         log.ended = log.clock()
         self._refuse_overflow()
         self._learn()
 
-    def _settle(self, plan: Plan) -> None:
+    def _note_plan(self, plan: Plan) -> None:
         """Note the plan that the budget was planned for, and what its steps took."""
         self.plan = plan
         self.step_seconds = self.log.median_step_seconds
@@ -196,7 +199,7 @@ class Fit:
             while next_batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(next_batch, plan, tensors, step.take)
+                seconds, whole = log.step(next_batch, plan, tensors, step.take, lambda: step.moved)
                 # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
                 steady = seconds
                 if forward is not None and forward.terms is not None:
@@ -234,6 +237,26 @@ class Fit:
             kept_head = self.planner.options.kept_head
             costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
+
+    def _reserve_settling(self, plan: Plan) -> None:
+        """Count the time that running statistics will take after steps on windows."""
+        if plan.windows is not None:
+            passes = settling_passes(self.step.model, self.control.requested_steps)
+            seconds = passes * float(self.profile.forward_seconds[-1])
+            self.control.spent += seconds
+            self.control.predicted += seconds
+            self.log.predicted_seconds += seconds
+
+    def _settle(self) -> None:
+        """Take the running statistics of the whole model anew if steps left channels out."""
+        model, batches = self.step.model, list(self.step.window_log.batches)
+        passes = settling_passes(model, self.control.requested_steps)
+        if passes and batches:
+            with realised(self.plan, model):
+                before = self._statistics()
+                settle_statistics(model, batches[-passes:])
+                moved = self._moved(before)
+            self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
 
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
@@ -59,7 +62,12 @@ def measure_plan(
     ``graph`` is the model's backward graph, traced anew if it is not given.
     """
     everything = replace(
-        plan, modes=tuple(Mode.FULL for _ in plan.modes), lean=False, recomputed=(), channels={}
+        plan,
+        modes=tuple(Mode.FULL for _ in plan.modes),
+        lean=False,
+        recomputed=(),
+        channels={},
+        windows=None,
     )
     if graph is None:
         with untouched(model):
@@ -70,12 +78,17 @@ def measure_plan(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
+        windows = None if plan.windows is None else WindowSteps(model, plan.windows, WindowLog())
         for repeat in range(repeats + 1):
             for full in (True, False):
                 with realised(everything if full else plan, model):
                     guard = ChannelGuard(everything if full else plan, model)
                     started = timer()
-                    _step(model, loss_fn, batch, optimizer)
+                    opened: AbstractContextManager[Any] = (
+                        nullcontext() if full or not windows else windows.step(optimizer, batch)
+                    )
+                    with opened:
+                        _step(model, loss_fn, batch, optimizer)
                     guard.put_back()
                     if repeat:
                         seconds[full].append(timer() - started)
@@ -102,15 +115,16 @@ def plan_measured(
     """
     wanted = request.profile.full_step_seconds / (request.allowed_step_seconds * request.correction)
     best = measure(policy.plan(request))
-    tried = {best.plan.modes}
+    tried = {(best.plan.modes, best.plan.predicted_step_seconds)}
     for _ in range(_TRIES - 1):
         if not np.isfinite(wanted) or wanted <= 0 or abs(best.speedup / wanted - 1) <= _TOLERANCE:
             break
         request = replace(request, correction=request.correction * wanted / best.speedup)
         plan = policy.plan(request)
-        if plan.modes in tried:
+        found = plan.modes, plan.predicted_step_seconds
+        if found in tried:
             break
-        tried.add(plan.modes)
+        tried.add(found)
         best = min(best, measure(plan), key=lambda found: abs(found.speedup / wanted - 1))
     return best
 

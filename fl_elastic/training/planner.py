@@ -217,6 +217,9 @@ class Planner:
         whatever any of them trained.
         """
         first, request = self._first, self._request(correction)
+        if first is not None and first.windows is not None:
+            # The windows of a fit stay what they are, as what they hold is sent.
+            return first
         if first is not None:
             request = replace(request, importance=request.importance * first.mask)
         plan = self.policy.plan(request)
@@ -229,7 +232,8 @@ class Planner:
         if first is not None:
             channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
-        if request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
+        lasting = plan.windows is not None and plan.windows.every == "fit"
+        if lasting or request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
             self._first = plan
         return plan
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,14 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.ops.split import MissedCut
+from fl_elastic.ops.windowed import Narrow
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.step_importance import StepImportance
+from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["KeptOptimizer", "ProximalPull", "TrainingStep"]
 
@@ -52,6 +55,12 @@ class TrainingStep:
         ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
     optimizer_seconds : list of float
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
+    windows : WindowSteps or None
+        Opens the windows of a plan that has some.
+    window_log : WindowLog
+        What windows held so far in the fit.
+    moved : set of int
+        Ids of the parameters that the last step trained in part: their gradients are their windows'.
     """
 
     def __init__(
@@ -71,6 +80,9 @@ class TrainingStep:
         self.worth: StepImportance | None = None
         self.watch: Watch | None = None
         self._pull = pull
+        self.windows: WindowSteps | None = None
+        self.window_log = WindowLog()
+        self.moved: set[int] = set()
         self._guard: ChannelGuard | None = None
         self._whole: tuple[int, ...] = ()
         self._trained: dict[str, nn.Parameter] = {}
@@ -82,6 +94,10 @@ class TrainingStep:
         self._trained = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
         optimizer = self.optimizing() if plan.erases_momentum else None
         self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
+        self.moved = set()
+        self.windows = (
+            None if plan.windows is None else WindowSteps(self.model, plan.windows, self.window_log)
+        )
         self.optimizer_seconds = []
 
     def settle(self) -> None:
@@ -98,6 +114,20 @@ class TrainingStep:
             If the loss is not finite.
         """
         optimizer = self.optimizing()
+        with self._opened(optimizer, batch) as narrow:
+            value = self._take(optimizer, batch, narrow)
+            self.moved = {id(each.whole) for each in narrow if each.part.grad is not None}
+        return value
+
+    def _opened(
+        self, optimizer: torch.optim.Optimizer, batch: Batch
+    ) -> AbstractContextManager[list[Narrow]]:
+        return nullcontext([]) if self.windows is None else self.windows.step(optimizer, batch)
+
+    def _take(
+        self, optimizer: torch.optim.Optimizer, batch: Batch, narrow: Iterable[Narrow]
+    ) -> float:
+        """Take the step; ``narrow`` are the parameters that have a window in their place."""
         optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch)
         value = loss.item()
@@ -114,7 +144,7 @@ class TrainingStep:
             self.worth.observe(self._whole)
         if self.watch is not None:
             self.watch(self._trained, optimizer)
-        self._pull.add_to_gradients()
+        self._pull.add_to_gradients(narrow)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
         optimizer.step()
@@ -159,9 +189,19 @@ class ProximalPull:
         return cls(weight, tuple((p, p.detach().clone()) for p in parameters))
 
     @torch.no_grad()
-    def add_to_gradients(self) -> None:
-        """Add the pull to every gradient there is: parameters without one are not trained now."""
+    def add_to_gradients(self, narrow: Iterable[Narrow] = ()) -> None:
+        """Add the pull to every gradient there is: parameters without one are not trained now.
+
+        Parameters
+        ----------
+        narrow : iterable of Narrow
+            Those that have a window in their place, which is pulled instead.
+        """
+        windows = {id(each.whole): each for each in narrow}
         for parameter, anchor in self.anchors:
+            each = windows.get(id(parameter))
+            if each is not None:
+                parameter, anchor = each.part, each.window.take(anchor)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.weight)
 

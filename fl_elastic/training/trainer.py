@@ -120,6 +120,7 @@ class ElasticTrainer:
         self._step: TrainingStep
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
+        self._held: dict[str, list[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         # What the last fit took after its last step: the next one keeps it back.
         self._closing_seconds = 0.0
@@ -227,12 +228,11 @@ class ElasticTrainer:
             and step.forward is None
             and not self.options.leaves_out
         ):
-            self.profile = refined(
-                profile, fit.control.full_ratio, fit.plan.predicted_step_seconds, fit.recent_seconds
-            )
+            self.profile = _refined(profile, fit)
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
+        self._held = step.window_log.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
             step.forward.forget_others(loader)
@@ -282,8 +282,8 @@ class ElasticTrainer:
         """Return what the last fit changed, against the weights it started from.
 
         Holds each parameter that was trained for at least one step, and each running statistic that
-        the training steps updated, with the number of those steps. Of a weight that every plan of the fit trained
-        by channels alone, ``parts`` says which.
+        the training steps updated, with the number of those steps. Of a tensor that every plan of the fit trained
+        by channels alone, or in windows, ``parts`` says which.
 
         Raises
         ------
@@ -294,7 +294,7 @@ class ElasticTrainer:
             raise TrainingError("there is no update before the first fit")
         steps = under_every_name(self.model, self._tensor_steps)
         deltas = changes(self.model, self.manifest, self._base, steps)
-        parts = trained_parts(self._trained, self.model)
+        parts = trained_parts(self._trained, self.model, self._held)
         return PartialUpdate(
             deltas=deltas,
             steps={name: steps[name] for name in deltas},
@@ -331,6 +331,16 @@ def eager(model: nn.Module) -> nn.Module:
             "A loop of one's own under apply_plan runs the compiled model"
         )
     return original
+
+
+def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
+    """Return the profile by what the fit measured: of steps on windows by the full passes between them alone."""
+    if fit.plan.windows is None:
+        planned, taken = fit.plan.predicted_step_seconds, fit.recent_seconds
+    else:
+        planned = profile.full_step_seconds
+        taken = planned * (fit.control.full_ratio or 0.0)
+    return refined(profile, fit.control.full_ratio, planned, taken)
 
 
 def _relative_to(costs: CostProfile, profile: CostProfile, budget: Budget) -> Budget:

@@ -24,8 +24,8 @@ from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
 
 NAMES = [
-    "bias", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random", "scotti",
-    "sparse_update", "tinytrain", "tinytrain_in", "tinytrain_knapsack", "tinytrain_no_depthwise",
+    "bias", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random", "scotti", "slice_out",
+    "slice_out_fit", "sparse_update", "tinytrain", "tinytrain_in", "tinytrain_knapsack", "tinytrain_no_depthwise",
     "tinytrain_random", "velocity",
 ]  # fmt: skip
 profiles = st.builds(

@@ -29,7 +29,7 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
 )
 from fl_elastic_simulations.peers import PEERS, LocalTask
-from fl_elastic_simulations.peers.heterofl import narrow_seconds
+from fl_elastic_simulations.peers.heterofl import HeteroFl, narrow_seconds
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
@@ -181,7 +181,8 @@ def measure_choosing(
         for method in choosing
     }
     widths: Mapping[float, float] = {}
-    if any(method.peer == "heterofl" for method in scenario.methods):
+    peers = [PEERS.make(method.peer) for method in scenario.methods if method.peer is not None]
+    if any(isinstance(peer, HeteroFl) for peer in peers):
         model = scenario_model(scenario, data_root, seed=0).train()
         with contextlib.suppress(ElasticError):
             widths = narrow_seconds(model, classification_loss, batch, make_optimizer)

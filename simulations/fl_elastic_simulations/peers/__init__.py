@@ -4,6 +4,7 @@ from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Pee
 from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.fedpart import FedPart
+from fl_elastic_simulations.peers.fedrolex import FedRolex
 from fl_elastic_simulations.peers.ffa_lora import FfaLora
 from fl_elastic_simulations.peers.flex_lora import FlexLora
 from fl_elastic_simulations.peers.flora import Flora
@@ -12,12 +13,14 @@ from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.published_selection import published_selection
 from fl_elastic_simulations.peers.random_blocks import RandomBlocks
 from fl_elastic_simulations.peers.random_layers import RandomLayers
+from fl_elastic_simulations.peers.random_windows import RandomWindows
 from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
 __all__ = [
     "PEERS",
     "FedEl",
     "FedPart",
+    "FedRolex",
     "FfaLora",
     "FlexLora",
     "Flora",
@@ -29,6 +32,7 @@ __all__ = [
     "PublishedElasticTrainer",
     "RandomBlocks",
     "RandomLayers",
+    "RandomWindows",
     "TimelyFl",
     "published_selection",
     "register_peer",

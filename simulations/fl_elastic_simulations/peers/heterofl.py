@@ -21,7 +21,13 @@ from fl_elastic.training.changes import changes
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
-from fl_elastic_simulations.peers.narrow import kept_lengths, narrow_model, part_of_axes, spread
+from fl_elastic_simulations.peers.narrow import (
+    Kept,
+    kept_entries,
+    narrow_model,
+    part_of_axes,
+    spread,
+)
 from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
 from fl_elastic_simulations.peers.task_data import (
     first_batch,
@@ -29,7 +35,7 @@ from fl_elastic_simulations.peers.task_data import (
     requested_steps,
     steps_in_time,
 )
-from fl_elastic_simulations.peers.widths import LayerChannels, channels_of
+from fl_elastic_simulations.peers.widths import LayerChannels, Starts, channels_of
 
 __all__ = [
     "RATES",
@@ -78,15 +84,20 @@ class HeteroFl(Peer):
         present = labels_present(task.batches, layers)
         manifest = Manifest.of(wide)
         base = weights_of(wide, manifest)
-        model = wide if rate == 1 else narrow_model(wide, layers, rate)
+        starts = self.starts(task, layers, rate)
+        model = wide if rate == 1 else narrow_model(wide, layers, rate, starts)
         with put_back_on_error(wide):
             before = weights_of(model, Manifest.of(model))
             taken = take_steps(task, model, masked_loss(task.loss_fn, present), steps)
             names = dict.fromkeys([*taken.trained, *training_statistics(model)], taken.count)
             learnt = changes(model, Manifest.of(model), before, names)
-        parts = _parts(wide, layers, rate, present, learnt)
+        kept = kept_entries(wide, layers, rate, starts)
+        parts = _parts(wide, layers, kept, present, learnt)
         deltas = {
-            name: _only(spread(delta, manifest.shape(name)), parts.get(name))
+            name: _only(
+                spread(delta, manifest.shape(name), kept[name]) if name in kept else delta,
+                parts.get(name),
+            )
             for name, delta in learnt.items()
         }
         if parts or model is not wide:
@@ -106,6 +117,11 @@ class HeteroFl(Peer):
             step_seconds=taken.step_seconds,
             loss=taken.last_loss(requested // task.epochs),
         )
+
+    def starts(self, task: LocalTask, layers: Sequence[LayerChannels], rate: float) -> Starts:
+        """Return where the window of each space of channels begins: at the first."""
+        del task, layers, rate
+        return {}
 
 
 def _layers_of(model: nn.Module, inputs: Tensor) -> tuple[LayerChannels, ...]:
@@ -216,13 +232,12 @@ def _loss_without(loss_fn: LossFn, absent: Tensor, outputs: Tensor, targets: Any
 def _parts(
     model: nn.Module,
     layers: Sequence[LayerChannels],
-    rate: float,
+    kept: Kept,
     present: _Present | None,
     names: Iterable[str],
 ) -> dict[str, Masks]:
     """Return the trained part of every tensor that is not trained as a whole."""
     outputs = {layer.module for layer in layers if layer.is_output}
-    kept = kept_lengths(model, layers, rate)
     parts = {}
     for name in names:
         if name not in kept:

@@ -1,4 +1,4 @@
-"""Cut the narrow model out of a wide one: the first channels of every inner tensor."""
+"""Cut the narrow model out of a wide one: a window of the channels of every inner tensor."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ from math import gcd
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.operations import CONVOLUTIONS
-from fl_elastic_simulations.peers.widths import LayerChannels
+from fl_elastic_simulations.peers.widths import LayerChannels, Starts
 
-__all__ = ["Kept", "kept_lengths", "narrow_model", "part_of_axes", "spread"]
+__all__ = ["Kept", "kept_entries", "narrow_model", "part_of_axes", "spread"]
 
-Kept: TypeAlias = dict[str, tuple[int, ...]]
+_Entries: TypeAlias = NDArray[np.int64]
+Kept: TypeAlias = dict[str, tuple[_Entries, ...]]
 
 
 def narrow_model(
-    model: nn.Module, layers: Sequence[LayerChannels], rate: float, *, scaled: bool = True
+    model: nn.Module,
+    layers: Sequence[LayerChannels],
+    rate: float,
+    starts: Starts | None = None,
+    *,
+    scaled: bool = True,
 ) -> nn.Module:
-    """Return a copy of ``model`` with the first channels of every layer.
+    """Return a copy of ``model`` with a window of the channels of every layer: the first ones, or from a start on.
 
     A group norm keeps as many groups as divide its channels. A batch norm uses the statistics of the batch and
     keeps none.
@@ -37,26 +44,31 @@ def narrow_model(
         Of the wide model.
     rate : float
         Share of the channels, rounded up.
+    starts : mapping of int to int, optional
+        Where the window of each space begins.
     scaled : bool
         Whether each inner convolution and linear layer divides by ``rate`` while training, so that sums over fewer
         channels are as large as in the wide model (HeteroFL's scaler).
 
     Examples
     --------
-    >>> import torch
     >>> from fl_elastic_simulations.peers.widths import channels_of
     >>> wide = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> narrow_model(wide, channels_of(wide, torch.zeros(1, 6)), 0.25)[2]
     Linear(in_features=2, out_features=3, bias=True)
     """
     narrow = deepcopy(model)
-    kept = kept_lengths(model, layers, rate)
+    kept = kept_entries(model, layers, rate, starts)
     for layer in layers:
         module: Any = narrow.get_submodule(layer.module)
         for name, parameter in module.named_parameters(recurse=False):
-            lengths = kept[f"{layer.module}.{name}" if layer.module else name]
-            cut = parameter.detach()[tuple(slice(length) for length in lengths)].clone()
-            setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+            cut = parameter.detach()
+            for axis, entries in enumerate(
+                kept[f"{layer.module}.{name}" if layer.module else name]
+            ):
+                places = torch.as_tensor(entries, device=cut.device)
+                cut = cut if len(entries) == cut.shape[axis] else cut.index_select(axis, places)
+            setattr(module, name, nn.Parameter(cut.clone(), requires_grad=parameter.requires_grad))
         _tell(module, layer, rate)
         if scaled and layer.inputs is not None and not layer.outputs.fixed:
             module.register_forward_hook(_Scaler(rate))
@@ -93,44 +105,47 @@ class _Scaler:
         return outputs / self._rate if module.training else outputs
 
 
-def kept_lengths(model: nn.Module, layers: Sequence[LayerChannels], rate: float) -> Kept:
-    """Return, per parameter of the layers, how much of each axis a model of this rate keeps.
+def kept_entries(
+    model: nn.Module, layers: Sequence[LayerChannels], rate: float, starts: Starts | None = None
+) -> Kept:
+    """Return, per parameter of the layers and axis, the entries that a model of this rate keeps.
 
-    It is always the front. Parameters outside of the layers are left out.
+    Parameters outside of the layers are left out. Axes that are kept whole are in their own order.
     """
     kept: Kept = {}
     for layer in layers:
         module = model.get_submodule(layer.module)
         for name, parameter in module.named_parameters(recurse=False):
-            lengths = list(parameter.shape)
-            lengths[0] = layer.outputs.kept(rate)
-            if len(lengths) > 1 and layer.inputs is not None:
-                lengths[1] = layer.inputs.kept(rate)
-            kept[f"{layer.module}.{name}" if layer.module else name] = tuple(lengths)
+            entries = [np.arange(length) for length in parameter.shape]
+            ends = [layer.outputs, layer.inputs][: len(entries)]
+            for axis, channels in enumerate(ends):
+                if channels is not None and channels.kept(rate) < len(entries[axis]):
+                    entries[axis] = channels.entries(rate, starts or {})
+            kept[f"{layer.module}.{name}" if layer.module else name] = tuple(entries)
     return kept
 
 
-def spread(small: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """Return an array of this shape with ``small`` at its front and zeros elsewhere.
+def spread(small: NDArray[Any], shape: Sequence[int], entries: Sequence[_Entries]) -> NDArray[Any]:
+    """Return an array of this shape with ``small`` at these entries of its axes and zeros elsewhere.
 
-    >>> spread(np.ones((1, 2)), (2, 3)).tolist()
-    [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    >>> spread(np.array([[1.0, 2.0]]), (2, 3), (np.array([1]), np.array([2, 0]))).tolist()
+    [[0.0, 0.0, 0.0], [2.0, 0.0, 1.0]]
     """
     wide = np.zeros(shape, dtype=small.dtype)
-    wide[tuple(slice(length) for length in small.shape)] = small
+    wide[np.ix_(*entries)] = small
     return wide
 
 
 def part_of_axes(
-    shape: Sequence[int], kept: Sequence[int], rows: Mapping[int, NDArray[np.bool_]]
+    shape: Sequence[int], kept: Sequence[_Entries], rows: Mapping[int, NDArray[np.bool_]]
 ) -> Masks:
-    """Return one mask per axis: the front of ``kept`` entries, or the given rows; None for a whole axis.
+    """Return one mask per axis: the kept entries, of them the given rows; None for a whole axis.
 
-    >>> part_of_axes((2, 3), (2, 1), {})
-    (None, array([ True, False, False]))
+    >>> part_of_axes((2, 3), (np.arange(2), np.array([2])), {})
+    (None, array([False, False,  True]))
     """
     masks: list[NDArray[np.bool_] | None] = []
-    for axis, (length, front) in enumerate(zip(shape, kept, strict=True)):
-        mask = (np.arange(length) < front) & rows.get(axis, np.True_)
+    for axis, (length, entries) in enumerate(zip(shape, kept, strict=True)):
+        mask = np.isin(np.arange(length), entries) & rows.get(axis, np.True_)
         masks.append(None if mask.all() else mask)
     return tuple(masks)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.planning.windows import kept_units
 from fl_elastic_simulations.peers.operations import (
     CONVOLUTIONS,
     JOINS,
@@ -21,7 +25,10 @@ from fl_elastic_simulations.peers.operations import (
     keeps_channels,
 )
 
-__all__ = ["Channels", "LayerChannels", "channels_of"]
+__all__ = ["Channels", "LayerChannels", "Starts", "channels_of"]
+
+Starts: TypeAlias = Mapping[int, int]
+"""The first channel of each space's window, which goes on at channel 0 after the last; 0 for spaces left out."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,16 @@ class Channels:
         12
         """
         return self.repeat * (self.size if self.fixed else math.ceil(self.size * rate))
+
+    def entries(self, rate: float, starts: Starts) -> NDArray[np.int64]:
+        """Return the entries of the axis that a model of this rate keeps, of the window from the space's start.
+
+        >>> Channels(space=0, size=4, repeat=2).entries(0.5, {0: 3}).tolist()
+        [6, 7, 0, 1]
+        """
+        length = self.kept(rate) // self.repeat
+        units = kept_units(self.size, length, 0 if self.fixed else starts.get(self.space, 0))
+        return (units[:, None] * self.repeat + np.arange(self.repeat)).reshape(-1)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from small_models import Attention, Inception, Residual, TiedLinears, chain, conv_net
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError
 from fl_elastic.named_models import build_model
 from fl_elastic.testing import Snapshot
-from fl_elastic_simulations.peers.narrow import kept_lengths, narrow_model
+from fl_elastic_simulations.peers.narrow import kept_entries, narrow_model
 from fl_elastic_simulations.peers.widths import channels_of
 
 
@@ -68,20 +69,24 @@ def scrambled(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("rate", [1 / 2, 1 / 4, 1 / 16])
 @pytest.mark.parametrize("case", CASES)
-def test_a_narrow_model_is_the_wide_one_with_channels_set_to_zero(case: str, rate: float) -> None:
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_narrow_model_is_the_wide_one_with_channels_set_to_zero(
+    case: str, rate: float, first: int
+) -> None:
     build, shape = CASES[case]
     model = scrambled(build())
     inputs = torch.randn(5, *shape)
     layers = channels_of(model, inputs)
-    narrow = narrow_model(model, layers, rate, scaled=False)
+    starts = {layer.outputs.space: first % layer.outputs.size for layer in layers}
+    narrow = narrow_model(model, layers, rate, starts, scaled=False)
     dense = deepcopy(model)
-    for name, lengths in kept_lengths(model, layers, rate).items():
+    for name, entries in kept_entries(model, layers, rate, starts).items():
         parameter = dense.get_parameter(name)
         kept = torch.zeros_like(parameter)
-        kept[tuple(slice(length) for length in lengths)] = 1.0
+        kept[np.ix_(*entries)] = 1.0
         with torch.no_grad():
             parameter *= kept
-        assert narrow.get_parameter(name).shape == lengths
+        assert narrow.get_parameter(name).shape == tuple(map(len, entries))
     assert sum(p.numel() for p in narrow.parameters()) < sum(p.numel() for p in dense.parameters())
     torch.testing.assert_close(narrow(inputs), dense(inputs), rtol=1e-4, atol=1e-5)
 
@@ -91,7 +96,9 @@ def test_at_full_width_nothing_is_cut(case: str) -> None:
     build, shape = CASES[case]
     model = build()
     layers = channels_of(model, torch.randn(2, *shape))
-    lengths = kept_lengths(model, layers, 1.0)
+    kept = kept_entries(model, layers, 1.0, {layer.outputs.space: 1 for layer in layers})
+    lengths = {name: tuple(map(len, entries)) for name, entries in kept.items()}
+    assert all(np.array_equal(np.sort(e), e) for entries in kept.values() for e in entries)
     assert lengths == {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 

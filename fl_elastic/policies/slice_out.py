@@ -1,0 +1,192 @@
+"""Windows of channels: train everything, but in each step a part of every inner width alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import Width
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.windows import Every, Place, Windows
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import step_memory
+from fl_elastic.profiling.narrow import narrow_profile
+
+__all__ = ["SliceOutFitPolicy", "SliceOutPolicy"]
+
+# Sixteenths, from all channels down: of fewer hardly anything of a layer is left.
+# Below a half what windows learn fits the whole model so little that fewer steps in wider ones are worth more.
+_NARROW = 1 / 2
+_RATES = tuple(count / 16 for count in range(16, 1, -1))
+
+
+@POLICIES.register("slice_out")
+class SliceOutPolicy(Policy):
+    """Train all groups, in each step with a window of neighbouring channels of every inner width.
+
+    After SliceOut (Notin, Gomez, Yoo and Gal, 2020). Forward and backward pass run on smaller tensors, and the
+    whole model is used afterwards. The largest keep-rate is taken whose step fits the budget, as predicted from the
+    share of the operations, but no smaller one than a half for the sake of time: then fewer steps are taken.
+
+    Parameters
+    ----------
+    rate : float, optional
+        Share of the units of each width that a window keeps; left out, by the budget.
+    place : {"uniform", "grid", "wrap"}
+        Where windows may start, see `fl_elastic.planning.windows.window_starts`. The paper's is uniform, which
+        trains units at the edges less often.
+    every : {"step", "fit"}
+        Whether each step draws windows, as published, or each fit, so that an update holds those windows alone and
+        its bytes shrink with them.
+    offset : int, optional
+        Where every window starts instead of at random: 0 for the first channels, as in HeteroFL.
+
+    Raises
+    ------
+    PlanError
+        If a parameter is impossible.
+    """
+
+    covers = False
+    basis = "windows of channels"
+    name: ClassVar[str] = "slice_out"
+
+    def __init__(
+        self,
+        rate: float | None = None,
+        place: Place = "grid",
+        every: Every = "step",
+        offset: int | None = None,
+    ) -> None:
+        Windows((), 1.0 if rate is None else rate, place, every, offset)
+        self.rate, self.place, self.every, self.offset = rate, place, every, offset
+
+    def refuse_misfit(self, profile: CostProfile) -> None:
+        """Raise PlanError for a model without an inner width."""
+        if not _inner_widths(profile):
+            raise PlanError(
+                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
+                "block or a perceptron, and none was found in this model: its layers are residual streams, "
+                "attention, recurrent, tied, or used more than once; use policy 'elastic'"
+            )
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan with the widest windows that fit; BudgetError if none fits memory or uplink."""
+        widths = _inner_widths(request.profile)
+        modes = [Mode.FULL] * len(request.profile)
+        seed = int(request.generator.integers(2**31))
+        if not widths:
+            return request.plan(self.name, modes)
+        last: tuple[PlanRequest, Windows] | None = None
+        for windows in self._candidates(widths, seed):
+            narrow = self._narrow(request, windows)
+            if not _fits_bytes(request, narrow, windows, modes):
+                continue
+            last = narrow, windows
+            seconds = narrow.profile.plan_seconds(modes)
+            if seconds <= request.allowed_step_seconds * (1 + 1e-9) or windows.rate <= _NARROW:
+                break
+        if last is None:
+            raise _too_much(request, narrow, windows, modes)
+        narrow, windows = last
+        sending = narrow if _sends_windows(windows) else _with_groups(narrow, request)
+        plan = sending.plan(self.name, modes)
+        return replace(
+            plan,
+            groups=request.profile.graph.groups,
+            predicted_step_bytes=_memory(request, narrow, modes),
+            full_step_seconds=request.profile.full_step_seconds,
+            floor_step_seconds=request.profile.floor_step_seconds,
+            windows=None if windows.rate == 1 else windows,
+        )
+
+    def _candidates(self, widths: tuple[Width, ...], seed: int) -> Iterator[Windows]:
+        for rate in _RATES if self.rate is None else (self.rate,):
+            yield Windows(widths, rate, self.place, self.every, self.offset, seed)
+
+    def _narrow(self, request: PlanRequest, windows: Windows) -> PlanRequest:
+        """Return the request for steps of these windows, without the memory limit, which is looked at apart."""
+        kept = {width: windows.length(width) for width in windows.widths}
+        profile = narrow_profile(request.profile, kept)
+        return replace(
+            request.allowing(request.allowed_step_seconds),
+            profile=profile,
+            budget=replace(request.budget, memory=None),
+        )
+
+
+@POLICIES.register("slice_out_fit")
+class SliceOutFitPolicy(SliceOutPolicy):
+    """As `SliceOutPolicy`, with one window for a whole fit: for federations, where it alone is sent.
+
+    Parameters
+    ----------
+    rate, place, offset :
+        As there.
+    """
+
+    name = "slice_out_fit"
+
+    def __init__(
+        self, rate: float | None = None, place: Place = "grid", offset: int | None = None
+    ) -> None:
+        super().__init__(rate, place, "fit", offset)
+
+
+def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
+    """Return the widths whose layers may all be trained."""
+    trained = {
+        parameter.rpartition(".")[0] for g in profile.graph.groups for parameter in g.parameters
+    }
+    return tuple(
+        width
+        for width in profile.graph.widths
+        if trained.issuperset((*width.makers, *(reader.module for reader in width.readers)))
+    )
+
+
+def _sends_windows(windows: Windows) -> bool:
+    """Whether an update holds one window: else a fit trains many, which travel together."""
+    return windows.every == "fit" or windows.offset is not None
+
+
+def _with_groups(narrow: PlanRequest, request: PlanRequest) -> PlanRequest:
+    """Return the request for narrow steps with the groups of the whole model, as they are sent."""
+    graph = replace(narrow.profile.graph, groups=request.profile.graph.groups)
+    return replace(narrow, profile=replace(narrow.profile, graph=graph))
+
+
+def _sent(request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]) -> float:
+    return (narrow if _sends_windows(windows) else request).uplink_bytes(modes)
+
+
+def _memory(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> float:
+    """Return the bytes of a step in windows; the optimiser keeps the state of the whole model."""
+    weights = [float(each.profile.parameter_bytes.sum()) / 4 for each in (request, narrow)]
+    state = request.profile.optimizer_bytes_per_weight * (weights[0] - weights[1])
+    return float(step_memory(narrow.profile, modes).total + state)
+
+
+def _fits_bytes(
+    request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]
+) -> bool:
+    memory, uplink = request.budget.memory, request.budget.uplink
+    if uplink is not None and _sent(request, narrow, windows, modes) > uplink * (1 + 1e-9):
+        return False
+    return memory is None or _memory(request, narrow, modes) <= memory
+
+
+def _too_much(
+    request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]
+) -> BudgetError:
+    memory, uplink = _memory(request, narrow, modes), _sent(request, narrow, windows, modes)
+    limits = {"memory": request.budget.memory, "uplink": request.budget.uplink}
+    said = ", ".join(f"{name} {value:.0f}" for name, value in limits.items() if value is not None)
+    return BudgetError(
+        f"policy 'slice_out' with the narrowest windows keeps {memory:.0f} bytes for a step, sends {uplink:.0f}, "
+        f"and the budget is {said}: allow more, let windows last for a fit, or use policy 'elastic'"
+    )
