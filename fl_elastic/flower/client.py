@@ -376,7 +376,7 @@ class ElasticClient(NumPyClient):
                 metrics[TENSORS] = json.dumps([self.manifest.index[name] for name in trained])
                 weights = {name: weights[name] for name in trained}
             return list(weights.values()), update.num_examples, metrics
-        packed = self._encoded(update)
+        packed = self._encoded(update, self._codec(told))
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
 
     def _wish(self, told: Instructions) -> str:
@@ -462,13 +462,20 @@ class ElasticClient(NumPyClient):
         batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
         return loader_size(self.train_loader, batch)[1]
 
-    def _encoded(self, update: PartialUpdate) -> bytes:
+    def _codec(self, told: Instructions) -> str:
+        """Return how to write an update: as the server says, where this side knows how."""
+        if told.codec and told.codec not in CODECS.names():
+            _LOG.warning("the server asks for codec %r, which is not known here", told.codec)
+            return self.codec
+        return told.codec or self.codec
+
+    def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
-        if not CODECS.make(self.codec).feedback:
-            return encode(update, self.manifest, self.codec)
+        if not CODECS.make(codec).feedback:
+            return encode(update, self.manifest, codec)
         feedback = self._state.feedback
         corrected = feedback.corrected(update)
-        packed = encode(corrected, self.manifest, self.codec)
+        packed = encode(corrected, self.manifest, codec)
         feedback.sent(corrected, decode(packed, self.manifest))
         self._state.keep_feedback()
         return packed
@@ -548,7 +555,7 @@ class ElasticClient(NumPyClient):
         Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster and wider.
         """
         limits = [each for each in (self.budget.deadline, told.deadline) if each is not None]
-        share = CODECS.make(self.codec).share
+        share = CODECS.make(self._codec(told)).share
         bandwidth, uplink = (
             None if each is None else each / share
             for each in (self.budget.bandwidth, self.budget.uplink)

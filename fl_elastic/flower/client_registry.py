@@ -20,6 +20,7 @@ from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.terms import Instructions, RoundTerms
@@ -65,6 +66,7 @@ class ClientRegistry:
         self._change = ""
         self._cohort = ServerPlanner(terms.quota)
         self.wishes = Wishes()
+        self.precision = TurningPoints(len(terms.codecs)) if terms.codecs else None
         self._groups = ""
 
     @property
@@ -211,7 +213,13 @@ class ClientRegistry:
             keep_statistics=terms.keeps_statistics,
             rate=self.rate,
             forgotten=self.wishes.met_of(node),
+            codec=self.codec,
         )
+
+    @property
+    def codec(self) -> str:
+        """How clients send now; empty where that is theirs to say."""
+        return "" if self.precision is None else self.terms.codecs[self.precision.stage]
 
     def evaluation(self) -> Instructions:
         """Return what every node is told when it evaluates."""
@@ -266,6 +274,8 @@ class ClientRegistry:
             arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
         arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
         arrays |= {f"wish-{name}": array for name, array in self.wishes.to_arrays().items()}
+        if self.precision is not None:
+            arrays |= {f"bits-{n}": array for n, array in self.precision.to_arrays().items()}
         if self._change:
             arrays["change"] = np.array(self._change)
         if self.importance:
@@ -290,6 +300,9 @@ class ClientRegistry:
             raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
         cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
         self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
+        bits = {name: stored.pop(name) for name in [*stored] if name.startswith("bits-")}
+        if self.precision is not None and bits:
+            self.precision.from_arrays({n.removeprefix("bits-"): each for n, each in bits.items()})
         wishes = {name: stored.pop(name) for name in [*stored] if name.startswith("wish-")}
         self.wishes.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
         self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})

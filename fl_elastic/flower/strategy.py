@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -157,6 +158,10 @@ class PartialUpdates(Strategy):
         if self.terms.forget and sees_each_client(inner):
             raise RegistryError(
                 "forgetting takes squares of gradients, which differential privacy does not cover: use forget=0"
+            )
+        if self.terms.codecs and sees_each_client(inner):
+            raise RegistryError(
+                "codecs go by the losses of clients, which differential privacy does not cover: use codecs=()"
             )
         if self.terms.cut == "moving" and sees_each_client(inner):
             raise RegistryError(
@@ -417,6 +422,7 @@ class PartialUpdates(Strategy):
         reason = self.guard.jumped(this.losses, this.diverged) if self._guarded else ""
         if reason:
             return self._step_back(this, reason), None
+        self._choose_precision(this)
         undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
         merged = this.merged()
         stepped = this.stepped(merged, self.server_optimizer)
@@ -441,6 +447,15 @@ class PartialUpdates(Strategy):
         if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
         return as_record({**self._weights, **self._base}), metrics
+
+    def _choose_precision(self, this: Round) -> None:
+        """Let clients send with more bits once their losses have levelled off."""
+        stages = self.fleet.precision
+        if stages is None or not this.losses:
+            return
+        if stages.observe(statistics.median_low(this.losses)):
+            _LOG.info("from round %s on clients send as %s", this.number + 1, self.fleet.codec)
+        stages.ends(this.number + 1, self._between.last_round)
 
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fl_elastic.errors import PlanError, RegistryError, UpdateError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.update import CODECS
 from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = [
     "BLEND",
     "CHANGE",
+    "CODEC",
     "CUT",
     "CUT_WORTH",
     "DEADLINE",
@@ -46,6 +48,7 @@ KEEP = "fl_elastic.keep"
 CUT = "fl_elastic.cut"
 CUT_WORTH = "fl_elastic.cut-worth"
 SQUARES = "fl_elastic.squares"
+CODEC = "fl_elastic.codec"
 FORGOTTEN = "fl_elastic.forgotten"
 KEPT_HEAD = "fl_elastic.kept-head"
 KEEP_STATISTICS = "fl_elastic.keep-statistics"
@@ -104,6 +107,10 @@ class RoundTerms:
         (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays
         bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
         it travels, to clients as well.
+    codecs : sequence of str
+        Codecs in which clients send, one after the other, in place of their own: the next one from the round on in
+        which the fleet's loss has levelled off (`fl_elastic.flower.precision`), the last one in the last fifth of
+        the run. Empty leaves it to the clients.
     forget : float
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
         weight must matter to them as to everything for the server to make it smaller. 0 does not listen to such
@@ -132,6 +139,7 @@ class RoundTerms:
     round_zero: Literal["none", "closed_form"] = "none"
     solve_every: int = 5
     cut: str = "none"
+    codecs: Sequence[str] = ()
     forget: float = 0.0
 
     def __post_init__(self) -> None:
@@ -153,6 +161,10 @@ class RoundTerms:
             self.cut.startswith(_FIXED) and self.cut != _FIXED
         ):
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
+        if isinstance(self.codecs, str):
+            raise RegistryError(f"codecs {self.codecs!r} must be a list, such as ['int8', 'fp32']")
+        for codec in self.codecs:
+            CODECS.check(codec)
         if not 0 <= self.forget < float("inf"):
             raise RegistryError(f"forget {self.forget} must be 0, or a number above it such as 3")
         if not 1 <= self.grace < float("inf"):
@@ -241,6 +253,8 @@ class Instructions:
         The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
     squares : bool
         Whether to send squares of gradients instead of training, so that examples can be forgotten.
+    codec : str
+        How to write the update, in place of the client's own codec; empty for that.
     forgotten : str
         The client's wish to have examples forgotten that was met; empty for none.
     cut_worth : bool
@@ -263,6 +277,7 @@ class Instructions:
     cut_worth: bool = False
     squares: bool = False
     forgotten: str = ""
+    codec: str = ""
     rate: float = 1.0
     lr: float | None = None
 
@@ -307,6 +322,8 @@ class Instructions:
             config[CUT_WORTH] = True
         if self.squares:
             config[SQUARES] = True
+        if self.codec:
+            config[CODEC] = self.codec
         if self.forgotten:
             config[FORGOTTEN] = self.forgotten
         if self.rate != 1.0:
@@ -341,6 +358,7 @@ class Instructions:
             cut_worth=bool(config.get(CUT_WORTH, False)),
             squares=bool(config.get(SQUARES, False)),
             forgotten=str(config.get(FORGOTTEN, "")),
+            codec=str(config.get(CODEC, "")),
             rate=rate,
             lr=_number(config, "lr", None),
         )

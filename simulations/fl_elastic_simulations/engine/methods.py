@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
@@ -15,7 +16,7 @@ from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.importance import IMPORTANCES
 from fl_elastic.planning import POLICIES
-from fl_elastic.registry import closest
+from fl_elastic.registry import Factories, closest
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
@@ -33,14 +34,15 @@ def check_methods(scenario: Scenario) -> None:
     """Raise ScenarioError if a method names an unknown plug-in; all of them are reported at once."""
     problems = []
     for method in scenario.methods:
-        for registry, name in (
+        plug_ins: tuple[tuple[Factories[Any], str | None], ...] = (
             (POLICIES, method.policy if method.peer is None else "full"),
             (PEERS, method.peer),
             (IMPORTANCES, method.importance),
             (RULES, method.rule),
-            (CODECS, method.codec),
+            *((CODECS, codec) for codec in (method.codec, *method.codecs)),
             (SERVER_OPTIMIZERS, method.server_optimizer),
-        ):
+        )
+        for registry, name in plug_ins:
             try:
                 if name is not None:
                     registry.check(name)
@@ -91,6 +93,7 @@ def method_strategy(
             round_zero=method.round_zero,  # type: ignore[arg-type]
             solve_every=method.solve_every,
             cut=method.cut,
+            codecs=method.codecs,
         ),
         server_optimizer=None
         if optimizer is None

@@ -8,6 +8,7 @@ from fl_elastic_simulations.peers.fedrolex import FedRolex
 from fl_elastic_simulations.peers.ffa_lora import FfaLora
 from fl_elastic_simulations.peers.flex_lora import FlexLora
 from fl_elastic_simulations.peers.flora import Flora
+from fl_elastic_simulations.peers.fractrain import FracTrain
 from fl_elastic_simulations.peers.full_steps import FullSteps
 from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.published_selection import published_selection
@@ -24,6 +25,7 @@ __all__ = [
     "FfaLora",
     "FlexLora",
     "Flora",
+    "FracTrain",
     "FullSteps",
     "HeteroFl",
     "LocalResult",

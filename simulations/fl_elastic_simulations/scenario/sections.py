@@ -183,6 +183,8 @@ class MethodSection:
         Its name in tables and plots.
     policy, importance, rule, codec, server : str
         Names in the registries of those plug-ins, which check them.
+    codecs : tuple of str
+        Codecs in which clients send one after the other, as the fleet's loss levels off; see `RoundTerms`.
     downlink_codec : str
         How the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
     budgeted : bool
@@ -258,6 +260,7 @@ class MethodSection:
     cut: Annotated[Text, approved(_check_cut)] = "none"
     keep_features: Truth = True
     downlink_codec: Text = "fp32"
+    codecs: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)
