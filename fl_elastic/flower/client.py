@@ -29,7 +29,7 @@ from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.losses import own_loss_or_cross_entropy
-from fl_elastic.planning import POLICIES, Policy
+from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.training import (
@@ -329,6 +329,9 @@ class ElasticClient(NumPyClient):
             packed = encode_head_sums(sums, self.manifest)
             examples = max(self._examples, sums.num_examples)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
+        if self.forget is not None and not self.forgotten:
+            # What a policy looks at from fit to fit may be among what is to be forgotten.
+            self._state.selection.memory = PolicyMemory()
         options = self._options(
             told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )

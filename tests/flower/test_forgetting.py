@@ -345,3 +345,22 @@ def test_the_question_is_one_that_only_the_librarys_clients_know() -> None:
     told = Instructions(squares=True)
     assert not told.trains and told.to_config() == {SQUARES: True}
     assert Instructions.from_config(told.to_config()) == told
+
+
+def test_what_a_policy_looked_at_goes_as_well() -> None:
+    """Policy ``neq`` keeps inputs from fit to fit, which may be those that are to be forgotten."""
+    own = client(2, trains_it=True)
+    own.policy = "neq"
+    arrays = own.get_parameters({})
+    own.forget, kept = None, [x for x, _ in THEIRS]
+    own.train_loader = THEIRS
+    own.fit(arrays, {})
+    facts = str(own.selection.to_facts())
+    assert own.selection.memory.arrays
+    own.forget, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
+    own.fit(arrays, {})
+    assert own.selection.memory.arrays and str(own.selection.to_facts()) != facts
+    for array in own.selection.memory.arrays.values():
+        assert not any(
+            np.array_equal(row, each) for row in array for x in kept for each in x.numpy()
+        )
