@@ -218,6 +218,27 @@ def lora(
     _show(results, as_json, prefix="summary ")
 
 
+@bench.command()
+def forget(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    task: _Task = None,
+    seed: _Seed = None,
+) -> None:
+    """Let trained models forget a class or some examples, in six ways."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.forgetting import bench_forget
+
+    results = Results(output or _FOLDER / "forget.json", fresh=fresh)
+    bench_forget(
+        results, data_root,
+        tasks=task or (), seeds=seed or (0, 1, 2), tell=Console(stderr=True).print,
+    )  # fmt: skip
+    _show(results, as_json)
+
+
 @bench.command("stream-federation")
 def stream_federation(
     output: _Output = None,
