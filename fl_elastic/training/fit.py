@@ -188,7 +188,9 @@ class Fit:
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch))
             stack.enter_context(self.free.watching(model, in_flight(graph).inference))
-            tensors = {name: model.get_parameter(name) for name in plan.trained_parameters}
+            # Looked up one by one they take longer than a plan.
+            known = dict(model.named_parameters(remove_duplicate=False))
+            tensors = {name: known[name] for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())
             step.begin(
                 plan, {n: w for n, w in self.start.weights.items() if n not in log.tensor_steps}

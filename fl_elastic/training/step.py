@@ -91,7 +91,9 @@ class TrainingStep:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
         self.settle()
-        self._trained = {name: self.model.get_parameter(name) for name in plan.trained_parameters}
+        if self.watch is not None:
+            known = dict(self.model.named_parameters(remove_duplicate=False))
+            self._trained = {name: known[name] for name in plan.trained_parameters}
         optimizer = self.optimizing() if plan.erases_momentum else None
         self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
         self.moved = set()

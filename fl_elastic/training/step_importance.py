@@ -45,9 +45,8 @@ class StepImportance:
         groups: Sequence[TensorGroup],
     ) -> None:
         self._before = before
-        self._unread = [
-            {name: model.get_parameter(name) for name in group.parameters} for group in groups
-        ]
+        known = dict(model.named_parameters(remove_duplicate=False))
+        self._unread = [{name: known[name] for name in group.parameters} for group in groups]
         self._stepped: set[str] = set()
         self._steps: Counter[int] = Counter()
         self._scores = np.full(len(groups), np.nan)
