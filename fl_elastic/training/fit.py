@@ -186,7 +186,7 @@ class Fit:
             started = log.clock()
             stack.enter_context(realised(plan, model))
             if forward is not None:
-                stack.enter_context(forward.splitting(graph, plan.depth, batch))
+                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.tokens))
             stack.enter_context(self.free.watching(model, in_flight(graph).inference))
             tensors = {name: model.get_parameter(name) for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())

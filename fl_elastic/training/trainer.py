@@ -31,7 +31,7 @@ from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
 from fl_elastic.training.costs import costs_for
-from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.elastic_forward import ElasticForward, ForwardOptions
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
@@ -314,10 +314,11 @@ class ElasticTrainer:
     def _elastic_forward(
         self, epochs: int, clock: Clock, groups_above: int | None
     ) -> ElasticForward | None:
-        if self.options.forward is None:
+        options = self.options.forward
+        if options is None and not self.planner.policy.still_prefix:
             return None
         return ElasticForward(
-            self.model, self.options.forward,
+            self.model, options or ForwardOptions(),
             examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
 
