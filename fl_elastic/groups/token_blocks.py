@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 
@@ -35,22 +36,23 @@ class TokenBlock:
 def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
     """Return the blocks in the order of the forward pass; empty for a model that is no chain of them.
 
-    A block's output is a cut of shape (N, T, D), and between it and the next deeper cut of the graph one operation
-    attends from all T tokens to all T.
+    A block's output is of shape (N, T, D) and all that the rest of the model sees, and between it and the next
+    deeper such place of the graph one operation attends from all T tokens to all T.
     """
-    found = []
-    for cut, deeper in zip(
-        graph.cuts, [*(c.node for c in graph.cuts[1:]), len(graph.nodes)], strict=True
-    ):
-        shape = graph.nodes[cut.node].shape
-        if cut.at_input or len(shape) != 3:
+    deepest = [nodes[-1] for nodes in graph.group_nodes()]
+    places = {block.output_node: block.module for block in reversed(graph.blocks)}
+    places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
+    ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
+    found: list[TokenBlock] = []
+    for node, end in pairwise(ends):
+        shape = graph.nodes[node].shape
+        if node not in places or len(shape) != 3:
             continue
-        attending = [n for n in graph.nodes[cut.node : deeper] if is_attention(n, shape[1])]
-        if len(attending) == 1:
-            found.append(TokenBlock(cut.module, cut.node, cut.groups_above, *shape[1:]))
-    found = [
-        block for block in found if (block.tokens, block.width) == (found[0].tokens, found[0].width)
-    ]
+        attending = [each for each in graph.nodes[node:end] if is_attention(each, shape[1])]
+        alike = not found or (found[0].tokens, found[0].width) == shape[1:]
+        if len(attending) == 1 and alike:
+            above = sum(each < node for each in deepest)
+            found.append(TokenBlock(places[node], node, above, *shape[1:]))
     return tuple(reversed(found))
 
 
@@ -59,4 +61,5 @@ def is_attention(node: BackwardNode, tokens: int) -> bool:
     if len(node.shape) != 4:
         return False
     fused = node.name.startswith("ScaledDotProduct") and node.shape[2] == tokens
-    return fused or (node.name.startswith("Softmax") and node.shape[2:] == (tokens, tokens))
+    softmax = node.name.startswith(("Softmax", "SafeSoftmax"))
+    return fused or (softmax and node.shape[2:] == (tokens, tokens))

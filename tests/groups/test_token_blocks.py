@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from small_models import chain, conv_net, images, vectors
 from torch.nn.functional import cross_entropy
 from vision_transformers import DEPTH, class_loss, small_images, vision_transformer
@@ -62,3 +63,11 @@ def of_timm_swin() -> Any:
         "swin_tiny_patch4_window7_224", img_size=32, patch_size=4, embed_dim=8, depths=(1, 1),
         num_heads=(1, 2), num_classes=3, window_size=4,
     )  # fmt: skip
+
+
+def test_a_head_right_behind_the_last_block_hides_none() -> None:
+    """No norm in between: what the head takes in is nearer to the loss than what the block puts out."""
+    model = vision_transformer("timm")
+    model.norm = torch.nn.Identity()
+    graph = trace_step(model, class_loss, small_images()[0]).graph
+    assert [each.groups_above for each in token_blocks(graph)] == [19, 13, 7, 1]

@@ -63,7 +63,7 @@ def test_an_unknown_policy_lists_the_known_and_guesses() -> None:
     with pytest.raises(RegistryError) as caught:
         POLICIES.make("elastik")
     assert "did you mean 'elastic'?" in str(caught.value)
-    assert "known are bias, elastic, full, " in str(caught.value)
+    assert "known are bias, bsr, elastic, full, " in str(caught.value)
 
 
 @given(profile=profiles)
