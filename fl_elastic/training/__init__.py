@@ -1,5 +1,6 @@
 """Train what the plan says, within the budget."""
 
+from fl_elastic.training.active_examples import ActiveExamples
 from fl_elastic.training.apply_plan import apply_plan, frozen_outside
 from fl_elastic.training.elastic_forward import ForwardOptions, ForwardReport
 from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
@@ -12,6 +13,7 @@ from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.training.variants import Variants
 
 __all__ = [
+    "ActiveExamples",
     "ElasticTrainer",
     "Evaluation",
     "FitReport",

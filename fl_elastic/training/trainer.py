@@ -170,6 +170,9 @@ class ElasticTrainer:
             self.model, self.loss_fn, self._optimizing,
             ProximalPull.towards_present(self.model, self.options.proximal), clock,
         )  # fmt: skip
+        # A sampler that goes by what the model gets right; of a DataLoader, or the loader itself.
+        drawn = getattr(loader, "batch_sampler", None)
+        self._step.judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
         self._tensor_steps.clear()
         kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
         try:
