@@ -41,8 +41,8 @@ def of_torchvision(**more: Any) -> nn.Module:
 def of_timm(name: str = "vit_tiny_patch16_224", **more: Any) -> nn.Module:
     """Queries, keys and values of one linear layer."""
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    size = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": DEPTH, "num_heads": 2}
-    made: nn.Module = timm.create_model(name, num_classes=3, **size, **more)
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": DEPTH, "num_heads": 2} | more
+    made: nn.Module = timm.create_model(name, num_classes=3, **size)
     return made
 
 

@@ -335,6 +335,7 @@ class Policy(ABC):
 _OWN = {
     "bias": "plain",
     "bsr": "tokens.bsr",
+    "e_vit": "tokens.e_vit",
     "elastic": "elastic",
     "full": "plain",
     "gradient_filter": "gradient_filter",

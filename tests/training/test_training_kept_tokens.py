@@ -26,8 +26,9 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups.token_blocks import token_blocks
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.planning import Plan
-from fl_elastic.planning.tokens import KeptTokens
+from fl_elastic.planning.tokens import KeptTokens, cosine_share
 from fl_elastic.policies.tokens.bsr import BsrPolicy
+from fl_elastic.policies.tokens.e_vit import EVitPolicy
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.fewer_tokens import fewer_tokens_profile
 from fl_elastic.training import (
@@ -254,7 +255,7 @@ def test_models_without_a_class_token_or_blocks_are_refused_and_left_alone() -> 
         trainer_of(model).fit(small_images())
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert not any("forward" in module.__dict__ for module in model.modules())
-    with pytest.raises(PlanError, match="0 were found"):
+    with pytest.raises(PlanError, match="0 of its blocks were found"):
         ElasticTrainer(chain(), cross_entropy, sgd, budget=Budget(), policy="bsr").fit(vectors())
 
 
@@ -267,3 +268,66 @@ def test_impossible_shares_are_refused(keep: float, fraction: float) -> None:
 def test_a_chain_of_blocks_is_found_in_the_test_model() -> None:
     model = vision_transformer("timm")
     assert len(token_blocks(trace_step(model, class_loss, small_images()[0]).graph)) == DEPTH
+
+
+def test_e_vit_leaves_tokens_out_behind_three_blocks_in_training() -> None:
+    torch.manual_seed(0)
+    model = of_timm(depth=12)
+    shapes: list[int] = []
+    handle = model.get_submodule("norm").register_forward_hook(
+        lambda *given: shapes.append(given[2].shape[1])
+    )
+    trainer = trainer_of(model, EVitPolicy(0.5))
+    report = trainer.fit(small_images(2))
+    handle.remove()
+    kept = report.plan.tokens
+    assert kept is not None and kept.drops == (
+        ("blocks.3", 0.5),
+        ("blocks.6", 0.5),
+        ("blocks.9", 0.5),
+    )
+    assert kept.counts(17) == (9, 5, 3) and shapes[-2:] == [3, 3]
+    assert report.plan.mask.all() and report.plan.predicted_speedup > 1
+    assert report.forward is None
+
+
+def test_e_vit_trains_as_the_model_whose_blocks_are_gathered_by_hand() -> None:
+    model, slow = (vision_transformer("timm") for _ in range(2))
+    data = small_images(2)
+    report = trainer_of(model, EVitPolicy(0.5)).fit(data)
+    assert report.plan.tokens is not None
+    assert [m for m, _ in report.plan.tokens.drops] == ["blocks.1", "blocks.2"]
+    optimizer = sgd(slow.parameters())
+    parts: Any = slow
+    for images, targets in data:
+        tokens = parts.norm_pre(parts.patch_drop(parts._pos_embed(parts.patch_embed(images))))
+        for place, block in enumerate(parts.blocks):
+            qkv = block.attn.qkv(block.norm1(tokens)).reshape(*tokens.shape[:2], 3, 2, 8)
+            query, key = (qkv[:, :, each].transpose(1, 2) for each in (0, 1))
+            row = (query @ key.transpose(2, 3) / 8**0.5).softmax(3)[:, :, 0].mean(1)
+            tokens = block(tokens)
+            if place in (1, 2):
+                best = row[:, 1:].topk(-(-(tokens.shape[1] - 1) // 2)).indices + 1
+                tokens = torch.stack(
+                    [
+                        each[[0, *sorted(chosen)]]
+                        for each, chosen in zip(tokens, best.tolist(), strict=True)
+                    ]
+                )
+        optimizer.zero_grad()
+        class_loss(parts.head(parts.norm(tokens)[:, 0]), targets).backward()
+        optimizer.step()
+    for (name, fast), slowly in zip(model.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(fast, slowly, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_e_vit_keeps_fewer_from_fit_to_fit() -> None:
+    trainer = trainer_of(vision_transformer("timm"), EVitPolicy(0.5, fits=30))
+    shares = []
+    for _ in range(13):
+        tokens = trainer.fit(small_images()).plan.tokens
+        shares.append(1.0 if tokens is None else tokens.drops[0][1])
+    assert shares == [cosine_share(number / 30, 0.5) for number in range(13)]
+    assert shares[1] == 1 and shares[-1] == 0.5 and len(set(shares)) == 11
+    with pytest.raises(PlanError, match="at least 1"):
+        EVitPolicy(fits=0)
