@@ -331,3 +331,25 @@ def test_e_vit_keeps_fewer_from_fit_to_fit() -> None:
     assert shares[1] == 1 and shares[-1] == 0.5 and len(set(shares)) == 11
     with pytest.raises(PlanError, match="at least 1"):
         EVitPolicy(fits=0)
+
+
+def test_above_the_fleets_cut_the_features_of_kept_tokens_last(tmp_path: Path) -> None:
+    found = []
+    for cut, block in (
+        ("blocks.3", "blocks.2"),
+        ("blocks.3", "blocks.2"),
+        ("blocks.1", "blocks.1"),
+    ):
+        forward = ForwardOptions(feature_bytes=1 << 24, path=tmp_path / "features")
+        model = vision_transformer("timm")
+        report = trainer_of(model, forward=forward, cut=cut).fit(small_images(2))
+        assert report.plan.tokens is not None and report.forward is not None
+        assert report.plan.tokens.drops == ((block, 0.5),)
+        trained = {
+            name.split(".")[1] for name in report.plan.trained_parameters if "blocks" in name
+        }
+        assert trained == ({"3"} if cut == "blocks.3" else {"2", "3"})
+        found.append((report.forward.found, report.forward.cut, report.forward.feature_bytes))
+    assert found[0][:2] == (0, "blocks.2") and found[1][:2] == (8, "blocks.2")
+    # Below the fleet's deeper cut the features are of all tokens, as the last frozen block is above it.
+    assert found[2][1] == "blocks.0" and found[2][2] > found[1][2] > 0

@@ -59,7 +59,10 @@ class BsrPolicy(TokenPolicy):
         """Return the plan of the most blocks that fit, or of the head alone; BudgetError if nothing fits."""
         blocks = token_blocks(request.profile.graph)
         for count in range(self._most(len(blocks)), 0, -1):
-            block = blocks[len(blocks) - count - 1]
+            block, lowest = blocks[len(blocks) - count - 1 :][:2]
+            if block.groups_above == lowest.groups_above:
+                # Held back from training, as below the fleet's cut: a later one is the last that is frozen.
+                continue
             kept = KeptTokens(((block.module, self.keep),), classes_of(request, self.name))
             fewer = priced(request, blocks, kept)
             mask = np.arange(len(request.profile)) < block.groups_above
