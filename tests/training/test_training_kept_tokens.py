@@ -353,3 +353,17 @@ def test_above_the_fleets_cut_the_features_of_kept_tokens_last(tmp_path: Path) -
     assert found[0][:2] == (0, "blocks.2") and found[1][:2] == (8, "blocks.2")
     # Below the fleet's deeper cut the features are of all tokens, as the last frozen block is above it.
     assert found[2][1] == "blocks.0" and found[2][2] > found[1][2] > 0
+
+
+def test_what_is_frozen_does_not_drop_at_random_in_a_loop_of_ones_own() -> None:
+    torch.manual_seed(0)
+    model = of_torchvision(dropout=0.3, attention_dropout=0.3)
+    data = small_images()
+    plan = plan_for(model, class_loss, data, budget=Budget(), policy="bsr")
+    modes = {name: module.training for name, module in model.named_modules()}
+    with apply_plan(model, plan):
+        model.train()
+        now = {name for name, module in model.named_modules() if not module.training}
+        assert {"conv_proj", "encoder.layers.encoder_layer_1.mlp.2"} <= now
+        assert not any(name.startswith("encoder.layers.encoder_layer_2") for name in now)
+    assert {name: module.training for name, module in model.named_modules()} == modes
