@@ -74,12 +74,12 @@ def _class_rows(classes: int, given: dict[str, Any]) -> Tensor:
             "the attention of a block is masked: tokens are kept by what the class token attends to, which must be "
             "free to attend to all of them"
         )
-    query, key = given["query"], given["key"]
+    query, key = given["query"][:, :, :classes].float(), given["key"].float()
     if key.shape[1] != query.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scale = given.get("scale")
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    weights: Tensor = (query[:, :, :classes] @ key.transpose(-2, -1) * factor).softmax(dim=-1)
+    weights: Tensor = (query @ key.transpose(-2, -1) * factor).softmax(dim=-1)
     return weights
 
 

@@ -156,6 +156,7 @@ class ElasticForward:
         self._cut = ""
         self._groups_above = groups_above
         self._locked: int | None = None
+        self._tokens: KeptTokens | None = None
         self._computed = self._found = self._since_found = 0
         self._met: set[SampleId] = set()
         self._meetings = self._since_new = 0
@@ -206,8 +207,10 @@ class ElasticForward:
         tokens : KeptTokens, optional
             On which the model goes on inside: features behind such a block are those of these tokens.
         """
-        # A shallower plan goes on with the features that are there.
-        deepest = max(depth, (self.locked_groups or 0) - 1)
+        # A shallower plan goes on with the features that are there, unless those are of other tokens.
+        useful = self._groups_above is not None or tokens == self._tokens
+        deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
+        self._tokens = tokens
         cut = None if self._whole else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:

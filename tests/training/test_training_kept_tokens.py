@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from fl_elastic.training import (
     on_kept_tokens,
     plan_for,
 )
+from fl_elastic.training.elastic_forward import ElasticForward
 
 NAMES = ["torchvision", "timm", "transformers", "distilled"]
 LAST_FROZEN = {"torchvision": "encoder.layers.encoder_layer_1", "transformers": "vit.layers.1"}
@@ -367,3 +369,25 @@ def test_what_is_frozen_does_not_drop_at_random_in_a_loop_of_ones_own() -> None:
         assert {"conv_proj", "encoder.layers.encoder_layer_1.mlp.2"} <= now
         assert not any(name.startswith("encoder.layers.encoder_layer_2") for name in now)
     assert {name: module.training for name, module in model.named_modules()} == modes
+
+
+def test_a_plan_of_fewer_blocks_begins_with_features_of_its_own() -> None:
+    model = vision_transformer("timm")
+    batch = small_images()[0]
+    graph = trace_step(model, class_loss, batch).graph
+    blocks = token_blocks(graph)
+    forward = ElasticForward(
+        model, ForwardOptions(feature_bytes=1 << 24, precision="fp32"), examples=4, epochs=9,
+        clock=time.perf_counter,
+    )  # fmt: skip
+    cuts = []
+    for block in (blocks[0], blocks[2], blocks[2]):
+        plan = _Planned(block.module, 1)
+        with on_kept_tokens(model, plan):  # type: ignore[arg-type]
+            alone = class_loss(model.eval()(batch[0]), batch[1])
+            with forward.splitting(graph, block.groups_above - 1, batch, plan.tokens):
+                with forward.step(batch):
+                    torch.testing.assert_close(class_loss(model(batch[0]), batch[1]), alone)
+        cuts.append((forward.report().cut, forward.report().computed, forward.report().found))
+    forward.close()
+    assert cuts == [("blocks.0", 4, 0), ("blocks.2", 8, 0), ("blocks.2", 8, 4)]

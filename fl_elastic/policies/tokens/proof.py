@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,12 @@ def class_tokens(
                 "the model answers from all tokens behind its last block, as by their mean: tokens are left out "
                 "where it answers from a class token, the first one; use policy 'elastic'"
             )
-        order = torch.arange(first.tokens).roll(1)
-        order[: classes + 1] = torch.tensor([*range(classes), first.tokens - 1])
+        order = _mixed(first.tokens, classes)
         with _put_out(model, last, lambda tokens: tokens) as plain:
             compute_loss(model, loss_fn, few)
         with (
             _put_out(model, last, lambda tokens: tokens) as mixed,
-            _changed(model, first.module, order),
+            _put_out(model, first.module, lambda tokens: tokens[:, order]),
         ):
             compute_loss(model, loss_fn, few)
         if not _alike(plain[0][:, order], mixed[0]):
@@ -117,13 +116,10 @@ def _put_out(
         yield noted
 
 
-@contextmanager
-def _changed(model: nn.Module, module: str, order: Tensor) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(
-            _put_out(model, module, lambda tokens: tokens[:, order.to(tokens.device)])
-        )
-        yield
+def _mixed(tokens: int, classes: int) -> list[int]:
+    """Return places in random order, the same each time; class tokens stay in theirs."""
+    others = torch.randperm(tokens - classes, generator=torch.Generator().manual_seed(0)) + classes
+    return [*range(classes), *others.tolist()]
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
