@@ -24,6 +24,7 @@ def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
 
     Examples
     --------
+    >>> import torch
     >>> from fl_elastic.budget import Budget
     >>> from fl_elastic.training import evaluate, plan_for
     >>> model = nn.Linear(2, 2)

@@ -126,6 +126,19 @@ def test_the_trainer_tells_what_it_gets_right_in_the_order_of_the_batches() -> N
     assert len({*range(24)} - {each for ids, _ in noted for each in ids}) < 5
 
 
+def test_batches_that_workers_prepare_ahead_are_judged_in_their_order() -> None:
+    inputs = torch.arange(24.0)[:, None]
+    # Right on the first half of the examples in every second pass, and never on the others.
+    sampler = ActiveExamples(24, batch_size=4, seed=3)
+    loader = DataLoader(TensorDataset(inputs, inputs), batch_sampler=sampler, num_workers=2)
+    for number in range(4):
+        for shown, _ in loader:
+            sampler.judge((shown[:, 0] < 12) & (number % 2 == 0))
+    active = sampler.active
+    assert sampler.counts.events[active].tolist() == [2 * (each < 12) for each in active.tolist()]
+    assert sampler.counts.never_right[active].tolist() == (active >= 12).tolist()
+
+
 def test_models_without_class_scores_are_refused_and_left_alone() -> None:
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()
