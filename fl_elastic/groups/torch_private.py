@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
+from torch.utils._python_dispatch import TorchDispatchMode as OperationMode
 
 __all__ = [
     "COMPILED",
     "BatchNorm",
     "NormWithStatistics",
+    "OperationMode",
     "called_hooks",
     "compiled_parts",
+    "named_arguments",
     "next_number",
     "no_view",
     "number_of",
@@ -52,6 +55,11 @@ def no_view(tensor: Tensor) -> Tensor:
     """Return the same numbers as no view, which in-place operations may write."""
     plain: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
     return plain
+
+
+def named_arguments(operation: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return what an operation of an `OperationMode` is given by place, by name."""
+    return dict(zip((each.name for each in operation._schema.arguments), arguments, strict=False))
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:

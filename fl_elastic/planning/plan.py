@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.planning.tokens import KeptTokens
 from fl_elastic.planning.windows import Windows
 from fl_elastic.profiling.profile import Mask
 
@@ -49,6 +50,8 @@ class Plan:
     windows : Windows, optional
         The channels of inner widths that steps run at all, forward as well; None for all of them. Modes say how
         a layer's gradient is computed, a window which part of a model of several layers there is.
+    tokens : KeptTokens, optional
+        Behind which blocks of a transformer a step goes on with some of the tokens; None where with all.
     """
 
     policy: str
@@ -66,6 +69,7 @@ class Plan:
     channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     erases_momentum: bool = False
     windows: Windows | None = None
+    tokens: KeptTokens | None = None
 
     @property
     def mask(self) -> Mask:

@@ -277,6 +277,9 @@ class Policy(ABC):
         too small.
     reads_steps : bool
         Whether `after_backward` is to be called in every step.
+    still_prefix : bool
+        Whether what lies below its plans must run as in inference, as what is chosen there belongs to an example
+        for good. Trainers then run the prefix apart, also where their options do not say so.
     """
 
     uses_importance: ClassVar[bool] = False
@@ -287,6 +290,7 @@ class Policy(ABC):
     basis: ClassVar[str | None] = None
     selects: ClassVar[bool] = True
     reads_steps: ClassVar[bool] = False
+    still_prefix: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
@@ -330,6 +334,8 @@ class Policy(ABC):
 
 _OWN = {
     "bias": "plain",
+    "bsr": "tokens.bsr",
+    "e_vit": "tokens.e_vit",
     "elastic": "elastic",
     "full": "plain",
     "gradient_filter": "gradient_filter",

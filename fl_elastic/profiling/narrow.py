@@ -12,7 +12,7 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, Width
 from fl_elastic.profiling.profile import CostProfile, SavedTensors, Seconds
 
-__all__ = ["narrow_profile", "narrow_shapes"]
+__all__ = ["narrow_profile", "narrow_shapes", "smaller_saved"]
 
 
 def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfile:
@@ -56,7 +56,7 @@ def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfi
         optimizer_seconds=profile.optimizer_seconds * smaller,
         forward_seconds=profile.forward_seconds * forward,
         node_saved_bytes=profile.node_saved_bytes * nodes,
-        saved=None if profile.saved is None else _saved(profile.saved, nodes, outputs),
+        saved=None if profile.saved is None else smaller_saved(profile.saved, nodes, outputs),
     )
 
 
@@ -82,7 +82,7 @@ def _numbers(group: TensorGroup) -> int:
     return sum(math.prod(shape) for shape in group.shapes)
 
 
-def _saved(saved: SavedTensors, nodes: Seconds, outputs: Seconds) -> SavedTensors:
+def smaller_saved(saved: SavedTensors, nodes: Seconds, outputs: Seconds) -> SavedTensors:
     """Return the kept tensors at their new sizes: by the node that puts them out, else by those that keep them."""
     share = np.zeros(len(saved.tensor_bytes))
     np.maximum.at(share, saved.tensors, nodes[saved.nodes])

@@ -43,7 +43,11 @@ def trainable_part(
             replace(node, group=None if node.group is None else number.get(node.group))
             for node in graph.nodes
         ),
-        cuts=(),
+        # Where they are still tells blocks apart; what they cost is in the forward pass.
+        cuts=tuple(
+            replace(cut, groups_above=sum(group < cut.groups_above for group in kept))
+            for cut in graph.cuts
+        ),
     )
     modes = profile.modes
     if modes is not None:

@@ -19,6 +19,7 @@ from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.kept_tokens import on_kept_tokens
 
 __all__ = ["apply_plan", "frozen_outside", "held_in_eval", "realised", "training_statistics"]
 
@@ -118,6 +119,7 @@ def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
                     only_named=not plan.lean,
                 )
             )
+        stack.enter_context(on_kept_tokens(model, plan))
         for name in plan.recomputed:
             stack.enter_context(_recomputed(model.get_submodule(name)))
         yield
@@ -231,7 +233,8 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
 
     Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
     that has a stale one. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
-    neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
+    neither uses nor updates batch statistics. So does all that is frozen where a plan leaves tokens out, for what a
+    block attends to must not change by chance. On leaving, also by an exception, flags and modes are as before.
     """
     trained = set(plan.trained_parameters)
     with flags_kept(model.parameters()):
@@ -239,7 +242,8 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(name in trained)
             if name not in trained:
                 parameter.grad = None
-        with held_in_eval(model, _frozen_norms(model, trained)):
+        held = _frozen_norms if plan.tokens is None else _frozen_modules
+        with held_in_eval(model, held(model, trained)):
             yield
 
 
@@ -292,6 +296,18 @@ def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
             if own and not any(name in trained for name in own):
                 norms.append(module)
     return norms
+
+
+def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters, of which none is trained."""
+    frozen: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for prefix, module in model.named_modules():
+        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+        if own and module not in inside and trained.isdisjoint(own):
+            frozen.append(module)
+            inside.update(module.modules())
+    return frozen
 
 
 def training_statistics(model: nn.Module) -> list[str]:

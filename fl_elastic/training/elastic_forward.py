@@ -21,6 +21,7 @@ from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
+from fl_elastic.planning.tokens import KeptTokens
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.prefix import StoreTerms
@@ -146,8 +147,8 @@ class ElasticForward:
         self._examples = examples * options.variants
         self._epochs = max(epochs / options.variants, 1.0)
         self._clock = clock
-        self._checked: dict[tuple[str, bool], bool] = {}
-        self._shapes: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._checked: dict[str, bool] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._layout: tuple[tuple[str, str], ...] = ()
         self._device = model_device(model)
         self._split: SplitModel | None = None
@@ -155,6 +156,7 @@ class ElasticForward:
         self._cut = ""
         self._groups_above = groups_above
         self._locked: int | None = None
+        self._tokens: KeptTokens | None = None
         self._computed = self._found = self._since_found = 0
         self._met: set[SampleId] = set()
         self._meetings = self._since_new = 0
@@ -189,20 +191,37 @@ class ElasticForward:
         return self.options.terms(self._examples, math.inf if found or self.lasts else self._epochs)
 
     @contextmanager
-    def splitting(self, graph: BackwardGraph, depth: int, batch: Batch) -> Iterator[None]:
-        """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it."""
-        # A shallower plan goes on with the features that are there.
-        deepest = max(depth, (self.locked_groups or 0) - 1)
+    def splitting(
+        self, graph: BackwardGraph, depth: int, batch: Batch, tokens: KeptTokens | None = None
+    ) -> Iterator[None]:
+        """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it.
+
+        Parameters
+        ----------
+        graph : BackwardGraph
+            Of the model.
+        depth : int
+            Of the plan.
+        batch : batch
+            The next one.
+        tokens : KeptTokens, optional
+            On which the model goes on inside: features behind such a block are those of these tokens.
+        """
+        # A shallower plan goes on with the features that are there, unless those are of other tokens.
+        useful = self._groups_above is not None or tokens == self._tokens
+        deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
+        self._tokens = tokens
         cut = None if self._whole else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
                 split = stack.enter_context(
                     SplitModel(self._model, graph, cut, channels_last=self.options.channels_last)
                 )
-                if self._works(split, cut, batch):
+                place = _place(cut, tokens)
+                if self._works(split, place, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
-                    self._open_store(split, cut, split_batch(batch)[0])
+                    self._open_store(split, cut, place, split_batch(batch)[0])
                 else:
                     # Steps of the whole model find their forwards and modes.
                     stack.close()
@@ -278,9 +297,8 @@ class ElasticForward:
     def _leave(self) -> None:
         self._split = None
 
-    def _works(self, split: SplitModel, cut: Cut, batch: Batch) -> bool:
+    def _works(self, split: SplitModel, place: str, batch: Batch) -> bool:
         """Whether the two parts give what the whole gives; tried once per cut."""
-        place = cut.module, cut.at_input
         if place not in self._checked:
             try:
                 with untouched(self._model):
@@ -291,14 +309,11 @@ class ElasticForward:
                 self.refused = f"no elastic forward pass: {error}"
         return self._checked[place]
 
-    def _open_store(self, split: SplitModel, cut: Cut, inputs: Any) -> None:
+    def _open_store(self, split: SplitModel, cut: Cut, place: str, inputs: Any) -> None:
         if self._store is None:
             return
-        place = cut.module, cut.at_input
         first = place not in self._shapes
-        prefix = fingerprint(
-            split.prefix_modules, f"{cut.module}/{cut.at_input}", split.loose_tensors
-        )
+        prefix = fingerprint(split.prefix_modules, place, split.loose_tensors)
         try:
             if first:
                 sample_ids(inputs)
@@ -381,6 +396,17 @@ class ElasticForward:
         whole[known] = stored
         whole[missing] = computed
         return self._laid_out(whole)
+
+
+def _place(cut: Cut, tokens: KeptTokens | None) -> str:
+    """Return what features at a cut are, besides the weights below it: where it is, and of which tokens."""
+    below = {cut.module, *(name for name, _ in cut.skipped)}
+    drops = [
+        f"{module}:{share}"
+        for module, share in (() if tokens is None else tokens.drops)
+        if any(module == name or module.startswith(f"{name}.") for name in below)
+    ]
+    return "/".join([cut.module, str(cut.at_input), *drops])
 
 
 def _rounding(features: Tensor) -> float:

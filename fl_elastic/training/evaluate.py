@@ -18,7 +18,7 @@ from fl_elastic.groups.forward import batch_shape, outputs_and_loss, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.measure import model_device
 
-__all__ = ["Evaluation", "MetricsFn", "evaluate"]
+__all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]
 
 MetricsFn = Callable[[Any, Any], Mapping[str, float]]
 """``metrics_fn(outputs, targets)`` returns the metrics of one batch by name."""
@@ -98,8 +98,8 @@ def evaluate(
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 size = (batch_shape(batch) or (1,))[0]
                 loss += float(batch_loss) * size
-                found = _right_classes(outputs, batch[1])
-                right = None if right is None or found is None else right + found
+                found = right_examples(outputs, batch[1])
+                right = None if right is None or found is None else right + int(found.sum())
                 for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
                     sums[name] += value * size
                     counts[name] += size
@@ -117,10 +117,16 @@ def evaluate(
     )
 
 
-def _right_classes(outputs: object, targets: object) -> int | None:
-    """Return how many classes are right; None where there are no class scores or no classes.
+def right_examples(outputs: object, targets: object) -> Tensor | None:
+    """Return on which examples the class with the highest score is right, shape (N,).
 
-    Models of transformers give their scores as ``logits``.
+    None where there are no class scores of shape (N, C) or no classes. Models of transformers give their scores as
+    ``logits``.
+
+    Examples
+    --------
+    >>> right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
+    [True, False]
     """
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits")
@@ -129,7 +135,7 @@ def _right_classes(outputs: object, targets: object) -> int | None:
     fits = outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets)
     if not fits or targets.is_floating_point() or targets.is_complex() or outputs.shape[1] < 2:
         return None
-    return int((outputs.argmax(dim=1) == targets).sum())
+    return outputs.argmax(dim=1) == targets
 
 
 def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[str, float]:

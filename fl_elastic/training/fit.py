@@ -186,7 +186,7 @@ class Fit:
             started = log.clock()
             stack.enter_context(realised(plan, model))
             if forward is not None:
-                stack.enter_context(forward.splitting(graph, plan.depth, batch))
+                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.tokens))
             stack.enter_context(self.free.watching(model, in_flight(graph).inference))
             # Looked up one by one they take longer than a plan.
             known = dict(model.named_parameters(remove_duplicate=False))

@@ -217,8 +217,8 @@ class Planner:
         whatever any of them trained.
         """
         first, request = self._first, self._request(correction)
-        if first is not None and first.windows is not None:
-            # The windows of a fit stay what they are, as what they hold is sent.
+        if first is not None and (first.windows is not None or first.tokens is not None):
+            # The windows of a fit stay what they are, as what they hold is sent; so does what tokens are kept.
             return first
         if first is not None:
             request = replace(request, importance=request.importance * first.mask)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.ops.split import MissedCut
 from fl_elastic.ops.windowed import Narrow
 from fl_elastic.planning import Plan
@@ -20,12 +20,14 @@ from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
-__all__ = ["KeptOptimizer", "ProximalPull", "TrainingStep"]
+__all__ = ["Judge", "KeptOptimizer", "ProximalPull", "TrainingStep"]
 
 _TIMED = 5
+Judge = Callable[[Tensor], None]
 Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 
@@ -53,6 +55,8 @@ class TrainingStep:
         Reads importance from gradients, where steps tell it.
     watch : callable or None
         ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
+    judge : callable or None
+        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
     optimizer_seconds : list of float
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
     windows : WindowSteps or None
@@ -79,6 +83,8 @@ class TrainingStep:
         self.forward: ElasticForward | None = None
         self.worth: StepImportance | None = None
         self.watch: Watch | None = None
+        self.judge: Judge | None = None
+        self._right: Tensor | None = None
         self._pull = pull
         self.windows: WindowSteps | None = None
         self.window_log = WindowLog()
@@ -138,6 +144,8 @@ class TrainingStep:
                 f"the loss is {value}: check the batch for NaN and the learning rate; "
                 "the model was put back to where the fit started"
             )
+        if self.judge is not None:
+            self._tell(self.judge)
         if not loss.requires_grad:
             # Nothing that the plan trains took part, as with routing: the batch is passed over.
             return value
@@ -161,10 +169,25 @@ class TrainingStep:
         if self.forward is not None:
             try:
                 with self.forward.step(batch):
-                    return compute_loss(self.model, self.loss_fn, batch)
+                    return self._judged_loss(batch)
             except MissedCut as error:
                 self.forward.go_whole(str(error))
-        return compute_loss(self.model, self.loss_fn, batch)
+        return self._judged_loss(batch)
+
+    def _judged_loss(self, batch: Batch) -> Tensor:
+        outputs, loss = outputs_and_loss(self.model, self.loss_fn, batch)
+        if self.judge is not None:
+            self._right = right_examples(outputs, batch[1])
+        return loss
+
+    def _tell(self, judge: Judge) -> None:
+        right, self._right = self._right, None
+        if right is None:
+            raise TrainingError(
+                "the loader asks on which examples the model is right, which takes class scores of shape (N, C) "
+                "and one class per example: use another sampler"
+            )
+        judge(right)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
 from fl_elastic.training.costs import costs_for
-from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.elastic_forward import ElasticForward, ForwardOptions
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
@@ -170,6 +170,9 @@ class ElasticTrainer:
             self.model, self.loss_fn, self._optimizing,
             ProximalPull.towards_present(self.model, self.options.proximal), clock,
         )  # fmt: skip
+        # A sampler that goes by what the model gets right; of a DataLoader, or the loader itself.
+        drawn = getattr(loader, "batch_sampler", None)
+        self._step.judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
         self._tensor_steps.clear()
         kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
         try:
@@ -314,10 +317,11 @@ class ElasticTrainer:
     def _elastic_forward(
         self, epochs: int, clock: Clock, groups_above: int | None
     ) -> ElasticForward | None:
-        if self.options.forward is None:
+        options = self.options.forward
+        if options is None and not self.planner.policy.still_prefix:
             return None
         return ElasticForward(
-            self.model, self.options.forward,
+            self.model, options or ForwardOptions(),
             examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
 

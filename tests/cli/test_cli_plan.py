@@ -144,6 +144,8 @@ def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
     found = result(plan("mine:tiny", *SMALL, "--speedup", "1.3", "--policy", "last_k", "--json"))
     reports = {report["policy"]: report for report in found["policies"]}
     assert sorted(reports) == policies()
+    for name in ("bsr", "e_vit"):
+        assert "0 of its blocks were found" in reports.pop(name)["refused"]
     for report in reports.values():
         assert set(report) == POLICY_KEYS
         assert set(report["legacy"]) == {

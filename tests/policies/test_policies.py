@@ -24,9 +24,9 @@ from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
 
 NAMES = [
-    "bias", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random", "scotti", "slice_out",
-    "slice_out_fit", "sparse_update", "tinytrain", "tinytrain_in", "tinytrain_knapsack", "tinytrain_no_depthwise",
-    "tinytrain_random", "velocity",
+    "bias", "bsr", "e_vit", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random",
+    "scotti", "slice_out", "slice_out_fit", "sparse_update", "tinytrain", "tinytrain_in",
+    "tinytrain_knapsack", "tinytrain_no_depthwise", "tinytrain_random", "velocity",
 ]  # fmt: skip
 profiles = st.builds(
     made_up_profile, st.integers(1, 14), branched=st.booleans(), seed=st.integers(0, 10**6)
@@ -63,7 +63,7 @@ def test_an_unknown_policy_lists_the_known_and_guesses() -> None:
     with pytest.raises(RegistryError) as caught:
         POLICIES.make("elastik")
     assert "did you mean 'elastic'?" in str(caught.value)
-    assert "known are bias, elastic, full, " in str(caught.value)
+    assert "known are bias, bsr, e_vit, elastic, " in str(caught.value)
 
 
 @given(profile=profiles)

@@ -1,0 +1,65 @@
+"""The blocks of a transformer, found from its graph: modules that hand a sequence on, with one attention each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode
+
+__all__ = ["TokenBlock", "is_attention", "token_blocks"]
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """A module whose output, a sequence of tokens, is all that the rest of the model sees.
+
+    Attributes
+    ----------
+    module : str
+        Its name.
+    node : int
+        Index of the node that made its output.
+    groups_above : int
+        How many groups lie between its output and the loss: exactly the first ones in backward order.
+    tokens, width : int
+        Tokens of an example and numbers of a token.
+    """
+
+    module: str
+    node: int
+    groups_above: int
+    tokens: int
+    width: int
+
+
+def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
+    """Return the blocks in the order of the forward pass; empty for a model that is no chain of them.
+
+    A block's output is of shape (N, T, D) and all that the rest of the model sees, and between it and the next
+    deeper such place of the graph one operation attends from all T tokens to all T.
+    """
+    deepest = [nodes[-1] for nodes in graph.group_nodes()]
+    places = {block.output_node: block.module for block in reversed(graph.blocks)}
+    places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
+    ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
+    found: list[TokenBlock] = []
+    for node, end in pairwise(ends):
+        shape = graph.nodes[node].shape
+        if node not in places or len(shape) != 3:
+            continue
+        attending = [each for each in graph.nodes[node:end] if is_attention(each, shape[1])]
+        alike = not found or (found[0].tokens, found[0].width) == shape[1:]
+        if len(attending) == 1 and alike:
+            above = sum(each < node for each in deepest)
+            found.append(TokenBlock(places[node], node, above, *shape[1:]))
+    return tuple(reversed(found))
+
+
+def is_attention(node: BackwardNode, tokens: int) -> bool:
+    """Whether an operation weighs all tokens for each of them: a fused attention, or the softmax of one."""
+    if len(node.shape) != 4:
+        return False
+    fused = node.name.startswith("ScaledDotProduct") and node.shape[2] == tokens
+    softmax = node.name.startswith(("Softmax", "SafeSoftmax"))
+    return fused or (softmax and node.shape[2:] == (tokens, tokens))

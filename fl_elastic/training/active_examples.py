@@ -1,0 +1,217 @@
+"""Train on the examples that a model still forgets: those that it never does make room for others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from fl_elastic.errors import TrainingError
+
+__all__ = ["ActiveExamples", "ForgettingCounts", "swapped"]
+
+Indices = NDArray[np.int64]
+
+
+class ForgettingCounts:
+    """How often each example was right and then wrong again, over its own presentations.
+
+    Not over epochs, so that it holds for passes over a part of the data and for streams as well.
+
+    Parameters
+    ----------
+    examples : int
+        How many there are; they are known by their index.
+
+    Examples
+    --------
+    >>> counts = ForgettingCounts(3)
+    >>> for right in ([1, 0, 1], [0, 0, 1], [1, 0, 1], [0, 0, 1]):
+    ...     counts.note([0, 1, 2], right)
+    >>> counts.events.tolist(), counts.never_right.tolist()
+    ([2, 0, 0], [False, True, False])
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.events = np.zeros(examples, dtype=np.int64)
+        self._right = np.zeros(examples, dtype=bool)
+        self._ever = np.zeros(examples, dtype=bool)
+
+    @property
+    def never_right(self) -> NDArray[np.bool_]:
+        """Whether each was never right so far, or never shown; shape (N,)."""
+        return ~self._ever
+
+    def note(
+        self, examples: Sequence[int] | Indices, right: Sequence[bool] | NDArray[np.bool_]
+    ) -> None:
+        """Take in whether the model was right on these examples; one may come several times."""
+        for example, now in zip(
+            np.asarray(examples).tolist(), np.asarray(right).tolist(), strict=True
+        ):
+            self.events[example] += self._right[example] and not now
+            self._right[example] = bool(now)
+            self._ever[example] |= bool(now)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for each in (self.events, self._right, self._ever):
+            each[:] = 0
+
+
+def swapped(
+    active: Indices,
+    aside: Indices,
+    counts: ForgettingCounts,
+    count: int,
+    generator: np.random.Generator,
+) -> tuple[Indices, Indices]:
+    """Return what is active and what is aside once ``count`` examples have changed places.
+
+    The rule of Tri-Level E-ViT (Kong et al., AAAI 2023): the active ones that were forgotten least go to the end of
+    those aside, of which as many drawn at random come in. Examples that were never right count as forgotten most.
+    Of equal ones those go that stand first.
+
+    Parameters
+    ----------
+    active, aside : array of int
+        Indices of examples, each once.
+    counts : ForgettingCounts
+        Of all of them.
+    count : int
+        How many; no more than are aside.
+    generator : numpy.random.Generator
+        Draws.
+
+    Examples
+    --------
+    >>> counts = ForgettingCounts(6)
+    >>> for right in ([1, 1, 0, 1], [0, 1, 0, 1]):
+    ...     counts.note([0, 1, 2, 3], right)
+    >>> active, aside = swapped(np.arange(4), np.array([4, 5]), counts, 2, np.random.default_rng(0))
+    >>> sorted(active.tolist()), aside.tolist()
+    ([0, 2, 4, 5], [1, 3])
+    """
+    count = min(count, len(aside), len(active))
+    worth = np.where(counts.never_right, counts.events.max(initial=0) + 1, counts.events)
+    going = np.argsort(worth[active], kind="stable")[:count]
+    coming = generator.choice(len(aside), size=count, replace=False)
+    return (
+        np.concatenate([np.delete(active, going), aside[coming]]),
+        np.concatenate([np.delete(aside, coming), active[going]]),
+    )
+
+
+class ActiveExamples(Sampler[list[int]]):
+    """Draws batches of the examples in use, and swaps those that are never forgotten for others.
+
+    For ``DataLoader(dataset, batch_sampler=...)``. `ElasticTrainer` tells it on which examples of each batch the
+    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits.
+
+    Parameters
+    ----------
+    examples : int
+        How many the dataset has.
+    batch_size : int
+        Of each batch but the last.
+    aside : float
+        Share of the examples that are out of use at any time, in (0, 1).
+    swap : float
+        Share of the examples that change places at once, in (0, 1).
+    every : int
+        Passes over the examples in use between two swaps. Published are 30 of 300 epochs; where there are few
+        passes a tenth of them.
+    swaps : int
+        How often they are swapped; then what is active stays.
+    seed : int
+        Of what is drawn.
+
+    Raises
+    ------
+    TrainingError
+        If a parameter is impossible.
+
+    Examples
+    --------
+    >>> sampler = ActiveExamples(10, batch_size=4, aside=0.2, swap=0.1, every=1, seed=0)
+    >>> [len(batch) for batch in sampler], len(sampler)
+    ([4, 4], 2)
+    """
+
+    def __init__(
+        self,
+        examples: int,
+        batch_size: int,
+        *,
+        aside: float = 0.2,
+        swap: float = 0.05,
+        every: int = 30,
+        swaps: int = 5,
+        seed: int = 0,
+    ) -> None:
+        if batch_size < 1 or every < 1 or swaps < 0:
+            raise TrainingError(
+                f"batch_size {batch_size} and every {every} must be at least 1, swaps {swaps} at least 0"
+            )
+        if not (0 < aside < 1 and 0 < swap < 1):
+            raise TrainingError(f"aside {aside} and swap {swap} are shares above 0 and below 1")
+        out = round(aside * examples)
+        if not 0 < out < examples:
+            raise TrainingError(
+                f"{aside:.3g} of {examples} examples leaves none aside or none in use: use the dataset as it is"
+            )
+        self.batch_size = batch_size
+        self.counts = ForgettingCounts(examples)
+        self._generator = np.random.default_rng(seed)
+        order = self._generator.permutation(examples)
+        self.aside, self.active = order[:out], order[out:]
+        self._swap, self._every, self._left = round(swap * examples), every, swaps
+        self._judged = 0
+        self._given: deque[list[int]] = deque()
+
+    @property
+    def sampler(self) -> Indices:
+        """The examples in use, as a DataLoader's batch sampler names what it draws from."""
+        return self.active
+
+    def __len__(self) -> int:
+        """Return the batches of a pass."""
+        return -(-len(self.active) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of a pass in random order; a swap that is due comes first."""
+        self._given.clear()
+        if self._left and self._judged >= self._every * len(self.active):
+            self.active, self.aside = swapped(
+                self.active, self.aside, self.counts, self._swap, self._generator
+            )
+            self.counts.clear()
+            self._judged, self._left = 0, self._left - 1
+        order = self._generator.permutation(self.active)
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size].tolist()
+            self._given.append(batch)
+            yield batch
+
+    def judge(self, right: torch.Tensor) -> None:
+        """Take in on which examples of the next batch, in the order they were drawn in, the model was right.
+
+        Parameters
+        ----------
+        right : Tensor of bool
+            Shape (B,).
+
+        Raises
+        ------
+        TrainingError
+            If no batch is left to be judged, or it had another number of examples.
+        """
+        if not self._given or len(self._given[0]) != len(right):
+            drawn = len(self._given[0]) if self._given else 0
+            raise TrainingError(f"{len(right)} examples were judged where the sampler drew {drawn}")
+        self.counts.note(self._given.popleft(), right.cpu().numpy())
+        self._judged += len(right)
