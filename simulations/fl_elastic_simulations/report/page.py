@@ -152,7 +152,8 @@ def _tables(results: Results) -> list[Section]:
     )
     memory = (
         "The most that a step took beyond the weights and inference, as predicted by the cost profile: what "
-        "memory_bytes of a fleet's entry limits. Layers that run narrower count as whole. A device that could not hold its step has no figure."
+        "memory_bytes of a fleet's entry limits. Layers that run narrower count as "
+        "whole. A device that could not hold its step has no figure."
     )
     energy = (
         "Of one client in a round that was merged: the watts that the scenario gives, times the time in which it "
