@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fl_elastic_simulations.report.formats import bytes_text, joules_text
+from fl_elastic_simulations.report.formats import MISSING, bytes_text, joules_text
 from fl_elastic_simulations.report.summary import DeviceClass, Method, Results
 from fl_elastic_simulations.report.table import Grid
 
@@ -27,7 +27,7 @@ def energy_grid(results: Results) -> Grid | None:
     return _by_class(
         results,
         "Power",
-        lambda device: f"{device.watts or 0:g} W",
+        lambda device: MISSING if device.watts is None else f"{device.watts:g} W",
         lambda method: method.joules,
         joules_text,
     )
