@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = ["Cell", "ClientRound", "MeasuredSteps"]
 
 _SPENT = ("seconds", "uplink_bytes", "downlink_bytes")
 _COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
+# Numbers by themselves; those in names, such as conv1 or fp32, tell reasons apart.
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class ClientRound:
         Size of its update, and of what it was sent.
     features_found, features_computed : int
         Examples whose features at the fleet's cut it had kept, and had to compute.
+    peak_bytes : float
+        The most that a step took beyond the weights and inference, as predicted; 0 if it is not known.
     """
 
     client: int
@@ -51,6 +56,7 @@ class ClientRound:
     downlink_bytes: int
     features_found: int = 0
     features_computed: int = 0
+    peak_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,12 @@ class Cell:
         Training examples of each client by class.
     classes : list of (int, int)
         Of each class, test examples that the model got right at the last test, and all.
+    rejections : dict
+        Why updates were left out, without numbers, to how many were by round.
+    peaks : dict
+        Device class to the most bytes that any step of a merged update took there, as predicted.
+    importance : dict
+        By group, the mean share of importance of the clients that know it of all groups at the end.
     """
 
     method: str
@@ -118,6 +130,9 @@ class Cell:
     labels: list[list[int]] = field(default_factory=list)
     classes: list[tuple[int, int]] = field(default_factory=list)
     accepted: int = 0
+    rejections: dict[str, dict[str, int]] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)
 
     @property
     def simulated_seconds(self) -> float:
@@ -142,6 +157,18 @@ class Cell:
         """Enter where the fleet's cut lies now; empty for no cut."""
         if group != (self.cuts[-1][1] if self.cuts else ""):
             self.cuts.append((self.simulated_seconds, group))
+
+    def left_out(self, server_round: int, reasons: Iterable[str]) -> None:
+        """Enter why updates of a round were not merged; reasons that differ in numbers alone are one.
+
+        >>> cell = Cell("full", 0)
+        >>> cell.left_out(2, ["needs 3.5 s, has 1 s", "needs 12 s, has 1 s", "no fp32"])
+        >>> cell.rejections
+        {'needs … s, has … s': {'2': 2}, 'no fp32': {'2': 1}}
+        """
+        for reason in reasons:
+            rounds = self.rejections.setdefault(_NUMBER.sub("\N{HORIZONTAL ELLIPSIS}", reason), {})
+            rounds[str(server_round)] = rounds.get(str(server_round), 0) + 1
 
     def charged(self, charges: Charges) -> None:
         """Enter what all clients together were charged for choosing."""
@@ -207,6 +234,9 @@ class Cell:
                 _SPENT, (cost.total, each.uplink_bytes, each.downlink_bytes), strict=True
             ):
                 spent[name] += value
+            if each.peak_bytes:
+                device = clients[each.client].device.name
+                self.peaks[device] = max(self.peaks.get(device, 0.0), each.peak_bytes)
         self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes

@@ -36,7 +36,7 @@ from fl_elastic_simulations.engine.choosing import ChoosingCosts
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
-from fl_elastic_simulations.engine.place import FEATURE_BYTES, Place
+from fl_elastic_simulations.engine.place import FEATURE_BYTES, PEAK_BYTES, Place
 from fl_elastic_simulations.engine.workload import measure_profile, optimizer_fn
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
@@ -274,7 +274,9 @@ class _Role:
             packed, examples, metrics = [], 0, {ERROR: str(error)}
         else:
             if client.report is not None:
+                plans = [plan for _, plan in client.report.plans]
                 metrics[CHOOSING] = client.report.choosing_seconds
+                metrics[PEAK_BYTES] = self.place.peak_bytes(self.profile, plans)
         if ERROR in metrics and profile > 0:
             # Others' updates were there before it knew its costs.
             metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"

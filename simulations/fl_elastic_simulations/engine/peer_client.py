@@ -20,6 +20,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import write_atomically
 from fl_elastic.update import Manifest, decode_weights, encode, load_weights
 from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.peers import PEERS, LocalTask
 from fl_elastic_simulations.scenario.scenario import TrainingSection
@@ -65,7 +66,7 @@ class PeerClient:
     state_directory : Path
         Where the method's notes are kept from round to round.
     check_memory : callable
-        Raises TrainingError if the device cannot hold a step that trains these parameters.
+        Returns the bytes of a step that trains these parameters; TrainingError if the device cannot hold it.
     """
 
     peer: str
@@ -82,7 +83,7 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
-    check_memory: Callable[[Collection[str]], None]
+    check_memory: Callable[[Collection[str]], float]
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -120,7 +121,7 @@ class PeerClient:
         finally:
             # Also of a round that it stays out of: a method may do something else in the next one.
             write_atomically(self._memory_file, json.dumps(memory).encode())
-        self.check_memory(result.update.deltas.keys())
+        peak = self.check_memory(result.update.deltas.keys())
         packed = encode(result.update, manifest, self.codec)
         metrics = {
             "train-loss": float(result.loss),
@@ -130,6 +131,7 @@ class PeerClient:
             "full-step-seconds": float(self.profile.full_step_seconds),
             "predicted-seconds": float(result.host_seconds + self.profile_seconds),
             CHOOSING: float(result.choosing_seconds),
+            PEAK_BYTES: peak,
         }
         return [np.frombuffer(packed, dtype=np.uint8)], result.update.num_examples, metrics
 

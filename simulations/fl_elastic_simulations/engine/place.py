@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ScenarioError, TrainingError
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import POLICIES
+from fl_elastic.planning import POLICIES, Plan
+from fl_elastic.planning.cost_report import recomputed_blocks
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
@@ -26,10 +27,12 @@ from fl_elastic_simulations.engine.workload import (
 )
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
-__all__ = ["FEATURE_BYTES", "Place"]
+__all__ = ["FEATURE_BYTES", "PEAK_BYTES", "Place"]
 
 FEATURE_BYTES = 1 << 30
 """What a simulated device keeps of features at the most."""
+PEAK_BYTES = "peak-bytes"
+"""The metric of what a step takes beyond the weights and inference, as predicted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +161,8 @@ class Place:
             uplink=None if share is None else share * written,
         )
 
-    def check_memory(self, profile: CostProfile, trained: Collection[str] | None = None) -> None:
-        """Raise TrainingError if the device cannot hold a plain step that trains these parameters, or all."""
+    def check_memory(self, profile: CostProfile, trained: Collection[str] | None = None) -> float:
+        """Return what a plain step of these parameters takes, or of all; TrainingError if that does not fit."""
         groups, limit = profile.graph.groups, self.client.memory_bytes
         mask = [trained is None or any(name in trained for name in g.parameters) for g in groups]
         needed = mask_bytes(profile, np.array(mask))
@@ -167,6 +170,20 @@ class Place:
             raise TrainingError(
                 f"a step takes {needed / 1e6:.0f} MB, the device has {limit / 1e6:.0f} MB"
             )
+        return needed
+
+    @staticmethod
+    def peak_bytes(profile: CostProfile, plans: Iterable[Plan]) -> float:
+        """Return the most bytes that a step of any of these plans takes: what a memory budget limits."""
+        return max(
+            step_memory(
+                profile,
+                plan.modes,
+                lean=plan.lean,
+                recomputed=recomputed_blocks(profile, plan.recomputed),
+            ).total
+            for plan in plans
+        )
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments that any client of this place has, whatever it trains on."""

@@ -30,8 +30,10 @@ from fl_elastic_simulations.engine.cell import Cell, ClientRound
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.known_importance import known_importance
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
+from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import label_counts, measure_profile, test_batches
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
@@ -212,6 +214,7 @@ def run_cell(
         random.setstate(state)
     found = state_directory.glob(f"*/{CHARGES}")
     cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
+    cell.importance = known_importance(sorted(state_directory.glob("*")), Manifest.of(model))
     return cell
 
 
@@ -313,6 +316,7 @@ def _bookkeeping(
         else:
             groups = profile.graph.groups
             cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
+        cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
 
     return on_round
@@ -331,4 +335,5 @@ def _client_round(reply: AcceptedReply) -> ClientRound:
         downlink_bytes=reply.downlink_bytes,
         features_found=int(metrics.get("features-found", 0)),
         features_computed=int(metrics.get("features-computed", 0)),
+        peak_bytes=metrics.get(PEAK_BYTES, 0.0),
     )

@@ -17,7 +17,17 @@ __all__ = ["final_accuracy", "group_costs", "summarise", "without_curves"]
 
 _FINAL_TESTS = 5
 # Parts of a summary that grow with rounds, clients or groups.
-_LONG = ("history", "coverage", "clients", "labels", "scenario", "group_costs", "command")
+_LONG = (
+    "history",
+    "coverage",
+    "clients",
+    "rejections",
+    "importance",
+    "labels",
+    "scenario",
+    "group_costs",
+    "command",
+)
 _FINAL_SHARE, _FINAL_TENTH = 4, 10
 
 
@@ -94,7 +104,7 @@ def summarise(
 
 
 def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary without history, coverage and clients: small enough to keep under version control."""
+    """Return the summary without what grows with rounds, clients or groups: small enough for version control."""
     methods = {
         name: {key: value for key, value in method.items() if key not in _LONG}
         for name, method in summary["methods"].items()
@@ -143,6 +153,8 @@ def _devices(scenario: Scenario) -> list[dict[str, Any]]:
                 "count": 0,
                 "slowdown": client.device.slowdown,
                 "requested_speedup": client.speedup,
+                "memory_bytes": client.memory_bytes,
+                "watts": client.watts,
             },
         )
         entry["count"] += 1
@@ -173,6 +185,13 @@ def _method(
             sum(cell.profile_seconds for cell in cells), sum(cell.client_seconds for cell in cells)
         ),
         "rejected_updates": sum(cell.rejected for cell in cells),
+        "rejections": [
+            {"seed": cell.seed, "round": int(number), "reason": reason, "updates": updates}
+            for cell in cells
+            for reason, rounds in cell.rejections.items()
+            for number, updates in rounds.items()
+        ],
+        "importance": _mean_importance(cells),
         "cuts": [
             {"seed": cell.seed, "simulated_seconds": since, "group": group}
             for cell in cells
@@ -184,6 +203,9 @@ def _method(
             entry["device"]: {
                 "requested_speedup": entry["requested_speedup"] if budgeted else 1.0,
                 **_speedups(cells, entry["device"], full_step),
+                "peak_bytes": max((c.peaks.get(entry["device"], 0.0) for c in cells), default=0.0)
+                or None,
+                "joules_per_round": _joules(scenario, cells, entry["device"]),
             }
             for entry in _devices(scenario)
         },
@@ -273,6 +295,30 @@ def _speedups(cells: list[Cell], device: str, full_step: float | None) -> dict[s
         "achieved_speedup": full_step / per_requested_step,
         "step_speedup": full_step / statistics.median(step.seconds for step in steps),
         "step_share": statistics.fmean(step.share for step in steps),
+    }
+
+
+def _joules(scenario: Scenario, cells: list[Cell], device: str) -> float | None:
+    """Return what a client of this class used in a round that was merged: its watts times the time it was busy."""
+    joules = rounds = 0.0
+    for client in scenario.clients:
+        if client.device.name != device:
+            continue
+        if client.watts is None:
+            return None
+        for cell in cells:
+            spent = cell.clients.get(str(client.index), {})
+            joules += client.watts * spent.get("seconds", 0.0)
+            rounds += spent.get("rounds", 0.0)
+    return joules / rounds if rounds else None
+
+
+def _mean_importance(cells: list[Cell]) -> dict[str, float]:
+    """Return the mean share of importance over the seeds in which any client knew it, by group."""
+    known = [cell.importance for cell in cells if cell.importance]
+    return {
+        name: statistics.fmean(each.get(name, 0.0) for each in known)
+        for name in (known[0] if known else ())
     }
 
 

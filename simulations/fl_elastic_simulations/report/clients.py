@@ -7,6 +7,7 @@ from fl_elastic_simulations.report.formats import (
     MISSING,
     accuracy_text,
     bytes_text,
+    percent_text,
     seconds_text,
 )
 from fl_elastic_simulations.report.palette import EMPTY, ink
@@ -69,7 +70,11 @@ def _whole(number: float | None) -> str:
 
 
 def costs_grid(results: Results) -> Grid | None:
-    """Return a row per tensor group, the one next to the loss first: weights, and milliseconds of each part."""
+    """Return a row per tensor group, the one next to the loss first: weights, milliseconds, importance.
+
+    Importance has a column for each method whose clients know it.
+    """
+    methods = [method for method in results.methods if method.importance]
     rows = tuple(
         (
             cost.name,
@@ -78,10 +83,13 @@ def costs_grid(results: Results) -> Grid | None:
                 MISSING if seconds is None else f"{1000 * seconds:.2f} ms"
                 for seconds in (cost.update_seconds, cost.path_seconds)
             ),
+            *(percent_text(method.importance.get(cost.name)) for method in methods),
         )
         for cost in results.costs
     )
-    return Grid(("Group", "Weights", "Own gradient", "Way there"), rows) if rows else None
+    headings = ["Group", "Weights", "Own gradient", "Way there"]
+    headings += [f"{method.name}: importance" for method in methods]
+    return Grid(tuple(headings), rows) if rows else None
 
 
 def label_split(results: Results) -> Figure | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -38,7 +39,7 @@ __all__ = [
 
 Json = Mapping[str, object]
 _FEW_POINTS = 12
-_CLOSE = 0.06  # of accuracy: texts that are less apart would lie on each other
+_CLOSE = 0.13  # of accuracy: texts that are less apart, one moved up and one down, would lie on each other
 _ROOM_FOR_ENDS = {"l": 0, "r": 58, "t": 14, "b": 0}
 _ROUNDS = Unit("round", 1.0)
 _MANY_CELLS = 30
@@ -149,15 +150,13 @@ def _band(across: Sequence[float], curve: Curve, position: int) -> Json:
 
 def _ends(ends: Sequence[tuple[int, float, float]]) -> list[Json]:
     """Return what each line ends at, written beside its end; those that end close together lie apart."""
-    if not ends:
-        return []
-    low, high = min(y for _, _, y in ends), max(y for _, _, y in ends)
-    last = len(ends) - 1
+    ordered = sorted(ends, key=lambda end: end[2])
+    heights = [-math.inf, *(y for _, _, y in ordered), math.inf]
     marks: list[Json] = []
-    for place, (position, x, y) in enumerate(sorted(ends, key=lambda end: end[2])):
-        beside = "middle right"
-        if high - low < _CLOSE and last:
-            beside = "bottom right" if place == 0 else "top right" if place == last else beside
+    for (position, x, y), below, above in zip(ordered, heights, heights[2:], strict=False):
+        # The lowest of those close together goes down, the highest up.
+        down, up = above - y < _CLOSE <= y - below, y - below < _CLOSE <= above - y
+        beside = "bottom right" if down else "top right" if up else "middle right"
         marks.append(
             {
                 "type": "scatter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "byte_unit",
     "bytes_text",
     "factor_text",
+    "joules_text",
     "percent_text",
     "ratio_text",
     "seconds_text",
+    "spans_text",
     "time_unit",
 ]
 
@@ -131,6 +134,18 @@ def factor_text(factor: float | None) -> str:
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{TIMES}"
 
 
+def joules_text(joules: float | None) -> str:
+    """Write an energy in J or kJ with three digits.
+
+    >>> joules_text(0.5), joules_text(12.34), joules_text(7500)
+    ('0.500 J', '12.3 J', '7.50 kJ')
+    """
+    if joules is None:
+        return MISSING
+    large = joules >= 999.5
+    return f"{_significant(joules / 1000 if large else joules)} {'kJ' if large else 'J'}"
+
+
 def percent_text(share: float | None) -> str:
     """Write a share of one as percent, with a decimal where it is below ten percent.
 
@@ -153,6 +168,25 @@ def accuracy_text(mean: float | None, deviation: float | None = None) -> str:
         return MISSING
     spread = "" if deviation is None else f" ± {100 * deviation:.1f}"
     return f"{100 * mean:.1f} %{spread}"
+
+
+def spans_text(numbers: Iterable[int], most: int = 6) -> str:
+    """Write whole numbers as spans, or the first, the last and how many where there are many spans.
+
+    >>> spans_text([3, 1, 2, 7]) == f"1{MISSING}3, 7", spans_text(range(1, 40, 2))
+    (True, '20 from 1 to 39')
+    """
+    ordered = sorted(set(numbers))
+    spans: list[list[int]] = []
+    for number in ordered:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    if len(spans) > most:
+        return f"{len(ordered)} from {ordered[0]} to {ordered[-1]}"
+    texts = [str(s[0]) if len(s) == 1 else f"{s[0]}{MISSING}{s[-1]}" for s in spans]
+    return ", ".join(texts)
 
 
 def abbreviated(name: str, width: int = 14) -> str:

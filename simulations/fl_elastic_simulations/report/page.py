@@ -14,7 +14,9 @@ from fl_elastic_simulations.report.clients import (
     spread_grid,
 )
 from fl_elastic_simulations.report.cut_figures import cuts_by_time, found_by_time
+from fl_elastic_simulations.report.device_costs import energy_grid, memory_grid
 from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
+from fl_elastic_simulations.report.downloads import downloads
 from fl_elastic_simulations.report.figures import (
     accuracy_by_round,
     accuracy_by_time,
@@ -25,12 +27,21 @@ from fl_elastic_simulations.report.figures import (
 )
 from fl_elastic_simulations.report.formats import factor_text
 from fl_elastic_simulations.report.summary import DeviceClass, Results, read_summary
-from fl_elastic_simulations.report.table import cuts_grid, results_grid, target_sentence
+from fl_elastic_simulations.report.table import (
+    cuts_grid,
+    rejections_grid,
+    results_grid,
+    target_sentence,
+)
 
 __all__ = ["write_page"]
 
 _EMPTY_BELOW = " Rows below the fleet's cut are empty."
 _PER_ROUND = "Rounds of methods with shorter rounds are not worth as much: the figure beside it goes by time."
+_IMPORTANCE = (
+    " Importance is the group's share of the loss decrease expected of a step, at the end: the mean over the "
+    "clients that measured all groups."
+)
 _NOTHING = "The summary holds nothing to draw here."
 
 
@@ -69,7 +80,14 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
         *_cuts(results),
         _coverage(results),
         _speeds(results),
+        *_tables(results),
         *_clients(results),
+        Section(
+            "data",
+            "Data",
+            "Nothing is sent for: the files are inside this page.",
+            files=downloads(summary, results),
+        ),
         *_setting_in_full(results),
     ]
     try:
@@ -126,6 +144,29 @@ def _cuts(results: Results) -> list[Section]:
     return sections
 
 
+def _tables(results: Results) -> list[Section]:
+    """Return what was left out, and what steps take in memory and rounds in energy, where that is known."""
+    rejected = (
+        "Updates that were not merged, over all seeds, and the rounds that they were left out of. "
+        "Reasons are those that the server noted, without their numbers."
+    )
+    memory = (
+        "The most that a step took beyond the weights and inference, as predicted by the cost profile: what "
+        "memory_bytes of a fleet's entry limits. Layers that run narrower count as "
+        "whole. A device that could not hold its step has no figure."
+    )
+    energy = (
+        "Of one client in a round that was merged: the watts that the scenario gives, times the time in which it "
+        "trained, sent or received. Computed, not measured."
+    )
+    drawn = (
+        ("rejected", "Updates left out", rejected, rejections_grid(results)),
+        ("memory", "Memory of a step", memory, memory_grid(results)),
+        ("energy", "Energy of a round", energy, energy_grid(results)),
+    )
+    return [Section(name, title, guide, grid=grid) for name, title, guide, grid in drawn if grid]
+
+
 def _clients(results: Results) -> list[Section]:
     sections = []
     spread, each = spread_grid(results), clients_grid(results)
@@ -148,6 +189,8 @@ def _clients(results: Results) -> list[Section]:
             "Of one step on the measuring host: what the group's own gradient and optimiser step take, and what it "
             "takes to bring the error gradient there. The first row is the group next to the loss."
         )
+        if any(method.importance for method in results.methods):
+            guide += _IMPORTANCE
         sections.append(Section("costs", "What each tensor group costs", guide, grid=costs))
     return sections
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ __all__ = [
     "GroupCost",
     "Method",
     "Point",
+    "Rejections",
     "Results",
     "Speed",
     "read_summary",
@@ -68,6 +69,18 @@ class DeviceClass:
     count: int | None = None
     slowdown: float | None = None
     requested_speedup: float | None = None
+    memory_bytes: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """How many updates were left out of one round of one seed for the same reason."""
+
+    seed: int
+    round: int
+    reason: str
+    updates: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,8 @@ class GroupCost:
 class Method:
     """What one method reached and spent; ``coverage`` is rounds x groups per device class.
 
-    Features are those at the fleet's cut, of examples that came back and of others.
+    Features are those at the fleet's cut, of examples that came back and of others. ``importance`` is by group;
+    ``peaks``, the bytes of a step, and ``joules`` of a round are by device class.
     """
 
     name: str
@@ -116,6 +130,10 @@ class Method:
     clients: tuple[Client, ...] = ()
     worst_client: float | None = None
     tenth_percentile: float | None = None
+    rejections: tuple[Rejections, ...] = ()
+    importance: Mapping[str, float | None] = field(default_factory=dict)
+    peaks: Mapping[str, float | None] = field(default_factory=dict)
+    joules: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -232,6 +250,8 @@ def _device(value: object, where: str) -> DeviceClass:
         count=_count(entry.get("count"), f"{where}.count"),
         slowdown=_number(entry.get("slowdown"), f"{where}.slowdown"),
         requested_speedup=_number(entry.get("requested_speedup"), f"{where}.requested_speedup"),
+        memory_bytes=_number(entry.get("memory_bytes"), f"{where}.memory_bytes"),
+        watts=_number(entry.get("watts"), f"{where}.watts"),
     )
 
 
@@ -252,8 +272,8 @@ def _method(name: str, value: object) -> Method:
         uplink_bytes=number("uplink_bytes"),
         downlink_bytes=number("downlink_bytes"),
         rejected_updates=_count(entry.get("rejected_updates"), f"{where}.rejected_updates") or 0,
-        speeds=_by_device(entry.get("devices"), f"{where}.devices", _speed),
-        coverage=_by_device(entry.get("coverage"), f"{where}.coverage", _shares),
+        speeds=_by_name(entry.get("devices"), f"{where}.devices", _speed),
+        coverage=_by_name(entry.get("coverage"), f"{where}.coverage", _shares),
         history=tuple(point for point in points if point is not None),
         cuts=_each(entry.get("cuts"), f"{where}.cuts", _cut),
         features_found=_count(entry.get("features_found"), f"{where}.features_found") or 0,
@@ -261,7 +281,26 @@ def _method(name: str, value: object) -> Method:
         clients=_each(entry.get("clients"), f"{where}.clients", _client),
         worst_client=number("worst_client"),
         tenth_percentile=number("tenth_percentile"),
+        rejections=_each(entry.get("rejections"), f"{where}.rejections", _rejections),
+        importance=_by_name(entry.get("importance"), f"{where}.importance", _number),
+        peaks=_by_name(entry.get("devices"), f"{where}.devices", _of_device("peak_bytes")),
+        joules=_by_name(entry.get("devices"), f"{where}.devices", _of_device("joules_per_round")),
     )
+
+
+def _rejections(value: object, where: str) -> Rejections:
+    entry = _mapping(value, where)
+    return Rejections(
+        seed=_index(entry.get("seed", 0), f"{where}.seed"),
+        round=_index(entry.get("round"), f"{where}.round"),
+        reason=_text(entry.get("reason")),
+        updates=_index(entry.get("updates"), f"{where}.updates"),
+    )
+
+
+def _of_device(key: str) -> Callable[[object, str], float | None]:
+    """Return what reads a number out of the entry of a device class."""
+    return lambda value, where: _number(_mapping(value, where).get(key), f"{where}.{key}")
 
 
 def _cut(value: object, where: str) -> Cut:
@@ -303,7 +342,7 @@ def _shares(value: object, where: str) -> Shares:
     return _each(value, where, lambda row, place: _each(row, place, _number))
 
 
-def _by_device(value: object, where: str, read: Callable[[object, str], T]) -> Mapping[str, T]:
+def _by_name(value: object, where: str, read: Callable[[object, str], T]) -> Mapping[str, T]:
     return {
         str(name): read(entry, f"{where}.{name}") for name, entry in _mapping(value, where).items()
     }

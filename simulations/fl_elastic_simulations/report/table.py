@@ -16,10 +16,18 @@ from fl_elastic_simulations.report.formats import (
     percent_text,
     ratio_text,
     seconds_text,
+    spans_text,
 )
 from fl_elastic_simulations.report.summary import Method, Results, read_summary
 
-__all__ = ["Grid", "cuts_grid", "results_grid", "results_table", "target_sentence"]
+__all__ = [
+    "Grid",
+    "cuts_grid",
+    "rejections_grid",
+    "results_grid",
+    "results_table",
+    "target_sentence",
+]
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,22 @@ def cuts_grid(results: Results) -> Grid | None:
     )
     headings = ("Method", "Seed", time, "Trained from here up", "Features found again")
     return Grid(headings, rows) if rows else None
+
+
+def rejections_grid(results: Results) -> Grid | None:
+    """Return a row per method and reason for which updates were left out; None where none was."""
+    rows = []
+    for method in results.methods:
+        counts: dict[str, int] = {}
+        rounds: dict[str, set[int]] = {}
+        for each in method.rejections:
+            counts[each.reason] = counts.get(each.reason, 0) + each.updates
+            rounds.setdefault(each.reason, set()).add(each.round)
+        rows += [
+            (method.name, reason, str(counts[reason]), spans_text(rounds[reason]))
+            for reason in sorted(counts, key=lambda reason: (-counts[reason], reason))
+        ]
+    return Grid(("Method", "Reason", "Updates", "Rounds"), tuple(rows)) if rows else None
 
 
 def _kept(method: Method) -> str:

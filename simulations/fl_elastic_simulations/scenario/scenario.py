@@ -59,6 +59,8 @@ class Client:
         Share of a full update that it may send per round.
     memory_bytes : int, optional
         What training may take beyond the weights and inference.
+    watts : float, optional
+        What the device draws while it is busy.
     """
 
     index: int
@@ -66,6 +68,7 @@ class Client:
     speedup: float
     uplink_share: float | None = None
     memory_bytes: int | None = None
+    watts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Scenario:
                 clients.append(
                     Client(
                         len(clients), hardware, entry.speedup, entry.uplink_share,
-                        entry.memory_bytes,
+                        entry.memory_bytes, entry.watts,
                     )
                 )  # fmt: skip
         return tuple(clients)

@@ -153,6 +153,8 @@ class FleetSection:
         What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; no limit if left
         out, as the catalogue does not know what a device's system leaves over. A client that trains everything
         without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
+    watts : float, optional
+        What such a device draws while it trains, sends or receives: the report makes joules of it.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
@@ -166,6 +168,7 @@ class FleetSection:
     uplink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
     downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
     name: Text | None = None
+    watts: Annotated[Number, Gt(0)] | None = None
 
 
 def _check_cut(cut: str) -> None:

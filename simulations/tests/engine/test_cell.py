@@ -157,3 +157,20 @@ def test_it_knows_since_when_the_cut_lies_where_and_what_features_were_kept() ->
     assert (cell.features_found, cell.features_computed) == (7, 5)
     cell.evaluated(1, 0.5, 1.0)
     assert (cell.history[-1]["features_found"], cell.history[-1]["features_computed"]) == (7, 5)
+
+
+def test_it_knows_why_updates_were_left_out_and_when() -> None:
+    cell = trained(done(2), rejected=3)
+    cell.left_out(
+        1, ["past the deadline: 3.2 s, the round 1 s", "past the deadline: 12 s, the round 1e-3 s"]
+    )
+    cell.left_out(3, ["past the deadline: 5 s, the round 1 s", "conv1 sent as fp32 is odd"])
+    late = "past the deadline: … s, the round … s"
+    assert cell.rejections == {late: {"1": 2, "3": 1}, "conv1 sent as fp32 is odd": {"3": 1}}
+    assert Cell.from_json(cell.to_json()) == cell
+
+
+def test_it_keeps_the_most_that_a_step_took_on_each_kind_of_device() -> None:
+    cell = trained(done(0, peak_bytes=3e6), done(1, peak_bytes=5e6), done(2))
+    cell.trained([done(0, peak_bytes=4e6)], CLIENTS, GROUPS, 0, 0)
+    assert cell.peaks == {"slow": 5e6}

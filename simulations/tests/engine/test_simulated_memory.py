@@ -82,6 +82,12 @@ def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(
     assert cells["elastic"].rejected == 0
     assert 0.0 < np.mean(cells["elastic"].coverage["small"][-1]) < 1.0
     assert min(cells["elastic"].coverage["large"][-1]) == 1.0
+    assert cells["plain"].rejections == {
+        "client could not train: a step takes … MB, the device has … MB": {"1": 2, "2": 2}
+    }
+    peaks = cells["elastic"].peaks
+    assert peaks["small"] <= (least + most) / 2 < most <= peaks["large"]
+    assert "small" not in cells["plain"].peaks
 
 
 def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> None:
@@ -89,6 +95,7 @@ def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> No
     plain = mask_bytes(profile, np.ones(len(profile), bool))
     cells = ran(scenario(memory=int(plain) + 1))
     assert {name: cell.rejected for name, cell in cells.items()} == dict.fromkeys(METHODS, 0)
+    assert [cell.peaks["small"] for cell in cells.values()] == pytest.approx([plain] * len(METHODS))
 
 
 def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(

@@ -252,6 +252,53 @@ def test_each_client_has_what_it_spent_and_how_good_the_model_is_for_its_classes
 
 def test_a_cell_of_before_is_still_read() -> None:
     text = json.loads(cell("full", 0, RISING).to_json())
-    for name in ("clients", "labels", "classes"):
+    for name in ("clients", "labels", "classes", "rejections", "peaks", "importance"):
         del text[name]
     assert Cell.from_json(json.dumps(text)).classes == []
+
+
+def test_rejections_are_told_with_seed_and_round() -> None:
+    cells = [
+        cell("full", seed, RISING, rejections={"late": {"2": 3, "4": seed + 1}}) for seed in (0, 1)
+    ]
+    found = summarise(scenario(), cells, GROUPS)
+    told = found["methods"]["full"]["rejections"]
+    assert [(row["seed"], row["round"], row["updates"]) for row in told] == [
+        (0, 2, 3), (0, 4, 1), (1, 2, 3), (1, 4, 2),
+    ]  # fmt: skip
+    assert {row["reason"] for row in told} == {"late"}
+    assert "rejections" not in without_curves(found)["methods"]["full"]
+
+
+def test_importance_is_the_mean_of_the_seeds_that_know_it() -> None:
+    known = ({"head": 0.75, "stem": 0.25}, {}, {"head": 0.25, "stem": 0.75})
+    cells = [cell("full", 0, RISING, importance=each) for each in known]
+    found = summarise(scenario(), [*cells, cell("elastic", 0, RISING)], GROUPS)["methods"]
+    assert found["full"]["importance"] == {"head": 0.5, "stem": 0.5}
+    assert found["elastic"]["importance"] == {}
+
+
+def test_memory_and_joules_are_told_of_each_class() -> None:
+    fleet = [
+        {"device": "pi_4b", "count": 2, "watts": 5.0, "memory_bytes": 4_000_000},
+        {"device": "laptop"},
+    ]
+    spent = {
+        "0": {"rounds": 2, "seconds": 4.0},
+        "1": {"rounds": 1, "seconds": 5.0},
+        "2": {"rounds": 1, "seconds": 9.0},
+    }
+    cells = [
+        cell("full", seed, RISING, peaks={"pi_4b": 3e6 + seed}, clients=spent) for seed in (0, 1)
+    ]
+    found = summarise(scenario(fleet=fleet), cells, GROUPS)
+    assert [(d["memory_bytes"], d["watts"]) for d in found["devices"]] == [
+        (4_000_000, 5.0),
+        (None, None),
+    ]
+    board, laptop = found["methods"]["full"]["devices"].values()
+    assert board["peak_bytes"] == 3e6 + 1 and laptop["peak_bytes"] is None
+    # 9 s in three rounds, at 5 W; nobody knows what the laptop draws.
+    assert board["joules_per_round"] == pytest.approx(15.0) and laptop["joules_per_round"] is None
+    idle = summarise(scenario(fleet=fleet), [cell("full", 0, RISING)], GROUPS)["methods"]["full"]
+    assert idle["devices"]["pi_4b"]["joules_per_round"] is None

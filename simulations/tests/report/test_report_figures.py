@@ -63,6 +63,20 @@ def test_each_line_says_where_it_ends_and_close_ends_lie_apart(make_summary: Mak
     assert places == {"bottom right", "top right"}
 
 
+def test_close_ends_lie_apart_beside_others_far_away() -> None:
+    ends = {"a": 0.95, "b": 0.955, "far": 0.3, "c": 0.96}
+    methods = {
+        name: {"history": [{"seed": 0, "round": 1, "accuracy": each}]}
+        for name, each in ends.items()
+    }
+    traces = [
+        t for t in drawn(accuracy_by_round(read_summary({"methods": methods}))) if "text" in t
+    ]
+    assert {ends[list(ends)[int(t["legendgroup"])]]: t["textposition"] for t in traces} == {
+        0.3: "middle right", 0.95: "bottom right", 0.955: "middle right", 0.96: "top right",
+    }  # fmt: skip
+
+
 def test_rounds_are_an_axis_of_their_own(make_summary: Make) -> None:
     results = read_summary(make_summary(("full",), seeds=1, rounds=4))
     (line,) = lines(accuracy_by_round(results))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import os
 import re
@@ -44,6 +47,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[tuple[str, str]] = []
+        self.cells: list[tuple[str, dict[str, str | None], str]] = []
         self._open = ""
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
@@ -51,11 +55,14 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag."""
         self.tags.append((tag, dict(attrs)))
+        self.cells.append((tag, dict(attrs), ""))
         self._open = tag
 
     def handle_data(self, data: str) -> None:
         """Note a text."""
         self.texts.append((self._open, data))
+        tag, attrs, before = self.cells.pop() if self.cells else ("", {}, "")
+        self.cells.append((tag, attrs, before + data.strip()))
 
     def count(self, tag: str) -> int:
         """Return how many tags of this name there are."""
@@ -74,6 +81,34 @@ class Page(HTMLParser):
         block = next(data for tag, data in self.texts if tag == "script")
         return json.loads(block, parse_constant=refuse)
 
+    def files(self) -> dict[str, str]:
+        """Return the files that the page's links hold, by name."""
+        found = {}
+        for tag, attrs in self.tags:
+            if tag == "a":
+                head, _, packed = str(attrs["href"]).partition(";base64,")
+                assert head in (
+                    "data:application/json;charset=utf-8",
+                    "data:text/csv;charset=utf-8",
+                )
+                found[str(attrs["download"])] = base64.b64decode(packed, validate=True).decode()
+        return found
+
+    def grid(self, section: str) -> list[list[str]]:
+        """Return the cells of a section's table, its headings first; every cell has its heading beside it."""
+        rows: list[list[str]] = []
+        here = False
+        parts = iter(self.cells)
+        for tag, attrs, text in parts:
+            here = attrs.get("id") == section if tag == "section" else here
+            if here and tag == "tr":
+                rows.append([])
+            elif here and tag in ("th", "td"):
+                if tag == "td":
+                    assert attrs["data-of"] == rows[0][len(rows[-1])]
+                rows[-1].append(text)
+        return [[text.replace("\u2011", "-") for text in row] for row in rows]
+
     def plots(self) -> set[str]:
         """Return the ids of the large figures."""
         return {name for name in self.data() if name.startswith("plot-")}
@@ -90,7 +125,10 @@ def test_the_page_asks_no_network_for_anything(make_summary: Make, tmp_path: Pat
     loading = {"src", "srcset", "data", "poster", "action", "background", "cite"}
     assert page.count("script") == 3
     assert [value for _, attrs in page.tags for key, value in attrs.items() if key in loading] == []
-    assert [a["href"] for _, a in page.tags if "href" in a] == ["data:,"]
+    assert [a["href"] for t, a in page.tags if "href" in a and t != "a"] == ["data:,"]
+    assert all(
+        str(a["href"]).startswith("data:") and "download" in a for t, a in page.tags if t == "a"
+    )
     style = "".join(data for tag, data in page.texts if tag == "style")
     assert "url(" not in style and "@import" not in style
     policy = next(a["content"] for t, a in page.tags if "Content-Security-Policy" in a.values())
@@ -195,7 +233,7 @@ def test_a_missing_part_still_gives_a_page(
     else:
         del summary[key]
     page = Page(write_page(summary, tmp_path / "report.html"))
-    assert page.count("section") == 6
+    assert page.count("section") == 7
     assert len(page.plots()) == 4
 
 
@@ -392,3 +430,126 @@ def test_clients_classes_costs_and_setting_are_shown(make_summary: Make, tmp_pat
     assert "fl-elastic simulate mine.toml" in page.text() and "<b>mine</b>" in page.text()
     (split,) = page.data()["plot-split"]["data"]
     assert split["z"] == [[5, 0, 3], [1, 1, 1], [0, 9, 0]]
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_the_page_holds_its_numbers_as_files(make_summary: Make, tmp_path: Path) -> None:
+    summary = make_summary(seeds=2, rounds=3)
+    files = Page(write_page(summary, tmp_path / "report.html")).files()
+    assert json.loads(files["summary.json"]) == summary
+    rows = list(csv.DictReader(io.StringIO(files["curves.csv"], newline="")))
+    points = [
+        (name, each) for name, method in summary["methods"].items() for each in method["history"]
+    ]
+    assert len(rows) == len(points) == 2 * 2 * 4
+    for row, (name, point) in zip(rows, points, strict=True):
+        assert (row["method"], int(row["seed"]), int(row["round"])) == (
+            name,
+            point["seed"],
+            point["round"],
+        )
+        assert float(row["accuracy"]) == point["accuracy"]
+        assert float(row["seconds"]) == point["simulated_seconds"]
+        assert row["features_found"] == ""
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_files_hold_odd_names_and_numbers(tmp_path: Path) -> None:
+    history = [{"seed": 0, "round": 1, "accuracy": 0.5, "simulated_seconds": float("inf")}]
+    odd = {
+        "title": "odd \ud800",
+        "methods": {f'a,"b"{HOSTILE}': {"history": history}},
+        "at": tmp_path,
+    }
+    files = Page(write_page(odd, tmp_path / "report.html")).files()
+    read = json.loads(files["summary.json"])
+    (method,) = read["methods"]
+    assert read["methods"][method]["history"][0]["simulated_seconds"] is None
+    assert (read["title"], read["at"]) == ("odd \ud800", str(tmp_path))
+    [row] = csv.DictReader(io.StringIO(files["curves.csv"], newline=""))
+    assert row["method"] == method == f'a,"b"{HOSTILE}' and row["seconds"] == ""
+    none = Page(write_page({"methods": {"full": {}}}, tmp_path / "none.html")).files()
+    assert list(none) == ["summary.json"]
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_what_was_left_out_and_what_devices_spend_is_shown(
+    make_summary: Make, tmp_path: Path
+) -> None:
+    summary = with_clients(make_summary(rounds=3))
+    full, elastic = summary["methods"].values()
+    late = f"past the deadline: training takes … s, the round … s {HOSTILE}"
+    full["rejections"] = [
+        {"seed": seed, "round": number, "reason": late, "updates": 2}
+        for seed in (0, 1)
+        for number in (1, 2, 4)
+    ] + [{"seed": 0, "round": 3, "reason": "no memory", "updates": 1}]
+    elastic["importance"] = {"fc": 0.4, "conv1": 0.6}
+    summary["devices"][2] |= {"memory_bytes": 4_000_000, "watts": 6.5}
+    full["devices"]["pi_4b"] |= {"peak_bytes": 3_500_000.0, "joules_per_round": 1234.0}
+    elastic["devices"]["pi_4b"] |= {"peak_bytes": None, "joules_per_round": 12.0}
+    elastic["devices"]["pi_5"]["peak_bytes"] = 900_000.0
+    page = Page(write_page(summary, tmp_path / "report.html"))
+    assert page.grid("rejected") == [
+        ["Method", "Reason", "Updates", "Rounds"],
+        ["full", late, "12", "1\u20132, 4"],
+        ["full", "no memory", "1", "3"],
+    ]
+    assert page.grid("memory") == [
+        ["Device", "Limit", "full", "elastic"],
+        ["Raspberry Pi 4B", "4.00 MB", "3.50 MB", "\u2013"],
+        ["Raspberry Pi 5", "none", "\u2013", "900 kB"],
+    ]
+    assert page.grid("energy") == [
+        ["Device", "Power", "full", "elastic"], ["Raspberry Pi 4B", "6.5 W", "1.23 kJ", "12.0 J"],
+    ]  # fmt: skip
+    costs = page.grid("costs")
+    assert costs[0][-1] == "elastic: importance" and costs[1] == [
+        "fc",
+        "1000",
+        "2.00 ms",
+        "1.00 ms",
+        "40 %",
+    ]
+    assert page.count("img") == 0
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Path) -> None:
+    page = Page(write_page(with_clients(make_summary(rounds=3)), tmp_path / "report.html"))
+    sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
+    assert not sections & {"rejected", "memory", "energy"} and "data" in sections
+    assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rejections", [{"reason": "late"}]),
+        ("rejections", [{"round": 1, "updates": "many"}]),
+        ("importance", {"fc": "all"}),
+        ("importance", [0.5]),
+        ("devices", {"pi_5": {"peak_bytes": "large"}}),
+        ("devices", {"pi_5": {"joules_per_round": [1]}}),
+    ],
+)
+def test_a_wrong_part_is_named(make_summary: Make, tmp_path: Path, key: str, value: object) -> None:
+    summary = make_summary(rounds=2)
+    summary["methods"]["full"][key] = value
+    with pytest.raises(ElasticError, match=rf"methods\.full\.{key}"):
+        write_page(summary, tmp_path / "report.html")
+
+
+@pytest.mark.usefixtures("light_plotly")
+def test_on_a_phone_every_table_is_cards_and_long_texts_break(
+    make_summary: Make, tmp_path: Path
+) -> None:
+    page = Page(write_page(make_summary(rounds=2), tmp_path / "report.html"))
+    style = "".join(data for tag, data in page.texts if tag == "style")
+    narrow = style.partition("@media (max-width: 640px)")[2]
+    for rule in (
+        "table, tbody, tr, tbody th, td { display: block; }",
+        "td::before { content: attr(data-of)",
+        "td.long::before { display: block; }",
+    ):
+        assert rule in narrow, rule
