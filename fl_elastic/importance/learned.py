@@ -52,10 +52,13 @@ class SelectorNetwork:
     def __call__(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one number per row, shape (n,)."""
         # Further out than anything it was trained on it knows nothing.
-        found = ((rows - self.centre) / self.scale).clip(-5.0, 5.0)
+        found = ((rows - self.centre) / self.scale).clip(-5.0, 5.0).astype(np.float32)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            found = (found if number == 0 else found.clip(min=0.0)) @ weight.T + bias
-        return found[:, 0]
+            if number:
+                np.maximum(found, 0.0, out=found)
+            found = found @ weight.T.astype(np.float32)
+            found += bias.astype(np.float32)
+        return found[:, 0].astype(np.float64)
 
     def save(self, path: str | os.PathLike[str], facts: Mapping[str, Any] | None = None) -> None:
         """Write it to a file, with facts about its training, atomically."""
@@ -128,11 +131,13 @@ class LearnedChannels(SummaryScore):
 
     def select(self, summary: Mapping[str, LayerSummary]) -> dict[str, ChannelScores]:
         """Return the predicted potentials; TrainingError if the file is not usable."""
-        network = _loaded(Path(self.path))
-        return {
-            name: ChannelScores(_power(network(rows.inputs)), _power(network(rows.outputs)))
-            for name, rows in summary.items()
-        }
+        sides = [side for rows in summary.values() for side in (rows.inputs, rows.outputs)]
+        if not sides:
+            return {}
+        # All layers at once: most of them have few channels.
+        found = _power(_loaded(Path(self.path))(np.concatenate(sides)))
+        parts = iter(np.split(found, np.cumsum([len(side) for side in sides])[:-1]))
+        return {name: ChannelScores(next(parts), next(parts)) for name in summary}
 
 
 def _power(logs: NDArray[np.float64]) -> NDArray[np.float64]:

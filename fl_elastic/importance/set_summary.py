@@ -31,7 +31,11 @@ FEATURES = (
 )  # fmt: skip
 """What the columns of a summary are, see `LayerSummary`."""
 
+_PLACES = {name: place for place, name in enumerate(FEATURES)}
 _EXAMPLES = 16
+
+Columns = NDArray[np.float64]
+
 _TINY = 1e-8
 _DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
@@ -105,13 +109,14 @@ def summarise(
         pooled = _Pooled(count=count)
         with pooled.listening(probe.model, layers):
             call_model(probe.model, split_batch(batch)[0])
+    classes = _classes(batch)
     order = {group.name: place for place, group in enumerate(graph.groups)}
     found = {}
     for layer in layers:
         name = layer.group.name
         depth = order.get(name, 0) / max(len(order) - 1, 1)
         sides = [
-            _side(layer, [pooled.seen[key] for key in keys[name]], _classes(batch), depth, axis)
+            _side(layer, [pooled.seen[key] for key in keys[name]], classes, depth, axis)
             for axis, keys in enumerate((pooled.entering, pooled.leaving))
         ]
         if not all(np.isfinite(side).all() for side in sides):
@@ -124,10 +129,10 @@ def summarise(
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """Activations of one use of a layer, averaged over positions; shapes (n, channels)."""
+    """Activations of one use of a layer, averaged over positions: shapes (n, channels) and (channels,)."""
 
-    mean: Tensor
-    square: Tensor
+    mean: Columns
+    square: Columns
     positions: int
 
 
@@ -140,73 +145,88 @@ class _Pooled(Taps):
 
     def take(self, layer: Layer, tensor: Tensor) -> Key:
         """Average a tensor over positions; rows that are no examples' count as one."""
-        value = tensor.detach().movedim(layer.channel_dimension, -1)
-        channels = value.shape[-1]
-        rows = self.count if len(value) and value.numel() % (self.count * channels) == 0 else 1
-        value = value.reshape(rows, -1, channels).float()
+        value = tensor.detach().float()
+        if layer.channel_dimension == -1 or value.dim() != 4 or len(value) != self.count:
+            value = value.movedim(layer.channel_dimension, -1)
+            channels = value.shape[-1]
+            rows = self.count if len(value) and value.numel() % (self.count * channels) == 0 else 1
+            value = value.reshape(rows, -1, channels).movedim(-1, 1)
+        value = value.flatten(2)
+        positions = value.shape[2]
+        # A vector norm takes up to twenty times as long where channels come last in memory.
+        squares = value.square().mean(2).double().mean(0)
         key = (len(self.seen), 0)
-        self.seen[key] = _Seen(value.mean(1), value.square().mean(1), value.shape[1])
+        self.seen[key] = _Seen(
+            value.mean(2).cpu().numpy(),
+            squares.cpu().numpy(),
+            positions,
+        )
         return key
 
 
 def _side(
-    layer: Layer, uses: Sequence[_Seen], classes: Tensor | None, depth: float, axis: int
-) -> NDArray[np.float64]:
+    layer: Layer, uses: Sequence[_Seen], classes: Columns | None, depth: float, axis: int
+) -> Columns:
     """Return the rows of what enters (axis 0) or leaves (1) a layer."""
     channels = layer.out_channels if axis else layer.in_channels
     fitting = [use for use in uses if use.mean.shape[1] == channels]
     numbers = np.zeros((channels, len(FEATURES)))
-    logs = {"weight": _weights(layer, axis)}
+    logs = {"weight": _log(_weights(layer, axis))}
     if fitting:
-        mean = torch.stack([use.mean for use in fitting]).mean(0).double()
-        logs["mean"] = _log(mean.mean(0).abs())
-        logs["spread"] = _log(mean.std(0, correction=0))
-        logs["energy"] = _log(torch.stack([u.square.mean(0) for u in fitting]).mean(0).sqrt())
-        numbers[:, FEATURES.index("between")] = _between(mean, classes)
-        numbers[:, FEATURES.index("positions")] = np.log10(fitting[0].positions)
+        mean: Columns = np.stack([use.mean for use in fitting]).mean(0, dtype=np.float64)
+        logs["mean"] = _log(np.abs(mean.mean(0)))
+        logs["spread"] = _log(mean.std(0))
+        logs["energy"] = _log(np.sqrt(np.mean([use.square for use in fitting], 0)))
+        numbers[:, _PLACES["between"]] = _between(mean, classes)
+        numbers[:, _PLACES["positions"]] = np.log10(fitting[0].positions)
     for name, values in logs.items():
-        numbers[:, FEATURES.index(name)] = values - values.mean()
+        centre = values.mean()
+        numbers[:, _PLACES[name]] = values - centre
         if name in _OF_LAYER:
-            numbers[:, FEATURES.index(f"layer_{name}")] = values.mean()
+            numbers[:, _PLACES[f"layer_{name}"]] = centre
     weight = layer.module.weight
-    linear = isinstance(layer.module, nn.Linear)
     depthwise = isinstance(layer.module, nn.Conv2d) and layer.module.groups == len(weight) > 1
     for name, value in (
         ("depth", depth), ("channels", np.log10(channels)), ("outputs", axis), ("depthwise", depthwise),
-        ("fan_in", np.log10(weight[0].numel())), ("linear", linear),
+        ("fan_in", np.log10(weight[0].numel())), ("linear", isinstance(layer.module, nn.Linear)),
     ):  # fmt: skip
-        numbers[:, FEATURES.index(name)] = value
+        numbers[:, _PLACES[name]] = value
     return numbers
 
 
-def _weights(layer: Layer, axis: int) -> NDArray[np.float64]:
-    weight = layer.module.weight.detach()
+def _weights(layer: Layer, axis: int) -> Columns:
+    """Return the norm of the weights that each channel has."""
+    weight = layer.module.weight.detach().float()
     groups = 1 if isinstance(layer.module, nn.Linear) else layer.module.groups
-    squares = weight.double().square().reshape(groups, len(weight) // groups, weight.shape[1], -1)
-    return _log(squares.sum((2, 3) if axis else (1, 3)).flatten().sqrt())
-
-
-def _log(values: Tensor) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = (values.double() + _TINY).log10().cpu().numpy()
+    parts = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)
+    squares = parts.square().sum(3).double().sum(2 if axis else 1)
+    found: Columns = squares.flatten().sqrt().cpu().numpy()
     return found
 
 
-def _between(mean: Tensor, classes: Tensor | None) -> NDArray[np.float64]:
+def _log(values: Columns) -> Columns:
+    found: Columns = np.log10(values + _TINY)
+    return found
+
+
+def _between(mean: Columns, classes: Columns | None) -> Columns:
     """Return the share of the variance over examples that lies between classes."""
-    found = torch.zeros(mean.shape[1], dtype=mean.dtype, device=mean.device)
-    if classes is not None and len(mean) % len(classes) == 0:
-        # As prototypes have it, there may be several inputs to each target.
-        own = classes.repeat(len(mean) // len(classes)).to(mean.device)
-        centre, total = mean.mean(0), mean.var(0, correction=0)
-        for each in torch.unique(own):
-            rows = mean[own == each]
-            found += (rows.mean(0) - centre).square() * (len(rows) / len(mean))
-        found = found / (total + _TINY**2)
-    shares: NDArray[np.float64] = found.clamp(0, 1).cpu().numpy()
-    return shares
+    if classes is None or len(mean) % len(classes):
+        return np.zeros(mean.shape[1])
+    # As prototypes have it, there may be several inputs to each target.
+    own = np.tile(classes, (len(mean) // len(classes), 1))
+    counts = own.sum(0)
+    apart = own.T @ mean / counts[:, None] - mean.mean(0)
+    shares: Columns = (counts @ apart**2) / len(mean) / (mean.var(0) + _TINY**2)
+    return shares.clip(0, 1)
 
 
-def _classes(batch: Batch) -> Tensor | None:
+def _classes(batch: Batch) -> Columns | None:
+    """Return which example is of which class, shape (n, classes); None where targets are no classes."""
     targets: Any = split_batch(batch)[1]
     whole = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
-    return targets if whole and len(targets) else None
+    if not whole or not len(targets):
+        return None
+    values = targets.cpu().numpy()
+    found: Columns = (values[:, None] == np.unique(values)).astype(np.float64)
+    return found
