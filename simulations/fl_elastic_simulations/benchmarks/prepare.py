@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def bench_prepare(
 
     The public set is a tenth of CIFAR-10, without its labels for the distilled one, whose teacher is MobileNetV2
     with ImageNet weights. Both pre-trainings take the same number of steps. Worth is the accuracy of a linear head
-    in closed form, and that after four epochs of training everything from that head. One thread and its CPU time.
+    in closed form, and that after four epochs of training everything from that head.
     """
     root = str(data_root_folder(data_root))
     wanted = {f"{start} | {seed}": (start, seed, root) for seed in SEEDS for start in STARTS}
@@ -79,7 +78,6 @@ def prepared_row(start: str, seed: int, root: str) -> dict[str, Any]:
     data = load_dataset(_PUBLIC, root)
     rows = np.random.default_rng(0).permutation(len(data.train_x))[:_COUNT]
     images, classes = _sized(data.train_x[rows]), torch.from_numpy(data.train_y[rows])
-    started = time.process_time()
     if start == "supervised":
         _supervised(model, images, classes, seed)
     elif start == "distilled":
@@ -93,7 +91,7 @@ def prepared_row(start: str, seed: int, root: str) -> dict[str, Any]:
         with torch.no_grad():
             for some in torch.split(images, _BATCH):
                 model.train()(some)
-    row: dict[str, Any] = {"seconds": round(time.process_time() - started, 1)}
+    row: dict[str, Any] = {}
     prepared = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for target in TARGETS:
         model.classifier = _head(10)
@@ -163,16 +161,15 @@ def _batches(inputs: Tensor, targets: Tensor) -> list[Batch]:
 def prepare_markdown(rows: dict[str, dict[str, Any]]) -> str:
     """Return the table of the page: means over the seeds, and the lowest and highest."""
     lines = [
-        "| start | signs, linear | signs, tuned | birds, linear | birds, tuned | CPU s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| start | signs, linear | signs, tuned | birds, linear | birds, tuned |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for start in STARTS:
         cells = [rows[f"{start} | {seed}"] for seed in SEEDS]
         worth = [
             _spread([100 * c[t][k] for c in cells]) for t in TARGETS for k in ("probe", "tuned")
         ]
-        seconds = np.mean([cell["seconds"] for cell in cells])
-        lines.append(f"| {start} | {' | '.join(worth)} | {seconds:.0f} |")
+        lines.append(f"| {start} | {' | '.join(worth)} |")
     return "\n".join(lines)
 
 

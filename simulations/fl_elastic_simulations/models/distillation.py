@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate, mse_loss
 
 from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, DatasetError, TrainingError
+from fl_elastic.groups.forward import channels_last
 from fl_elastic_simulations.models.pooled_features import (
     FeaturePlace,
     find_features,
@@ -216,7 +217,9 @@ def _taught(
             with torch.no_grad():
                 found = torch.cat(
                     [
-                        pooled_features(teacher, place, _enlarged(some, recipe.teacher_size))
+                        pooled_features(
+                            teacher, place, channels_last(_enlarged(some, recipe.teacher_size))
+                        )
                         for some in torch.split(both, _TEACHER_BATCH)
                     ]
                 )
@@ -254,7 +257,7 @@ def _epoch(
                 group["lr"] = recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
             optimizer.zero_grad(set_to_none=True)
             error = mse_loss(
-                pooled_features(student, place, inputs),
+                pooled_features(student, place, channels_last(inputs)),
                 targets[2 * torch.from_numpy(rows) + turned],
             )
             (recipe.loss_weight * error).backward()  # type: ignore[no-untyped-call]
