@@ -32,8 +32,8 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.benchmarks.side_by_side import paired_interval
 from fl_elastic_simulations.benchmarks.transfer import Shuffled
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
 from fl_elastic_simulations.models.pretrained import load_pretrained
@@ -178,7 +178,7 @@ def selector_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
             found = 100 * np.array([row[policy] for row in own])
             apart = found - 100 * np.array([row["tinytrain"] for row in own])
             cells.append(f"{found.mean():.1f}")
-            paired = f"{apart.mean():+.1f} ± {paired_interval(apart):.1f}"
+            paired = f"{apart.mean():+.1f} ± {interval(apart.tolist()) or 0.0:.1f}"
             cells.append("" if policy == "tinytrain" else paired)
             most = max(most, *(row[f"{policy} macs"] for row in own))
         lines.append(f"| {policy} | {' | '.join(cells)} | at most {100 * most:.1f} |")
