@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ArchiveError, ArchiveVersionError
 from fl_elastic.storage import write_atomically
 
-__all__ = ["Archive", "Kind", "OldForm", "read_archive", "write_archive"]
+__all__ = ["Archive", "Kind", "OldForm", "is_archive", "read_archive", "write_archive"]
 
 _MAGIC, _FORMAT = b"FLEA", 1
 _START = struct.Struct("<4sHHI")
@@ -166,6 +166,15 @@ def read_archive(
                 f"its arrays take {size - stream.tell()} bytes, its table says {described}"
             )
         return Archive(facts, {name: _array(stream, *each) for name, each in shapes.items()})
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as archives do; False if it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:

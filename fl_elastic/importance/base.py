@@ -72,6 +72,7 @@ _OWN = {
     "elastic_same_batch": "elastic",
     "fisher": "fisher",
     "gradient_norm": "simple",
+    "learned": "learned",
     "magnitude": "simple",
     "random": "simple",
 }

@@ -49,9 +49,12 @@ class ChannelScore(ABC):
 
 CHANNEL_SCORES: Factories[ChannelScore] = Factories(
     "channel score",
-    modules=dict.fromkeys(
-        ("fisher", "gradient", "l2", "random"), "fl_elastic.importance.channel_scores"
-    ),
+    modules={
+        **dict.fromkeys(
+            ("fisher", "gradient", "l2", "random"), "fl_elastic.importance.channel_scores"
+        ),
+        "learned": "fl_elastic.importance.learned",
+    },
 )
 """Channel scores by name."""
 

@@ -8,6 +8,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.importance.channel_scores import FisherChannels
+from fl_elastic.importance.channels import ChannelScore
 from fl_elastic.importance.samples import micro_batches, norms_at_rest
 
 __all__ = ["FisherImportance"]
@@ -23,9 +24,13 @@ class FisherImportance(Importance):
 
     batches_needed = 1
 
+    def channels(self) -> ChannelScore:
+        """Return the score of channels that is added up."""
+        return FisherChannels()
+
     def score(self, probe: Probe) -> Scores:
         """Return the potential of each group, shape (N,); TrainingError if it is not finite."""
-        found = FisherChannels().score(probe, _graph_of_one_example(probe))
+        found = self.channels().score(probe, _graph_of_one_example(probe))
         return np.array(
             [_total(found[g.name].outputs) if g.name in found else 0.0 for g in probe.groups]
         )

@@ -161,29 +161,34 @@ class Taps:
     def listening(self, model: nn.Module, layers: Iterable[Layer]) -> Iterator[None]:
         """Tap every forward pass of ``model`` inside the block."""
         calls: Counter[str] = Counter()
-        wanted: dict[str, dict[int, str]] = defaultdict(dict)
+        wanted: dict[str, dict[int, Layer]] = defaultdict(dict)
         handles = []
 
-        def enters(name: str) -> Any:
+        def note(uses: dict[str, list[Key]], layer: Layer, tensor: Any) -> None:
+            key = self.take(layer, tensor) if isinstance(tensor, Tensor) else None
+            if key is not None:
+                uses[layer.group.name].append(key)
+
+        def enters(layer: Layer) -> Any:
             def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-                self._note(self.entering[name], arguments[0] if arguments else None)
+                note(self.entering, layer, arguments[0] if arguments else None)
 
             return hook
 
         def leaves(module: str) -> Any:
             def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-                name = wanted[module].get(calls[module])
+                layer = wanted[module].get(calls[module])
                 calls[module] += 1
-                if name is not None:
-                    self._note(self.leaving[name], output)
+                if layer is not None:
+                    note(self.leaving, layer, output)
 
             return hook
 
         for layer in layers:
             for user in layer.users:
-                handles.append(user.register_forward_pre_hook(enters(layer.group.name)))
+                handles.append(user.register_forward_pre_hook(enters(layer)))
             for module, call in layer.outputs:
-                wanted[module][call] = layer.group.name
+                wanted[module][call] = layer
         for module in wanted:
             handles.append(model.get_submodule(module).register_forward_hook(leaves(module)))
         try:
@@ -201,12 +206,13 @@ class Taps:
         pairs = zip(self.tensors, found, strict=True)
         return {key: gradient for key, gradient in pairs if gradient is not None}
 
-    def _note(self, uses: list[Key], tensor: Any) -> None:
-        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
-            return
+    def take(self, layer: Layer, tensor: Tensor) -> Key | None:
+        """Keep what is needed of a tensor that enters or leaves a layer; return by which key, None for nothing."""
+        if not tensor.requires_grad:
+            return None
         # The edge stands for the tensor as it is now, whatever is written into it later.
         edge = get_gradient_edge(tensor)
         key = (edge.node, edge.output_nr)
-        uses.append(key)
         if key not in self.tensors:
             self.tensors[key] = Tap(tensor.detach().clone(), edge)
+        return key

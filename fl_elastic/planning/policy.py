@@ -351,6 +351,7 @@ _OWN = {
     "tinytrain": "tinytrain",
     "tinytrain_in": "tinytrain",
     "tinytrain_knapsack": "tinytrain",
+    "tinytrain_learned": "tinytrain",
     "tinytrain_no_depthwise": "tinytrain",
     "tinytrain_random": "tinytrain",
     "velocity": "neurons.velocity_policy",

@@ -31,6 +31,7 @@ from fl_elastic.profiling.memory import step_memory
 __all__ = [
     "TinyTrainInputPolicy",
     "TinyTrainKnapsackPolicy",
+    "TinyTrainLearnedPolicy",
     "TinyTrainNoDepthwisePolicy",
     "TinyTrainPolicy",
     "TinyTrainRandomPolicy",
@@ -227,6 +228,15 @@ class TinyTrainRandomPolicy(TinyTrainPolicy):
     importance_name = None
     name = "tinytrain_random"
     fill = "random"
+
+
+@POLICIES.register("tinytrain_learned")
+class TinyTrainLearnedPolicy(TinyTrainPolicy):
+    """TinyTrain-style, with Fisher potentials predicted from one forward pass by a network trained beforehand."""
+
+    importance_name = "learned"
+    channel_score_name = "learned"
+    name = "tinytrain_learned"
 
 
 @POLICIES.register("tinytrain_knapsack")

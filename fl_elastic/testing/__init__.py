@@ -15,6 +15,7 @@ from fl_elastic.testing.policies import policy_checks
 from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.profiles import made_up_graph, made_up_profile
 from fl_elastic.testing.rules import rule_checks
+from fl_elastic.testing.selectors import selector_checks
 from fl_elastic.testing.subjects import Check, name_of
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "name_of",
     "policy_checks",
     "rule_checks",
+    "selector_checks",
 ]

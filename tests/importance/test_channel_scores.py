@@ -20,7 +20,7 @@ from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScores, Pr
 from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
 from fl_elastic.testing import Check, channel_score_checks, made_up_training, name_of
 
-NAMES = ["fisher", "gradient", "l2", "random"]
+NAMES = ["fisher", "gradient", "l2", "learned", "random"]
 
 
 class TwoLayers(nn.Module):

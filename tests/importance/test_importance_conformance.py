@@ -10,7 +10,15 @@ from fl_elastic.errors import RegistryError, TrainingError
 from fl_elastic.importance import IMPORTANCES
 from fl_elastic.testing import Check, importance_checks, made_up_training, name_of
 
-NAMES = ["elastic", "elastic_same_batch", "fisher", "gradient_norm", "magnitude", "random"]
+NAMES = [
+    "elastic",
+    "elastic_same_batch",
+    "fisher",
+    "gradient_norm",
+    "learned",
+    "magnitude",
+    "random",
+]
 
 
 def test_the_registered_scores_are_all_checked() -> None:
@@ -40,6 +48,7 @@ def test_batches_needed_are_those_that_are_read() -> None:
         "elastic_same_batch": 1,
         "fisher": 1,
         "gradient_norm": 1,
+        "learned": 1,
         "magnitude": 0,
         "random": 0,
     }

@@ -102,6 +102,40 @@ def transfer(
     _show(results, as_json)
 
 
+@bench.command()
+def prepare(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+) -> None:
+    """Compare a small backbone from scratch, from labels, and distilled, on traffic signs and birds."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.prepare import bench_prepare, prepare_markdown
+
+    results = Results(output or _FOLDER / "prepare.json", fresh=fresh)
+    bench_prepare(results, data_root, workers=workers, tell=Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else prepare_markdown(results.rows))
+
+
+@bench.command()
+def selector(
+    output: _Output = None,
+    fresh: _Fresh = False,
+    as_json: _Json = False,
+    data_root: _DataRoot = None,
+    workers: _Workers = 1,
+) -> None:
+    """Compare TinyTrain's choice by Fisher potential with that by a learned selector, and time both."""
+    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.selector import bench_selector, selector_markdown
+
+    results = Results(output or _FOLDER / "selector.json", fresh=fresh)
+    bench_selector(results, data_root, workers=workers, tell=Console(stderr=True).print)
+    typer.echo(json.dumps(results.rows) if as_json else selector_markdown(results.rows))
+
+
 @bench.command("one-device")
 def one_device(
     output: _Output = None,

@@ -1,4 +1,4 @@
-"""Pretrained weights out of npz files."""
+"""Pretrained weights out of npz files and prepared backbones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from fl_elastic.archive import is_archive
 from fl_elastic.errors import ModelError
+from fl_elastic.update.backbone import load_backbone
 from fl_elastic_simulations.data.files import npz_arrays
 
 __all__ = ["load_pretrained"]
 
 
 def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Load the tensors of an npz file into the model's tensors of the same name.
+    """Load the tensors of an npz file, or of what `fl-elastic prepare` wrote, into the model's of the same name.
 
     Returns
     -------
@@ -28,9 +30,11 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str
     DatasetError
         If the file is missing or damaged.
     ModelError
-        If the file has a tensor that the model has not, or one of another shape.
+        If the file has a tensor that the model has not, or one of another shape; or is a damaged backbone.
     """
     path = Path(path)
+    if is_archive(path):
+        return load_backbone(model, path)
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = tuple(archive.files)

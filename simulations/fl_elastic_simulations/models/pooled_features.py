@@ -1,0 +1,217 @@
+"""Pooled features before the last ReLU, of any model that ends in a pooling and a linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fl_elastic.errors import ModelError
+
+__all__ = ["FeaturePlace", "find_features", "pooled_features"]
+
+_RELUS = ("relu", "relu_", "relu6", "hardtanh", "hardtanh_")
+_POOLS = ("adaptive_avg_pool2d", "avg_pool2d", "mean")
+_DROPOUTS = ("dropout", "dropout_", "feature_dropout")
+# What moves numbers without changing them, and what commutes with a ReLU, stands aside.
+_BETWEEN = (*_POOLS, *_DROPOUTS, "max_pool2d", "adaptive_max_pool2d", "flatten", "reshape", "view",
+            "squeeze", "contiguous")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FeaturePlace:
+    """Where a model's features are found, in terms of the calls of one forward pass.
+
+    Attributes
+    ----------
+    linear : int
+        Which call of a linear function puts out the class scores, counted from 0.
+    relu : int or None
+        Which call of a ReLU stands before the pooling; None where none does, and features are as pooled.
+    dropouts : tuple of int
+        Calls of a dropout between the two.
+    head : tuple of str
+        Tensors of the linear layer in the model's state.
+    width : int
+        Number of features.
+    """
+
+    linear: int
+    relu: int | None
+    dropouts: tuple[int, ...]
+    head: tuple[str, ...]
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    name: str
+    number: int
+    taken: Any
+    weight: Any
+    given: Any
+
+
+class _Recording(TorchFunctionMode):
+    """Notes the calls of a forward pass that take and give tensors, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self._counts: dict[str, int] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor):
+            kind = _kind(func, args, kwargs or {})
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
+            taken = args[0] if args else (kwargs or {}).get("input")
+            weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
+            self.calls.append(_Call(kind, number, taken, weight, found))
+        return found
+
+
+class _Leaving(TorchFunctionMode):
+    """Leaves the last ReLU and the dropouts behind it out, and keeps what enters the last linear layer."""
+
+    def __init__(self, place: FeaturePlace) -> None:
+        super().__init__()
+        self._left_out = {("relu", place.relu), *(("dropout", each) for each in place.dropouts)}
+        self._last = ("linear", place.linear)
+        self._counts: dict[str, int] = {}
+        self.entering: Tensor | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kind = _kind(func, args, kwargs or {})
+        if kind not in ("relu", "dropout", "linear"):
+            return func(*args, **(kwargs or {}))
+        call = kind, self._counts.get(kind, 0)
+        self._counts[kind] = call[1] + 1
+        taken = args[0] if args else (kwargs or {})["input"]
+        if call == self._last:
+            self.entering = taken
+        return taken if call in self._left_out else func(*args, **(kwargs or {}))
+
+
+def find_features(model: nn.Module, inputs: Tensor) -> FeaturePlace:
+    """Return where a model's features are: what it pools before its last linear layer, ahead of the last ReLU.
+
+    The model is passed once, in eval mode, and left as it was. Of ReLU's kind are those that cut at zero: ReLU and
+    ReLU6. Where another function or none stands before the pooling, as in EfficientNet, features are as pooled.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose output is one tensor of class scores.
+    inputs : Tensor
+        A few examples.
+
+    Raises
+    ------
+    ModelError
+        If the model does not end so; it says what stands there instead.
+
+    Examples
+    --------
+    >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> find_features(nn.Sequential(body, nn.Linear(8, 2)), torch.zeros(1, 3, 8, 8))
+    FeaturePlace(linear=0, relu=0, dropouts=(), head=('1.weight', '1.bias'), width=8)
+    """
+    training = {module: module.training for module in model.modules()}
+    recording = _Recording()
+    try:
+        with torch.no_grad(), recording:
+            output = model.eval()(inputs)
+    finally:
+        for module, flag in training.items():
+            module.training = flag
+    calls = recording.calls
+    end = _last_giving(calls, len(calls), output)
+    if end is None or calls[end].name != "linear":
+        seen = "nothing that is known" if end is None else repr(calls[end].name)
+        raise _refused(f"its output comes from {seen}, not from a linear layer")
+    last = calls[end]
+    head = _head(model, last)
+    dropouts, pooled, relu, at = [], False, None, end
+    while True:
+        before = _last_giving(calls, at, calls[at].taken)
+        kind = "its input" if before is None else calls[before].name
+        if kind == "relu" and pooled:
+            assert before is not None
+            relu = calls[before].number
+        elif before is not None and kind in _BETWEEN:
+            pooled |= kind in _POOLS
+            dropouts += [calls[before].number] if kind == "dropout" else []
+            at = before
+            continue
+        if not pooled:
+            raise _refused(f"{kind!r} stands between its last linear layer and a pooling")
+        return FeaturePlace(last.number, relu, tuple(dropouts), head, int(last.taken.shape[-1]))
+
+
+def pooled_features(model: nn.Module, place: FeaturePlace, inputs: Tensor) -> Tensor:
+    """Return the features of a batch, shape (n, width), with their graph where gradients are on.
+
+    The model runs in the mode that it is in.
+
+    Raises
+    ------
+    ModelError
+        If the forward pass is not the one in which they were found.
+    """
+    leaving = _Leaving(place)
+    with leaving:
+        model(inputs)
+    found = leaving.entering
+    if found is None or found.shape != (len(inputs), place.width):
+        raise _refused("its forward pass differs from the one in which they were found")
+    return found
+
+
+def _kind(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    name = getattr(func, "__name__", "")
+    if name in _DROPOUTS:
+        return "dropout"
+    if name not in _RELUS:
+        return name
+    if name.startswith("hardtanh"):
+        low = kwargs.get("min_val", args[1] if len(args) > 1 else -1.0)
+        return "relu" if low == 0 else name
+    return "relu"
+
+
+def _last_giving(calls: Sequence[_Call], before: int, tensor: Any) -> int | None:
+    """Return the last call before one that gave this very tensor; None if it came from outside."""
+    return next((i for i in reversed(range(before)) if calls[i].given is tensor), None)
+
+
+def _head(model: nn.Module, call: _Call) -> tuple[str, ...]:
+    """Return the names of the tensors of the linear layer whose call this is."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module.weight is call.weight and call.taken.dim() == 2:
+            start = f"{name}." if name else ""
+            return tuple(start + own for own, _ in module.named_parameters(recurse=False))
+    raise _refused("its last linear layer is no nn.Linear on one vector per example")
+
+
+def _refused(reason: str) -> ModelError:
+    return ModelError(
+        f"no pooled features: {reason}; give a model that ends in a pooling and a linear layer"
+    )
