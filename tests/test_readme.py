@@ -18,6 +18,7 @@ from in_process_grid import InProcessGrid
 from torch import nn
 from typer.testing import CliRunner
 
+from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.cli.main import app
 from fl_elastic.flower import Deadline, PartialUpdates, elastic_client_app
 from fl_elastic.planning import POLICIES
@@ -186,10 +187,25 @@ def _texts(partition: int) -> tuple[Any, Any]:
     return batches, batches[:1]
 
 
+def _transformer() -> _Names:
+    """A small ViT, its images, and a trainer that has not trained."""
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(16, 4, 4, 2, 32, 64, num_classes=2)
+    batches = [(torch.randn(8, 3, 16, 16), torch.randint(0, 2, (8,))) for _ in range(4)]
+    trainer = ElasticTrainer(
+        model, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), budget=Budget()
+    )
+    dataset = [(torch.randn(3, 16, 16), 0)] * 40
+    return {
+        "model": model, "loader": batches, "test_loader": batches, "trainer": trainer,
+        "dataset": dataset,
+    }  # fmt: skip
+
+
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     """What a reader of the pages has: a project, a model, data, an empty folder."""
-    from fl_elastic import Budget
 
     project = types.ModuleType("my_project")
     project.Net, project.load_data = _net, lambda partition: (_batches(), _batches())  # type: ignore[attr-defined]
@@ -207,6 +223,8 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
         "optimizer_fn": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         "batches": images,
         "loader": images,
+        "test_loader": images,
+        "batch": images[0],
         "theirs": [(inputs[:2], targets[:2]) for inputs, targets in images[:1]],
         "everything": images,
         "dataset": [(torch.randn(1, 6, 6), 0)] * 4,
@@ -224,6 +242,8 @@ def test_every_python_block_runs(block: str, given: _Names) -> None:
     for package in ("peft", "transformers"):
         if f"from {package} import" in code:
             pytest.importorskip(package)
+    if "tokens.md" in block:
+        given |= _transformer()
     exec(compile(code, block, "exec"), given)
     for marker, holds in CHECKS.items():
         if marker in code:

@@ -54,7 +54,7 @@ def cell(folder: Path, method: str) -> dict[str, Any]:
 
 
 PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
-    f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
+    f"{name}, our server" for name in ("last layers", "random layers", "timelyfl", "slice_out")
 }
 
 
