@@ -291,6 +291,7 @@ class Fit:
             plan = planner.plan(control.correction)
             closed = planner.options.closed_loop
             planner.state.planning_seconds = log.clock() - began if closed else planning
+            control.planning_seconds = planner.state.planning_seconds
         control.replanned()
         self.charge(log.clock() - started)
         return plan
