@@ -25,6 +25,7 @@ from fl_elastic_simulations.benchmarks.federation_page import (
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED, SEEDS, TASKS
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
+from fl_elastic_simulations.benchmarks.forgetting import forget_filled
 from fl_elastic_simulations.benchmarks.house import house_markdown
 from fl_elastic_simulations.benchmarks.liars import LIES
 from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
@@ -273,6 +274,50 @@ def test_the_table_of_adapters_is_exactly_the_committed_cells() -> None:
     cells = {name for name in rows if not name.startswith("summary ")}
     known = {cell_name(n, m, s) for n, t in LORA.items() for m in t.methods for s in LORA_SEEDS}
     assert cells <= known | {BASE}
+
+
+def test_the_tables_of_forgetting_are_the_committed_cells() -> None:
+    rows = rows_of("forget")
+    assert rows and forget_filled(MEASURED, rows) == MEASURED
+    for sentence in said_of_forgetting():
+        assert sentence in section("Forgetting")
+
+
+def said_of_forgetting() -> list[str]:
+    rows = rows_of("forget")
+
+    def mean(task: str, method: str, key: str) -> str:
+        found = [r[key] for name, r in rows.items() if name.startswith(f"{task} | {method} | ")]
+        return f"{100 * sum(found) / len(found):.1f}"
+
+    of_class = [
+        mean("digits, a class", *each)
+        for each in (
+            ("dampened", "forgotten"),
+            ("retrained", "forgotten"),
+            ("dampened", "kept"),
+            ("retrained", "kept"),
+        )
+    ]
+    some = [
+        mean("digits, examples", *each)
+        for each in (
+            ("dampened", "kept"),
+            ("retrained", "kept"),
+            ("dampened", "members"),
+            ("as it was", "members"),
+            ("retrained", "members"),
+        )
+    ]
+    gone, never, rest, others = of_class
+    right, whole, members, before, without = some
+    return [
+        f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
+        f"rest {rest} and {others} %.",
+        f"To forget a twentieth of the examples costs it more than it forgets: {right} instead of {whole} % "
+        f"are right of the test, and {members} % of those examples still count as members, where it was {before} % "
+        f"before and is {without} % for the retrained one.",
+    ]
 
 
 def test_what_is_said_of_adapters_is_what_their_cells_say() -> None:

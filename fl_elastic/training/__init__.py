@@ -1,10 +1,8 @@
 """Train what the plan says, within the budget."""
 
-from fl_elastic.training.active_examples import ActiveExamples
 from fl_elastic.training.apply_plan import apply_plan, frozen_outside
 from fl_elastic.training.elastic_forward import ForwardOptions, ForwardReport
 from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
-from fl_elastic.training.kept_tokens import on_kept_tokens
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.own_loop import changed, plan_for
 from fl_elastic.training.report import FitReport
@@ -13,7 +11,6 @@ from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.training.variants import Variants
 
 __all__ = [
-    "ActiveExamples",
     "ElasticTrainer",
     "Evaluation",
     "FitReport",
@@ -27,6 +24,5 @@ __all__ = [
     "changed",
     "evaluate",
     "frozen_outside",
-    "on_kept_tokens",
     "plan_for",
 ]

@@ -19,7 +19,6 @@ from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.kept_tokens import on_kept_tokens
 
 __all__ = ["apply_plan", "frozen_outside", "held_in_eval", "realised", "training_statistics"]
 
@@ -119,7 +118,11 @@ def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
                     only_named=not plan.lean,
                 )
             )
-        stack.enter_context(on_kept_tokens(model, plan))
+        if plan.tokens is not None:
+            # Of transformers alone: other fits do not load it.
+            from fl_elastic.training.kept_tokens import on_kept_tokens
+
+            stack.enter_context(on_kept_tokens(model, plan))
         for name in plan.recomputed:
             stack.enter_context(_recomputed(model.get_submodule(name)))
         yield

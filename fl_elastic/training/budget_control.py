@@ -24,6 +24,7 @@ _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 _MOST = 0.9
 _HALF = 0.5
 _FEWEST_DEARER = 4
+_TIMES_ITS_COST = 4.0
 
 
 class BudgetControl:
@@ -48,6 +49,11 @@ class BudgetControl:
         What a full step takes.
     times_full_steps : bool
         Whether a full step may be timed: it stays within the memory budget.
+
+    Attributes
+    ----------
+    planning_seconds : float
+        What a plan takes to make: no other one is made that saves less than a few times as much.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class BudgetControl:
         self._early = self._estimated = estimated
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
+        self.planning_seconds = 0.0
         self._times_full_steps = times_full_steps
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
@@ -250,8 +257,10 @@ class BudgetControl:
             return False
         allowed = self.allowed_seconds(plan) / self.requested_steps
         wanted = measured / (plan.predicted_step_seconds * self.drift)
+        missed = abs(measured - allowed) * (self.requested_steps - self.steps)
         self.corrected = (
             abs(measured / allowed - 1) > _TOLERANCE
+            and missed > _TIMES_ITS_COST * self.planning_seconds
             and abs(wanted / self.correction - 1) > _TOLERANCE
         )
         if self.corrected:

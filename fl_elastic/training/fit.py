@@ -30,7 +30,6 @@ from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
-from fl_elastic.training.window_steps import settle_statistics, settling_passes
 
 __all__ = ["READ_ONCE", "Fit", "planned_with"]
 
@@ -243,6 +242,8 @@ class Fit:
     def _reserve_settling(self, plan: Plan) -> None:
         """Count the time that running statistics will take after steps on windows."""
         if plan.windows is not None:
+            from fl_elastic.training.window_steps import settling_passes
+
             passes = settling_passes(self.step.model, self.control.requested_steps)
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
@@ -251,7 +252,12 @@ class Fit:
 
     def _settle(self) -> None:
         """Take the running statistics of the whole model anew if steps left channels out."""
-        model, batches = self.step.model, list(self.step.window_log.batches)
+        log = self.step.window_log
+        if log is None:
+            return
+        from fl_elastic.training.window_steps import settle_statistics, settling_passes
+
+        model, batches = self.step.model, list(log.batches)
         passes = settling_passes(model, self.control.requested_steps)
         if passes and batches:
             with realised(self.plan, model):
@@ -285,6 +291,7 @@ class Fit:
             plan = planner.plan(control.correction)
             closed = planner.options.closed_loop
             planner.state.planning_seconds = log.clock() - began if closed else planning
+            control.planning_seconds = planner.state.planning_seconds
         control.replanned()
         self.charge(log.clock() - started)
         return plan

@@ -24,7 +24,6 @@ from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
@@ -78,7 +77,11 @@ def measure_plan(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
-        windows = None if plan.windows is None else WindowSteps(model, plan.windows, WindowLog())
+        windows = None
+        if plan.windows is not None:
+            from fl_elastic.training.window_steps import WindowLog, WindowSteps
+
+            windows = WindowSteps(model, plan.windows, WindowLog())
         for repeat in range(repeats + 1):
             for full in (True, False):
                 with realised(everything if full else plan, model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.ops.split import MissedCut
-from fl_elastic.ops.windowed import Narrow
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
@@ -22,7 +22,10 @@ from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
-from fl_elastic.training.window_steps import WindowLog, WindowSteps
+
+if TYPE_CHECKING:
+    from fl_elastic.ops.windowed import Narrow
+    from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["Judge", "KeptOptimizer", "ProximalPull", "TrainingStep"]
 
@@ -61,8 +64,8 @@ class TrainingStep:
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
     windows : WindowSteps or None
         Opens the windows of a plan that has some.
-    window_log : WindowLog
-        What windows held so far in the fit.
+    window_log : WindowLog or None
+        What windows held so far in the fit, if there were any.
     moved : set of int
         Ids of the parameters that the last step trained in part: their gradients are their windows'.
     """
@@ -87,7 +90,7 @@ class TrainingStep:
         self._right: Tensor | None = None
         self._pull = pull
         self.windows: WindowSteps | None = None
-        self.window_log = WindowLog()
+        self.window_log: WindowLog | None = None
         self.moved: set[int] = set()
         self._guard: ChannelGuard | None = None
         self._whole: tuple[int, ...] = ()
@@ -103,9 +106,13 @@ class TrainingStep:
         optimizer = self.optimizing() if plan.erases_momentum else None
         self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
         self.moved = set()
-        self.windows = (
-            None if plan.windows is None else WindowSteps(self.model, plan.windows, self.window_log)
-        )
+        self.windows = None
+        if plan.windows is not None:
+            # Only such plans load what opens windows.
+            from fl_elastic.training.window_steps import WindowLog, WindowSteps
+
+            self.window_log = self.window_log or WindowLog()
+            self.windows = WindowSteps(self.model, plan.windows, self.window_log)
         self.optimizer_seconds = []
 
     def settle(self) -> None:

@@ -235,7 +235,7 @@ class ElasticTrainer:
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
-        self._held = step.window_log.held
+        self._held = {} if step.window_log is None else step.window_log.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
             step.forward.forget_others(loader)

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.training import ActiveExamples, ElasticTrainer
-from fl_elastic.training.active_examples import ForgettingCounts, swapped
+from fl_elastic.training import ElasticTrainer
+from fl_elastic.training.active_examples import ActiveExamples, ForgettingCounts, swapped
 
 histories = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60)
 

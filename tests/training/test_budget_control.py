@@ -304,6 +304,15 @@ def test_dear_full_steps_take_no_more_than_their_share_of_the_training(
     assert len(timed) > 3
 
 
+def test_no_plan_is_made_that_takes_more_than_it_saves() -> None:
+    # Thirty steps are left, each a tenth of a second longer than allowed: three seconds.
+    for planning, wanted in ((0.0, True), (0.7, True), (0.8, False)):
+        control = control_of(50.0, 50, relative=True)
+        control.planning_seconds = planning
+        take(control, WINDOW, 1.1)
+        assert control.wants_replan(plan_of(1.0, allowed=1.0)) == wanted
+
+
 def test_after_corrections_the_next_one_waits_ever_longer() -> None:
     control = control_of(1000.0, 1000)
     waited = []

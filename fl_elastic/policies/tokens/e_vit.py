@@ -26,8 +26,8 @@ class EVitPolicy(TokenPolicy):
 
     After Tri-Level E-ViT (Kong et al., AAAI 2023): of the tokens that are left, those stay that the class token
     attends to most, by the mean over the heads. They are left out behind a block, not before its perceptron. Its
-    examples are `fl_elastic.training.ActiveExamples`. Its third level, masks on attention, saves no time as
-    published, and is left out. A time budget is met with fewer steps.
+    examples are `fl_elastic.training.active_examples.ActiveExamples`. Its third level, masks on attention, saves no
+    time as published, and is left out. A time budget is met with fewer steps.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,14 @@ from fl_elastic.training.forget import dampen, squared_gradients
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["FORGET_TASKS", "METHODS", "bench_forget", "forget_markdown", "membership"]
+__all__ = [
+    "FORGET_TASKS",
+    "METHODS",
+    "bench_forget",
+    "forget_filled",
+    "forget_markdown",
+    "membership",
+]
 
 _BATCH, _AT_ONCE = 64, 256
 # Of the passes that training took.
@@ -182,6 +190,16 @@ def forget_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> str:
             seconds = statistics.fmean(row["seconds"] for row in found)
             lines.append(f"| {method} | {len(found)} | {' | '.join(cells)} | {seconds:.3g} |")
     return "\n".join(lines)
+
+
+def forget_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a document with the table of each task between its marks."""
+
+    def table(found: re.Match[str]) -> str:
+        return "\n".join([found[1], forget_markdown(rows, found[2]), found[3]])
+
+    marked = r"(<!-- forget ([\w ,]+) -->)\n.*?(<!-- end -->)"
+    return re.sub(marked, table, text, flags=re.DOTALL)
 
 
 def _mean(rows: list[Mapping[str, Any]], key: str) -> str:

@@ -276,7 +276,7 @@ class _Role:
             if client.report is not None:
                 plans = [plan for _, plan in client.report.plans]
                 metrics[CHOOSING] = client.report.choosing_seconds
-                metrics[PEAK_BYTES] = self.place.peak_bytes(self.profile, plans)
+                metrics[PEAK_BYTES] = max(plan.predicted_step_bytes for plan in plans)
         if ERROR in metrics and profile > 0:
             # Others' updates were there before it knew its costs.
             metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,9 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ScenarioError, TrainingError
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import POLICIES, Plan
-from fl_elastic.planning.cost_report import recomputed_blocks
+from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.memory import mask_bytes, step_memory
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
@@ -171,19 +170,6 @@ class Place:
                 f"a step takes {needed / 1e6:.0f} MB, the device has {limit / 1e6:.0f} MB"
             )
         return needed
-
-    @staticmethod
-    def peak_bytes(profile: CostProfile, plans: Iterable[Plan]) -> float:
-        """Return the most bytes that a step of any of these plans takes: what a memory budget limits."""
-        return max(
-            step_memory(
-                profile,
-                plan.modes,
-                lean=plan.lean,
-                recomputed=recomputed_blocks(profile, plan.recomputed),
-            ).total
-            for plan in plans
-        )
 
     def for_client(self) -> dict[str, Any]:
         """Return the arguments that any client of this place has, whatever it trains on."""
