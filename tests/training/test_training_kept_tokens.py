@@ -38,10 +38,10 @@ from fl_elastic.training import (
     TrainerOptions,
     apply_plan,
     evaluate,
-    on_kept_tokens,
     plan_for,
 )
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.kept_tokens import on_kept_tokens
 
 NAMES = ["torchvision", "timm", "transformers", "distilled"]
 LAST_FROZEN = {"torchvision": "encoder.layers.encoder_layer_1", "transformers": "vit.layers.1"}
