@@ -320,6 +320,14 @@ def said_of_forgetting() -> list[str]:
     ]
 
 
+def test_what_is_said_of_windows_is_what_their_cells_say() -> None:
+    rows = rows_of("windows")
+    told = [
+        f"{name.split(' | ')[1]} {percent(row['final_accuracy'])} %" for name, row in rows.items()
+    ]
+    assert f"{', '.join(told)}." in section("Unequal clients")
+
+
 def test_what_is_said_of_adapters_is_what_their_cells_say() -> None:
     said = section("Adapters on unequal devices")
     for sentence in said_of_adapters():
