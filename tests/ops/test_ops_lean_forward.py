@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fl_elastic.groups import Mode
 from fl_elastic.ops import lean_forward
 
+# What stands in the names of tests has to be the same in every process.
+torch.manual_seed(0)
 CONV = nn.Conv2d(4, 8, 3)
 
 
