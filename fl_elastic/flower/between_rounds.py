@@ -152,12 +152,14 @@ class BetweenRounds:
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         told = Instructions(deadline=ended.deadline, squares=True)
         replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
-        new = dampened(
+        new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, fleet.terms.forget
         )  # fmt: skip
-        fleet.wishes.tried(wishes, 0 if new is None else number)
+        fleet.wishes.failed({n: wish for n, wish in wishes.items() if n not in came})
+        for node, examples in came.items():
+            fleet.wishes.tried({node: wishes[node]}, number if examples else 0)
         self._close(record, again)
-        return new
+        return new if any(came.values()) else None
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.

@@ -29,19 +29,23 @@ _MOST_REMEMBERED = 10_000
 # Squares so many times as large as usual, or of so many times as many examples, count as that.
 _UNUSUAL = 10.0
 _FEWEST = 3
+# Everybody goes through all of its examples for each.
+_ATTEMPTS = 3
 _Weights = dict[str, NDArray[Any]]
 
 
 class Wishes:
     """Which nodes want examples forgotten, and which of these wishes were met.
 
-    A wish is a digest of the examples, which stay with the client. One that was tried is never taken up again.
+    A wish is a digest of the examples, which stay with the client. One that was met, or cannot be, is never taken
+    up again; one whose client did not send what it takes is tried a few times.
     """
 
     def __init__(self) -> None:
         self._wants: dict[int, str] = {}
         # The round after which the model was dampened; 0 where that was undone, or could not be.
         self._tried: dict[str, int] = {}
+        self._failures: Counter[str] = Counter()
 
     def hear(self, node: int, wish: object) -> None:
         """Note what a node wants; nothing, if it is no wish."""
@@ -64,6 +68,11 @@ class Wishes:
         self._tried |= dict.fromkeys(wishes.values(), server_round)
         while len(self._tried) > _MOST_REMEMBERED:
             self._tried.pop(next(iter(self._tried)))
+
+    def failed(self, wishes: Mapping[int, str]) -> None:
+        """Note that the clients of these did not send what it takes; they may do so in a later round."""
+        self._failures.update(wishes.values())
+        self.tried({n: wish for n, wish in wishes.items() if self._failures[wish] >= _ATTEMPTS}, 0)
 
     def undone(self, server_round: int) -> None:
         """Note that the model before a round was put back, and with it what clients wanted forgotten after it."""
@@ -106,11 +115,12 @@ def dampened(
     record: RoundRecord,
     wishes: Mapping[int, str],
     alpha: float,
-) -> _Weights | None:
-    """Return the model in which what matters to forgotten examples is smaller; None where nothing is.
+) -> tuple[_Weights, dict[int, int]]:
+    """Return the model in which what matters to forgotten examples is smaller, and whose examples these are.
 
-    What is damaged, or of other parameters than most send, is left out and named in the log; what is far larger
-    than usual counts as what is just not unusual.
+    The second is by node how many of its examples are forgotten: 0 where so many cannot be, and no entry where the
+    node did not send what it takes. What is damaged, or of other parameters than most send, is left out and named in
+    the log; what is far larger than usual counts as what is just not unusual.
 
     Parameters
     ----------
@@ -131,30 +141,32 @@ def dampened(
     """
     found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
     record.accepted += [sent.reply for sent in found]
-    wanted = [sent.forgotten for sent in found if sent.node in wishes and sent.forgotten]
+    sent_by = {sent.node: sent.forgotten for sent in found if sent.node in wishes}
+    wanted = {node: each for node, each in sent_by.items() if each is not None}
+    came = dict.fromkeys(wanted, 0)
+    examples = sum(sent.everything.examples for sent in found)
+    while wanted and alpha * sum(each.examples for each in wanted.values()) >= examples:
+        # Who wants too much forgotten is no reason to forget nothing of the others.
+        most = max(wanted, key=lambda node: (wanted[node].examples, node))
+        _LOG.warning(
+            "round %s: node %s wants %d of %d examples forgotten, too many to tell what matters to them more",
+            record.server_round, most, wanted.pop(most).examples, examples,
+        )  # fmt: skip
     if not wanted:
-        _LOG.warning(
-            "round %s: nobody sent squares of what is to be forgotten", record.server_round
-        )
-        return None
-    try:
-        factors = dampening(
-            _added(wanted), _added([sent.everything for sent in found]), alpha=alpha
-        )
-    except UpdateError as error:
-        _LOG.warning(
-            "round %s: nothing is forgotten: %s", record.server_round, one_line(str(error))
-        )
-        return None
+        _LOG.warning("round %s: nothing can be forgotten", record.server_round)
+        return dict(weights), came
+    came |= {node: each.examples for node, each in wanted.items()}
+    everything = _added([sent.everything for sent in found])
+    factors = dampening(_added([*wanted.values()]), everything, alpha=alpha)
     record.dampened = sum(int((factor != 1.0).sum()) for factor in factors.values())
     _LOG.info(
         "round %s: %d examples of %d clients are forgotten: %d weights are smaller",
-        record.server_round, sum(each.examples for each in wanted), len(wanted), record.dampened,
+        record.server_round, sum(came.values()), len(wanted), record.dampened,
     )  # fmt: skip
     new = dict(weights)
     for name, factor in factors.items():
         new[name] = (np.asarray(weights[name], np.float32) * factor).astype(weights[name].dtype)
-    return new
+    return new, came
 
 
 def _read(

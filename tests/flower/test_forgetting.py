@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -221,7 +222,63 @@ def test_damaged_squares_are_left_out_and_the_wish_is_not_met(
         _, records, clients = start(known, rounds=1, alter=alter)
     asked = records[-1]
     assert not asked.trains and not asked.dampened and asked.rejected[0].node_id == 2
-    assert "nobody sent squares" in caplog.text and not clients[2].forgotten
+    assert "nothing can be forgotten" in caplog.text and not clients[2].forgotten
+
+
+def breaking(nodes: set[int], times: int) -> Callable[[Message], Message]:
+    """Let the squares of some nodes arrive damaged, the first so many times."""
+    left = Counter(dict.fromkeys(nodes, times))
+
+    def alter(message: Message) -> Message:
+        node = message.metadata.src_node_id
+        packed = message.content.array_records["fitres.parameters"]["0"].numpy().tobytes()
+        try:
+            decode_squares(packed, Manifest.of(build()))
+        except UpdateError:
+            return message
+        if left[node] > 0:
+            left[node] -= 1
+            broken = np.frombuffer(packed, np.uint8).copy()
+            broken[-1] ^= 1
+            message.content = train_reply([broken], 8, {})
+        return message
+
+    return alter
+
+
+def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: ArrayRecord) -> None:
+    """Two want something forgotten, and only what one of them wants arrives."""
+    own = data(8, 3)
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(
+        quiet(FedAvg), terms=RoundTerms(forget=ALPHA), on_round=records.append
+    )
+    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
+    clients[3].forget = own
+    apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
+    run(strategy, apps, known, 2, alter=breaking({3}, 9))
+    assert clients[2].forgotten and not clients[3].forgotten
+
+
+def test_a_wish_is_tried_again_after_a_failure_and_given_up_after_three(known: ArrayRecord) -> None:
+    _, records, clients = start(known, rounds=4, alter=breaking({2}, 1))
+    asked = [each for each in records if not each.trains]
+    assert [each.dampened > 0 for each in asked] == [False, True] and clients[2].forgotten
+    _, records, clients = start(known, rounds=5, alter=breaking({2}, 9))
+    asked = [each for each in records if not each.trains]
+    assert len(asked) == 3 and not any(each.dampened for each in asked)
+    assert not clients[2].forgotten
+
+
+def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
+    known: ArrayRecord,
+) -> None:
+    strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))
+    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
+    clients[1].forget = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
+    apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
+    run(strategy, apps, known, 2)
+    assert clients[2].forgotten and not clients[1].forgotten
 
 
 def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for_all() -> None:
