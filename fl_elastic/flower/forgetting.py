@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import believed_metrics, read_train_reply
-from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord, one_line
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
@@ -31,6 +31,7 @@ _UNUSUAL = 10.0
 _FEWEST = 3
 # Everybody goes through all of its examples for each.
 _ATTEMPTS = 3
+_SQUARES = "squares of gradients"
 _Weights = dict[str, NDArray[Any]]
 
 
@@ -119,8 +120,8 @@ def dampened(
     """Return the model in which what matters to forgotten examples is smaller, and whose examples these are.
 
     The second is by node how many of its examples are forgotten: 0 where so many cannot be, and no entry where the
-    node did not send what it takes. What is damaged, or of other parameters than most send, is left out and named in
-    the log; what is far larger than usual counts as what is just not unusual.
+    node did not send what it takes. What is damaged, or of other parameters than most send, is left out and named
+    in the log; what is far larger than usual counts as what is just not unusual.
 
     Parameters
     ----------
@@ -180,18 +181,12 @@ def _read(
             reply = read_train_reply(message.content)
             everything, forgotten = decode_squares(reply.packed, manifest, limits)
         except UpdateError as error:
-            _leave_out(node, str(error), record)
+            record.leave_out(node, str(error), _SQUARES)
             continue
         accepted = AcceptedReply(
             node, {}, everything.examples, len(reply.packed), believed_metrics(reply.metrics)
         )
         yield _Sent(node, everything, forgotten, accepted)
-
-
-def _leave_out(node: int, reason: str, record: RoundRecord) -> None:
-    reason = one_line(reason)
-    _LOG.warning("squares of node %s are left out: %s", node, reason)
-    record.rejected.append(Rejection(record.server_round, node, reason))
 
 
 def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
@@ -203,7 +198,9 @@ def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
         if frozenset(sent.everything.sums) == most:
             kept.append(sent)
         else:
-            _leave_out(sent.node, "squares of other parameters than the others send", record)
+            record.leave_out(
+                sent.node, "they are of other parameters than the others send", _SQUARES
+            )
     return kept
 
 

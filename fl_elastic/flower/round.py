@@ -220,6 +220,12 @@ class RoundRecord:
     cut: str = ""
     dampened: int = 0
 
+    def leave_out(self, node: int, reason: str, what: str) -> None:
+        """Log a reply that does not count, as in ``round zero: node 3 is left out: REASON``, and enter it."""
+        reason = one_line(reason)
+        _LOG.warning("%s: node %s is left out: %s", what, node, reason)
+        self.rejected.append(Rejection(self.server_round, node, reason))
+
 
 def log_record(record: RoundRecord, rule: str) -> None:
     """Log what a round did not believe."""

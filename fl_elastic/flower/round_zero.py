@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import believed_metrics, read_train_reply
-from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord, one_line
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
@@ -151,7 +152,7 @@ def with_closed_form_head(
     holds : callable
         Hears of each node which version of the model it says it keeps, if any.
     """
-    left_out = _LeftOut(record)
+    left_out = partial(record.leave_out, what="round zero")
     kept = _usual(
         _of_one_layer(list(_read(replies, manifest, limits, left_out, holds)), left_out), left_out
     )
@@ -177,21 +178,11 @@ def with_closed_form_head(
     return Solved(solved, total.weight.removesuffix("weight").removesuffix("."), head.error)
 
 
-@dataclass(frozen=True, eq=False)
-class _LeftOut:
-    record: RoundRecord
-
-    def __call__(self, node: int, reason: str) -> None:
-        reason = one_line(reason)
-        _LOG.warning("round zero: node %s is left out: %s", node, reason)
-        self.record.rejected.append(Rejection(self.record.server_round, node, reason))
-
-
 def _read(
     replies: Iterable[Message],
     manifest: Manifest,
     limits: Limits,
-    left_out: _LeftOut,
+    left_out: Callable[[int, str], None],
     holds: Callable[[int, int | None], None],
 ) -> Iterable[_Sent]:
     for message in replies:
@@ -213,7 +204,7 @@ def _read(
         )  # fmt: skip
 
 
-def _of_one_layer(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
+def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
     """Return the sums for the layer, and the kind of target, that most clients name."""
     kinds = Counter((sent.sums.weight, sent.sums.classes) for sent in found)
     most = max(kinds, key=lambda kind: kinds[kind], default=None)
@@ -226,7 +217,7 @@ def _of_one_layer(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
     return kept
 
 
-def _usual(found: list[_Sent], left_out: _LeftOut) -> list[_Sent]:
+def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
     """Return the sums of clients like the others, each with the weight of all of its examples.
 
     Who had the time for some of its examples only stands for all of them, and nobody for more than so many times

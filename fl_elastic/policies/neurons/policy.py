@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -148,9 +149,9 @@ class NeuronPolicy(Policy):
         """Return the modes of all groups: what is no layer of neurons always trains."""
         return modes_of(len(request.profile), chosen, request.reachable)
 
+    @abstractmethod
     def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
         """Return the neurons that train, by group index; a layer that was not observed trains whole."""
-        raise NotImplementedError
 
     def by_chance(
         self, request: PlanRequest, layers: Mapping[int, NeuronLayer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -25,9 +26,9 @@ class TokenPolicy(Policy):
 
     name: ClassVar[str]
 
+    @abstractmethod
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
         """Return the first block behind which the policy may ever leave tokens out."""
-        raise NotImplementedError
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model that is no chain of at least two blocks."""
