@@ -276,6 +276,28 @@ def test_the_table_of_adapters_is_exactly_the_committed_cells() -> None:
     assert cells <= known | {BASE}
 
 
+def test_what_is_said_of_first_fits_is_what_their_rows_say() -> None:
+    for sentence in said_of_first_fits():
+        assert sentence in section("First fits, with everything charged")
+
+
+def said_of_first_fits() -> list[str]:
+    rows = rows_of("first_fits")
+    found = [row[f"second_{asked:g}"] / asked for row in rows.values() for asked in (1.5, 2.0, 3.0)]
+    near = sum(abs(each - 1) <= 0.05 for each in found)
+    refused = {
+        name: row["deadline_5_refused"] for name, row in rows.items() if row["deadline_5_refused"]
+    }
+    longest = max(row["deadline_15_most"] for row in rows.values()) - 1
+    quick = max(row["deadline_5_most"] for row in rows.values())
+    return [
+        f"Second fits are within 5 % of what was asked in {near} of {len(found)} cases",
+        f"the longest single fit of it took {quick:.2f}",
+        f"Such fits that were refused: {sum(refused.values())}, of {', '.join(refused)}",
+        f"No fit exceeds fifteen full steps by more than {100 * longest:.1f} %.",
+    ]
+
+
 def test_the_tables_of_forgetting_are_the_committed_cells() -> None:
     rows = rows_of("forget")
     assert rows and forget_filled(MEASURED, rows) == MEASURED
