@@ -256,24 +256,25 @@ def _best_suffix(request: PlanRequest) -> Mask:
 
 def _fill(request: PlanRequest, mask: Mask) -> Mask:
     """Add groups while they fit, most importance per second first."""
-    mask, profile, budget = mask.copy(), request.profile, request.budget
-    left = request.allowed_step_seconds * (1 + 1e-9) - profile.step_seconds(mask)
-    room = np.inf if budget.uplink is None else budget.uplink - profile.parameter_bytes[mask].sum()
+    mask, profile = mask.copy(), request.profile
+    allowed = request.allowed_step_seconds * (1 + 1e-9)
     depth = int(np.flatnonzero(mask)[-1])
     # At least its own gradient, and the way to it from the deepest group: branches may make that cheaper.
     reach = np.cumsum(profile.path_seconds)
     extra = profile.update_seconds + np.maximum(reach - reach[depth], 0.0)
     density = np.where(mask, 0.0, request.importance.clip(min=0) / np.maximum(extra, 1e-12))
-    for group in np.argsort(-density, kind="stable").tolist():
-        if density[group] <= 0:
-            break
-        sent = profile.parameter_bytes[group]
-        if profile.update_seconds[group] > left or sent > room:
-            continue
-        mask[group] = True
-        if request.fits(mask):
-            left = request.allowed_step_seconds * (1 + 1e-9) - profile.step_seconds(mask)
-            room -= sent
-        else:
+    if request.reachable is not None:
+        density[request.reachable :] = 0.0
+    left = np.argsort(-density, kind="stable")[: np.count_nonzero(density)]
+    while len(left):
+        with_one = np.repeat(mask[None], len(left), axis=0)
+        with_one[np.arange(len(left)), left] = True
+        # Steps only grow with what is added, so that what is too dear now is so for good.
+        left = left[profile.seconds_of(with_one) <= allowed]
+        while len(left):
+            group, left = left[0], left[1:]
+            mask[group] = True
+            if request.fits_bytes(mask):
+                break
             mask[group] = False
     return mask

@@ -240,8 +240,9 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     block attends to must not change by chance. On leaving, also by an exception, flags and modes are as before.
     """
     trained = set(plan.trained_parameters)
-    with flags_kept(model.parameters()):
-        for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    with flags_kept(parameters.values()):
+        for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
             if name not in trained:
                 parameter.grad = None

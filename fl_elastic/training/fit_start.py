@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.groups.torch_private import own_buffers
 from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.manifest import array_of
 
 __all__ = ["FitStart"]
 
@@ -41,22 +42,28 @@ class FitStart:
     _states: dict[Tensor, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = set(self.manifest.names)
+        kept = self.manifest.index
         # A tied tensor has several names, all of which travel.
         self._names: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(parameter), []).append(name)
-        parameters = {name for names in self._names.values() for name in names}
-        self.weights = weights_of(self.model, self.manifest, kept - parameters)
-        self._buffers = []
-        for prefix, module in self.model.named_modules():
+        self.weights, self._buffers = {}, []
+        for prefix, module in self.model.named_modules(remove_duplicate=False):
             own = own_buffers(module)
-            values = {
-                name: buffer.detach().clone()
-                for name, buffer in own.items()
-                if buffer is not None and (f"{prefix}.{name}" if prefix else name) not in kept
-            }
+            values = {}
+            for each, buffer in own.items():
+                name = f"{prefix}.{each}" if prefix else each
+                if buffer is None:
+                    continue
+                if name in kept:
+                    self.weights[name] = array_of(buffer)
+                else:
+                    values[each] = buffer.detach().clone()
             self._buffers.append((own, dict(own), values))
+        parameters = {name for names in self._names.values() for name in names}
+        # Where a module's state holds what is neither, that is asked for.
+        if others := kept.keys() - parameters - self.weights.keys():
+            self.weights |= weights_of(self.model, self.manifest, others)
         made = self.optimizing.made
         self._had_state = set() if made is None else set(made.state)
         self._settings = [] if made is None else [_settings(group) for group in made.param_groups]
@@ -64,12 +71,13 @@ class FitStart:
 
     def about_to_train(self, parameters: Iterable[nn.Parameter]) -> None:
         """Remember these parameters and the optimiser's state of them, unless they are remembered already."""
-        made, new = self.optimizing.made, set()
+        made = self.optimizing.made
         for parameter in parameters:
-            new |= {name for name in self._names[id(parameter)] if name not in self.weights}
+            for name in self._names[id(parameter)]:
+                if name in self.manifest.index and name not in self.weights:
+                    self.weights[name] = array_of(parameter)
             if made is not None and parameter in self._had_state and parameter not in self._states:
                 self._states[parameter] = _copied(made.state[parameter])
-        self.weights |= weights_of(self.model, self.manifest, new)
 
     def restore(self) -> None:
         """Put everything back."""

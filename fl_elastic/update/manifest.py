@@ -17,9 +17,9 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.frozen_base import FROZEN_BASE, base_digest, hex_of, travelling
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["FLOATS", "Manifest", "Role", "is_variance", "load_weights", "weights_of"]
+__all__ = ["FLOATS", "Manifest", "Role", "array_of", "is_variance", "load_weights", "weights_of"]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -220,6 +220,18 @@ def _uncompiled(model: nn.Module) -> nn.Module:
     return uncompiled(model)
 
 
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """Return a copy of a tensor as it travels: numpy knows no bfloat16, which becomes float32.
+
+    A tensor whose own memory is handed to numpy can never be resized again, as observers do.
+    """
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        return tensor.detach().cpu().float().numpy()
+    return tensor.detach().to("cpu", copy=True).numpy()
+
+
 def weights_of(
     model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
@@ -232,12 +244,7 @@ def weights_of(
     state = model.state_dict()
     digest = None if names is not None else base_digest(model, manifest.index)
     weights = {
-        # A tensor whose own memory is handed to numpy can never be resized again, as observers do.
-        name: state[name].detach().to("cpu", copy=True).numpy()
-        if manifest.dtypes[position] != "bfloat16"
-        else state[name].detach().cpu().float().numpy()
-        for name, position in manifest.index.items()
-        if names is None or name in names
+        name: array_of(state[name]) for name in manifest.index if names is None or name in names
     }
     return weights if digest is None else {**weights, FROZEN_BASE: digest}
 

@@ -422,3 +422,39 @@ def test_a_plan_under_all_limits_takes_a_handful_of_knapsacks(
         solved.clear()
         POLICIES.make("elastic").plan(PlanRequest(profile, budget, importance, steps=10))
         assert 0 < len(solved) <= most, (budget, len(solved))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_slack_is_filled_as_by_trying_one_group_after_another(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    profile = made_up_profile(int(generator.integers(9, 40)), seed=seed, branched=bool(seed % 2))
+    everything = np.ones(len(profile), dtype=bool)
+    whole = mask_bytes(profile, everything, lean=True)
+    budget = Budget(
+        speedup=float(generator.uniform(1.1, 4.0)),
+        memory=whole * generator.uniform(0.2, 1.0) if seed % 3 == 0 else None,
+        uplink=float(profile.parameter_bytes.sum()) * generator.uniform(0.2, 1.0)
+        if seed % 3 == 1
+        else None,
+    )
+    request = request_of(profile, budget, seed)
+    if seed % 4 == 0:
+        request = replace(request, reachable=len(profile) // 2)
+    head = request.head_mask()
+    if not request.fits_bytes(head):
+        pytest.skip("not even the head fits")
+    filled = elastic._fill(request, head)
+    assert filled.tolist() == one_after_another(request, head).tolist()
+
+
+def one_after_another(request: PlanRequest, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Add the groups that are worth something while they fit, most importance per second first."""
+    mask, profile = mask.copy(), request.profile
+    reach = np.cumsum(profile.path_seconds)
+    extra = profile.update_seconds + (reach - reach[np.flatnonzero(mask)[-1]]).clip(min=0.0)
+    density = np.where(mask, 0.0, request.importance.clip(min=0) / extra.clip(min=1e-12))
+    for group in np.argsort(-density, kind="stable").tolist():
+        if density[group] > 0:
+            mask[group] = True
+            mask[group] = request.fits(mask)
+    return mask
