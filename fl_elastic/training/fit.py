@@ -106,8 +106,6 @@ class Fit:
         plan = deep or self._choose(self.batches, None)
         self.plans = [(0, plan)]
         self._reserve_settling(plan)
-        if control.steps_left(plan) == 0:
-            raise self._no_step(plan)
         batch = next(stream, None)
         dearer = False
         while batch is not None and control.steps_left(plan) > 0:
@@ -131,15 +129,21 @@ class Fit:
                     control.replanned()
                     plan, dearer = found, True
                     self.plans.append((control.steps, plan))
-        if control.steps == 0:
-            raise TrainingError(READ_ONCE) if batch is None else self._no_step(plan)
+        if control.steps == 0 and batch is None:
+            raise TrainingError(READ_ONCE)
         self.plans = list(stepped(self.plans, control.steps))
         if not dearer:
-            self._note_plan(self.plans[-1][1])
+            self._note_plan(self.plans[-1][1] if self.plans else plan)
+        # Also where choosing took what one step of the plan would have needed.
         rest = None if batch is None else self._rest_plan()
         if rest is not None and batch is not None:
             self.plans.append((control.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
+            self.plans = list(stepped(self.plans, control.steps))
+        if control.steps == 0:
+            raise self._no_step(plan)
+        if self.plan is not self.plans[0][1] and len(self.plans) == 1:
+            self._note_plan(self.plans[0][1])
         self._settle()
         log.ended = log.clock()
         self._refuse_overflow()

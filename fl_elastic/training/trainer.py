@@ -123,7 +123,7 @@ class ElasticTrainer:
         self._held: dict[str, list[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         # What the last fit took after its last step: the next one keeps it back.
-        self._closing_seconds = 0.0
+        self._closing_seconds: float | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -222,8 +222,11 @@ class ElasticTrainer:
         log.selection_seconds += estimating
         log.predicted_seconds += 0.0 if closed_loop else estimating
         # The estimate is out of the budget already; all else that stands before and after the steps is as well.
-        fit.charge(clock() - log.began - estimating * closed_loop)
-        fit.control.spent += self._closing_seconds * closed_loop
+        starting = clock() - log.began - estimating * closed_loop
+        fit.charge(starting)
+        # Before it is known what the end takes: it looks at every tensor as the start does.
+        closing = starting if self._closing_seconds is None else self._closing_seconds
+        fit.control.spent += closing * closed_loop
         fit.run(epochs_of(loader, epochs, model_device(self.model)))
         if (
             profile.estimated

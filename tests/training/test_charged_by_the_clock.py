@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
+from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import ElasticTrainer, fit, trainer
 from fl_elastic.training.fit_start import FitStart
@@ -122,7 +123,42 @@ def test_what_stands_before_the_first_step_is_inside_the_deadline(
 ) -> None:
     made, full = with_ten_steps()
     monkeypatch.setattr(trainer, "FitStart", taking(clock, 3 * full, FitStart))
-    assert made.fit(vectors(20)).steps == 7
+    # As much is kept back for the end, until it is known that it takes no time here.
+    assert [made.fit(vectors(20)).steps for _ in range(2)] == [4, 7]
+
+
+@pytest.mark.parametrize(("planning", "groups"), [(0.0, 4), (1.3, 2), (1.5, 1), (1.65, None)])
+def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_trained(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int | None
+) -> None:
+    full, take, begin = flat().full_step_seconds, TrainingStep.take, TrainingStep.begin
+    made = trainer_of(
+        chain(), vectors(1)[0], ALL, budget=Budget(deadline=2 * full),
+        closed_loop=True, charge_probes=True,
+    )  # fmt: skip
+    monkeypatch.setattr(made.planner, "plan", taking(clock, planning * full, made.planner.plan))
+
+    plans: list[Plan] = []
+
+    def beginning(self: TrainingStep, plan: Plan, *more: Any) -> None:
+        plans.append(plan)
+        begin(self, plan, *more)
+
+    def by_plan(self: TrainingStep, batch: Batch) -> float:
+        # The clock of all tests has every step take a full one.
+        clock.seconds += plans[-1].predicted_step_seconds - full
+        return take(self, batch)
+
+    monkeypatch.setattr(TrainingStep, "begin", beginning)
+    monkeypatch.setattr(TrainingStep, "take", by_plan)
+    if groups is None:
+        with pytest.raises(BudgetError, match="does not pay for one step"):
+            made.fit(vectors(20))
+        return
+    report = made.fit(vectors(20))
+    assert next(int(plan.mask.sum()) for _, plan in report.plans) == groups
+    assert report.plan is report.plans[0][1] and report.steps >= 1
+    assert clock.seconds <= 2 * full * (1 + 1e-9)
 
 
 def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
