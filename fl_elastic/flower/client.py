@@ -35,8 +35,9 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
-from fl_elastic.profiling import CostProfile, estimate_profile
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
@@ -62,7 +63,7 @@ from fl_elastic.update.frame import peek
 from fl_elastic.update.frozen_base import hex_of
 
 if TYPE_CHECKING:
-    from fl_elastic.training.elastic_forward import ForwardReport
+    from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["ElasticClient"]
@@ -652,6 +653,9 @@ class ElasticClient(NumPyClient):
         return profile
 
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
+        # Once in a client's life: later messages do not load it.
+        from fl_elastic.profiling.estimate import estimate_profile
+
         return estimate_profile(
             self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
             clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,

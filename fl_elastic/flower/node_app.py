@@ -33,7 +33,7 @@ from fl_elastic.profiling.execution import (
     load_or_measure_execution,
     measure_execution,
 )
-from fl_elastic.profiling.measure import profile_key
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["JOURNAL", "CaredFor", "app_of", "node_app", "use_fastest_execution"]

@@ -22,7 +22,7 @@ from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
@@ -35,7 +35,7 @@ from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
 if TYPE_CHECKING:
-    from fl_elastic.training.elastic_forward import ForwardReport
+    from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["StreamClient"]

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
-from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
+
+if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ElasticForward
 
 __all__ = ["READ_ONCE", "Fit", "planned_with"]
 
@@ -344,6 +346,9 @@ class Fit:
         return statistics.median(taken) / predicted if predicted > 0 else 1.0
 
     def _time_full_pass(self, batch: Batch, plan: Plan) -> tuple[float, float]:
+        # Short fits take no full pass, and do not load how.
+        from fl_elastic.training.measured import full_pass_ratio
+
         clock, step = self.log.clock, self.step
         started = clock()
         ratio = full_pass_ratio(

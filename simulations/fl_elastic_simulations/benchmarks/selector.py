@@ -27,8 +27,8 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.macs import backward_macs
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.benchmarks.cells import finished_cells

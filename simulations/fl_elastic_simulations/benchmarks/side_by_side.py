@@ -22,8 +22,8 @@ from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.benchmarks.cells import finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
