@@ -16,18 +16,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
 from fl_elastic.planning.joint.problem import problem_of
-from fl_elastic.planning.joint.solve import Best, Sweep, judge_of, priced, solve
+from fl_elastic.planning.joint.solve import Best, priced, solve, sweep
 
-__all__ = [
-    "Choices",
-    "JointSelection",
-    "Limits",
-    "Totals",
-    "find_feasible",
-    "improve_with_damage",
-    "joint_knapsack",
-    "without_damage",
-]
+__all__ = ["JointSelection", "joint_knapsack"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -83,44 +74,38 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     """
     if not len(choices.value):
         return JointSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
-    best = Best(judge_of(choices, limits))
-    if not choices.forced:
-        best.offer(np.zeros(len(choices.value), dtype=np.intp))
-    damaging = bool(choices.damaging.any())
-    bound = solve(problem_of(without_damage(choices), limits), best)
+    best, harmless = Best(choices, limits), choices
+    best.offer_nothing()
+    if choices.damaging.any():
+        available = choices.available & ~choices.damaging
+        harmless = replace(choices, available=available, damage=np.zeros_like(choices.damage))
+    problem = problem_of(harmless, limits)
+    bound = solve(problem, best)
     if best.options is None:
-        best.offer(find_feasible(choices, limits))
-        bound = max(bound, solve(problem_of(without_damage(choices), limits), best))
-    if damaging:
-        improve_with_damage(choices, limits, best)
+        best.offer(_feasible(choices, limits))
+        bound = max(bound, solve(problem, best))
+    if harmless is not choices:
+        _improve_with_damage(choices, limits, best)
         bound = math.nan
     assert best.options is not None
     return JointSelection(best.options, choices.totals(best.options), bound)
 
 
-def without_damage(choices: Choices) -> Choices:
-    """Return the choices without their damaging options."""
-    if not choices.damaging.any():
-        return choices
-    harmless = choices.available & ~choices.damaging
-    return replace(choices, available=harmless, damage=np.zeros_like(choices.damage))
-
-
-def improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
+def _improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
     """Offer choices with damaging options: one change after another, then a sweep that counts the damage."""
     for _ in range(_REPRICINGS):
         kept, deeper = _kept_and_deeper(choices, best.options)
         value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
         linear = replace(choices, value=value, damage=np.zeros_like(choices.damage))
-        found = Best(judge_of(linear, limits))
+        found = Best(linear, limits)
         solve(problem_of(linear, limits), found)
         if found.options is None or not best.offer(found.options):
             break
     problem = problem_of(choices, limits)
     prices, promise = priced(problem, best)
     kept, _ = _kept_and_deeper(choices, best.options)
-    search = Sweep(problem, prices[:2][-1:], promise, choices.damage, kept)
-    for options in search.run(_STATES, -np.inf)[0]:
+    problem = replace(problem, damage=choices.damage, kept=kept)
+    for options in sweep(problem, prices[:2][-1:], promise, _STATES, -np.inf)[0]:
         best.offer(options)
 
 
@@ -136,7 +121,7 @@ def _kept_and_deeper(choices: Choices, options: _Ints | None) -> tuple[_Floats, 
     return kept, deeper
 
 
-def find_feasible(choices: Choices, limits: Limits) -> _Ints:
+def _feasible(choices: Choices, limits: Limits) -> _Ints:
     """Return options within the limits, found as the least of one cost within the other limits.
 
     Raises
@@ -177,13 +162,7 @@ def find_feasible(choices: Choices, limits: Limits) -> _Ints:
 
 def _least(choices: Choices, limits: Limits, name: str) -> _Ints | None:
     """Return the options that cost least of one kind within the limits."""
-
-    def judge(options: _Ints) -> float | None:
-        totals = choices.totals(options)
-        return -float(getattr(totals, name)) if limits.admit(totals) else None
-
-    best = Best(judge)
-    if not choices.forced:
-        best.offer(np.zeros(len(choices.value), dtype=np.intp))
+    best = Best(choices, limits, name)
+    best.offer_nothing()
     solve(problem_of(choices, limits, least=name), best, tolerance=_TOLERANCE)
     return best.options
