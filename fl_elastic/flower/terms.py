@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower.deadline import Deadline
 from fl_elastic.update import CODECS
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.deadline import Deadline
 
 __all__ = ["RoundTerms"]
 

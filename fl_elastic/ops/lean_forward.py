@@ -14,9 +14,8 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 from fl_elastic.ops.activations import hardswish, relu, relu6
-from fl_elastic.ops.channel_convolution import channel_conv2d
 from fl_elastic.ops.channels import ChannelSubset
-from fl_elastic.ops.convolution import frozen_conv2d
+from fl_elastic.ops.convolution import channel_conv2d, frozen_conv2d
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm

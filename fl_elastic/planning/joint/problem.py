@@ -144,7 +144,7 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
         damage=np.zeros_like(change),
         kept=np.ones(len(change)),
     )
-    fits = (problem.room >= problem.least).all(axis=-1)
+    fits = np.asarray((problem.room >= problem.least).all(axis=-1))
     return replace(problem, room=np.where(fits[:, None], problem.room, -np.inf))
 
 
