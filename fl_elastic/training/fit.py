@@ -286,9 +286,7 @@ class Fit:
         if keep and current is not None:
             plan = current
         else:
-            planning = planner.pay_for_plan()
-            log.charge(planning)
-            control.predicted += planning
+            planning = self._pay_for_plan()
             began = log.clock()
             plan = planner.plan(control.correction)
             closed = planner.options.closed_loop
@@ -297,6 +295,13 @@ class Fit:
         control.replanned()
         self.charge(log.clock() - started)
         return plan
+
+    def _pay_for_plan(self) -> float:
+        """Charge what the options charge for a plan; return these seconds."""
+        planning = self.planner.pay_for_plan()
+        self.log.charge(planning)
+        self.control.predicted += planning
+        return planning
 
     def _probe_due(self, plan: Plan | None) -> bool:
         """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
@@ -317,9 +322,7 @@ class Fit:
         if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
             return None
         started = log.clock()
-        planning = planner.pay_for_plan()
-        log.charge(planning)
-        control.predicted += planning
+        self._pay_for_plan()
         self._price()
         dearer = planner.dearer_plan(plan, allowed, steps)
         self.charge(log.clock() - started)
@@ -377,11 +380,10 @@ class Fit:
         if forward is None or not forward.lasts:
             return
         examples = forward.computed - computed
-        per_example = prefix_seconds(
-            self.profile, 0, None, at_least=forward.locked_groups or 0
-        ) / max(self.profile.key.batch_shape[0], 1)
-        self.log.predicted_seconds += examples * per_example
-        self.control.predicted += examples * per_example
+        locked, batch = forward.locked_groups or 0, max(self.profile.key.batch_shape[0], 1)
+        seconds = examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch
+        self.log.predicted_seconds += seconds
+        self.control.predicted += seconds
 
     def _statistics(self) -> dict[str, Tensor]:
         """Return copies of the float buffers that travel: what else than a gradient training may change."""

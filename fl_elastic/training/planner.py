@@ -230,11 +230,7 @@ class Planner:
             request = replace(request, importance=request.importance * first.mask)
         plan = self.policy.plan(request)
         self.based_on = self._basis(correction)
-        graph = self._known_costs().graph
-        part = plan if first is None else _part_of(first, plan, request)
-        plan = with_channels(
-            part, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
-        )
+        plan = self._with_channels(plan if first is None else _part_of(first, plan, request))
         if first is not None:
             channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
@@ -372,9 +368,14 @@ class Planner:
         found = self.policy.plan(request)
         if not (found.feasible and found.predicted_step_seconds > plan.predicted_step_seconds):
             return None
-        graph = self._known_costs().graph
+        return self._with_channels(found)
+
+    def _with_channels(self, plan: Plan) -> Plan:
         return with_channels(
-            found, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
+            plan,
+            self._known_costs().graph,
+            lambda: self.channel_score,
+            lambda: self.probe(self._batches),
         )
 
     def _must_learn(self) -> bool:

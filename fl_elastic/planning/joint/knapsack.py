@@ -93,6 +93,7 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
 
 def _improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
     """Offer choices with damaging options: one change after another, then a sweep that counts the damage."""
+    assert best.options is not None
     for _ in range(_REPRICINGS):
         kept, deeper = _kept_and_deeper(choices, best.options)
         value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
@@ -109,16 +110,13 @@ def _improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
         best.offer(options)
 
 
-def _kept_and_deeper(choices: Choices, options: _Ints | None) -> tuple[_Floats, _Floats]:
+def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
     """Return the share of each group's value that is kept, and the value below each group."""
-    kept, deeper = np.ones(len(choices.value)), np.zeros(len(choices.value))
-    if options is not None:
-        groups = np.arange(len(options))
-        share, value = 1.0 - choices.damage[groups, options], choices.value[groups, options]
-        kept[1:] = np.cumprod(share)[:-1]
-        for group in range(len(options) - 1, 0, -1):
-            deeper[group - 1] = value[group] + share[group] * deeper[group]
-    return kept, deeper
+    own = (np.arange(len(options)), options)
+    share, value, deeper = 1.0 - choices.damage[own], choices.value[own], np.zeros(len(options))
+    for group in range(len(options) - 1, 0, -1):
+        deeper[group - 1] = value[group] + share[group] * deeper[group]
+    return np.concatenate([[1.0], np.cumprod(share)[:-1]]), deeper
 
 
 def _feasible(choices: Choices, limits: Limits) -> _Ints:
@@ -130,6 +128,12 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
         If there are none; the message names the least limits that would do.
     """
     bounded = [name for name in COSTS if limits.with_slack(name) < np.inf] or [COSTS[0]]
+
+    def missing(name: str, options: _Ints, within: str = "") -> str:
+        least, limit = getattr(choices.totals(options), name), getattr(limits, name)
+        fits = least <= limits.with_slack(name)
+        return "" if fits else f"{name} must be at least {least:.6g} (limit {limit:g}){within}"
+
     short = []
     for name in bounded:
         alone = _least(choices, Limits(), name)
@@ -138,25 +142,21 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
                 f"forced groups {list(choices.forced)} have no available option of finite cost; "
                 "make one available or do not force them"
             )
-        least = getattr(choices.totals(alone), name)
-        if least > limits.with_slack(name):
-            short.append(f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g})")
+        short.append(missing(name, alone))
     # Each cost alone could be met: relax one after the other until the rest can be met together.
     rest = limits
-    for place, name in enumerate(bounded if not short else []):
+    for place, name in enumerate(bounded if not any(short) else []):
         rest = replace(rest, **{name: np.inf})
         options = _least(choices, rest, name)
         if options is None:
             continue
-        least = getattr(choices.totals(options), name)
-        if place == 0 and least <= limits.with_slack(name):
-            return options
         others = [f"{each} within {getattr(limits, each):g}" for each in bounded[place + 1 :]]
-        within = f", with {' and '.join(others)}" if others else ""
-        short = [f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g}){within}"]
+        short = [missing(name, options, f", with {' and '.join(others)}" if others else "")]
+        if place == 0 and not short[0]:
+            return options
         break
     what = f"forced groups {list(choices.forced)} do not fit" if choices.forced else "nothing fits"
-    why = "; ".join(short) or f"{' and '.join(bounded)} cannot be met together"
+    why = "; ".join(filter(None, short)) or f"{' and '.join(bounded)} cannot be met together"
     raise BudgetError(f"{what}: {why}")
 
 

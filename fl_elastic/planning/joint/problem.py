@@ -38,14 +38,14 @@ _Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Values and costs of every option, as a group above the deepest one (inner) or as the deepest (last).
+    """Values and costs of every option, first as a group above the deepest one (inner), then as the deepest (last).
 
     Attributes
     ----------
-    inner_value, last_value : array, shape (N, K)
-    inner_cost, last_cost : array, shape (N, K, D)
+    value : array, shape (2, N, K)
+    cost : array, shape (2, N, K, D)
         In units of the D limits that are finite.
-    inner_allowed, last_allowed : array of bool, shape (N, K)
+    allowed : array of bool, shape (2, N, K)
     base : array, shape (N,)
         Value that comes with reaching a depth.
     room : array, shape (N, D)
@@ -56,12 +56,9 @@ class Problem:
         Share of a group's value that the groups above it are taken to leave.
     """
 
-    inner_value: _Floats
-    last_value: _Floats
-    inner_cost: _Floats
-    last_cost: _Floats
-    inner_allowed: _Bools
-    last_allowed: _Bools
+    value: _Floats
+    cost: _Floats
+    allowed: _Bools
     base: _Floats
     room: _Floats
     damage: _Floats
@@ -73,31 +70,29 @@ class Problem:
         return np.asarray(np.isfinite(self.room).all(axis=-1))
 
     @property
-    def needed(self) -> _Floats:
-        """The least of each cost that the groups above each one take, shape (N, D)."""
-        cheapest = _least(self.inner_cost, self.inner_allowed)
-        return np.concatenate([np.zeros((1, cheapest.shape[1])), np.cumsum(cheapest, axis=0)[:-1]])
+    def least(self) -> _Floats:
+        """The least of each cost among a group's options, shape (2, N, D)."""
+        least: _Floats = np.where(self.allowed[..., None], self.cost, np.inf).min(axis=2)
+        return least
 
     @property
-    def least(self) -> _Floats:
-        """The least of each cost with which each depth can be had, shape (N, D)."""
-        return self.needed + _least(self.last_cost, self.last_allowed)
+    def needed(self) -> _Floats:
+        """The least of each cost that the groups above each one take, shape (N, D)."""
+        return _above(self.least[0])
 
     def within(self, depths: _Bools) -> Problem:
         """Return the problem without options that fit above none of these depths, beside the cheapest others."""
-        slack = np.full_like(self.room, -np.inf)
-        slack[depths] = self.room[depths] - self.least[depths]
+        slack, (inner, last) = np.full_like(self.room, -np.inf), self.least
+        slack[depths] = self.room[depths] - (self.needed + last)[depths]
         deeper = np.maximum.accumulate(slack[::-1])[::-1]
         most = np.concatenate([deeper[1:], np.full((1, slack.shape[1]), -np.inf)])
-        more = self.inner_cost - _least(self.inner_cost, self.inner_allowed)[:, None]
-        fits = (more <= most[:, None] + _ROUNDING).all(axis=-1)
-        return replace(self, inner_allowed=self.inner_allowed & fits)
+        fits = (self.cost[0] - inner[:, None] <= most[:, None] + _ROUNDING).all(axis=-1)
+        return replace(self, allowed=np.stack([self.allowed[0] & fits, self.allowed[1]]))
 
 
-def _least(cost: _Floats, allowed: _Bools) -> _Floats:
-    """Return the least of each cost among a group's options, shape (N, D)."""
-    least: _Floats = np.where(allowed[..., None], cost, np.inf).min(axis=1)
-    return least
+def _above(of_groups: _Floats) -> _Floats:
+    """Return the sums over the groups above each one, shape (N, ...)."""
+    return np.concatenate([np.zeros_like(of_groups[:1]), np.cumsum(of_groups, axis=0)[:-1]])
 
 
 def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) -> Problem:
@@ -113,38 +108,34 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
     open_to = choices.available.copy()
     for name in COSTS:
         open_to &= np.isfinite(np.where(open_to, getattr(choices, name), 0.0))
-    inner, last = open_to.copy(), open_to.copy()
-    inner[:, 0], last[:, 0] = True, False
-    inner[list(choices.forced), 0] = False
-    own = {name: np.where(open_to, getattr(choices, name), 0.0) for name in COSTS}
+    allowed = np.stack([open_to, open_to])
+    allowed[:, :, 0] = [[True], [False]]
+    allowed[0, list(choices.forced), 0] = False
     change = np.where(open_to, choices.path_change, 0.0)
-    above = own | {"seconds": own["seconds"] + change}
+    cost = {name: np.stack([np.where(open_to, getattr(choices, name), 0.0)] * 2) for name in COSTS}
+    cost["seconds"][0] += change
     path = {name: np.cumsum(getattr(choices, f"path_{name}")) for name in ("seconds", "memory")}
     path["uplink"] = np.zeros(len(open_to))
     reachable = np.isfinite(path["seconds"]) & np.isfinite(path["memory"])
     reachable[: max(choices.forced, default=0)] = False
     limit = {name: limits.with_slack(name) for name in COSTS if limits.with_slack(name) < np.inf}
-    unit = {name: _unit(limit[name], own[name]) for name in limit}
+    unit = {name: _unit(limit[name], cost[name][1]) for name in limit}
     # Without any limit, one cost that nobody has keeps the shapes regular.
-    nothing = [] if limit else [np.zeros_like(change)]
+    costs = [cost[name] / unit[name] for name in limit] or [np.zeros(allowed.shape)]
     room = [(limit[name] - path[name]) / unit[name] for name in limit] or [np.ones(len(change))]
-    base, last_value = np.zeros(len(change)), np.where(open_to, choices.value, 0.0)
-    inner_value = last_value
+    base, value = np.zeros(len(change)), np.stack([np.where(open_to, choices.value, 0.0)] * 2)
     if least is not None:
-        base, last_value, inner_value = -path[least], -own[least], -above[least]
+        base, value = -path[least], -cost[least]
     problem = Problem(
-        inner_value=inner_value,
-        last_value=last_value,
-        inner_cost=np.stack([above[name] / unit[name] for name in limit] + nothing, -1),
-        last_cost=np.stack([own[name] / unit[name] for name in limit] + nothing, -1),
-        inner_allowed=inner,
-        last_allowed=last,
+        value=value,
+        cost=np.stack(costs, -1),
+        allowed=allowed,
         base=np.where(reachable, base, 0.0),
         room=np.where(reachable[:, None], np.stack(room, -1), -np.inf),
         damage=np.zeros_like(change),
         kept=np.ones(len(change)),
     )
-    fits = np.asarray((problem.room >= problem.least).all(axis=-1))
+    fits = np.asarray((problem.room >= problem.needed + problem.least[1]).all(axis=-1))
     return replace(problem, room=np.where(fits[:, None], problem.room, -np.inf))
 
 
@@ -164,22 +155,21 @@ def bounds_above(problem: Problem, prices: _Floats) -> _Floats:
     -------
     array, shape (N, P)
     """
-    inner = _best(problem.inner_value, problem.inner_cost, problem.inner_allowed, prices)
-    return np.concatenate([np.zeros((1, len(prices))), np.cumsum(inner, axis=0)[:-1]])
+    return _above(_best(problem, prices)[0])
 
 
 def bounds_of_depths(problem: Problem, prices: _Floats) -> _Floats:
     """Return the Lagrangian bound of all depths at some prices, shape (N, P); minus infinity out of reach."""
-    last = _best(problem.last_value, problem.last_cost, problem.last_allowed, prices)
+    inner, last = _best(problem, prices)
     reachable = problem.reachable[:, None]
     room = np.where(reachable, problem.room, 0.0) @ prices.T
-    bounds = problem.base[:, None] + bounds_above(problem, prices) + last + room
-    return np.where(reachable, bounds, -np.inf)
+    return np.where(reachable, problem.base[:, None] + _above(inner) + last + room, -np.inf)
 
 
-def _best(value: _Floats, cost: _Floats, allowed: NDArray[np.bool_], prices: _Floats) -> _Floats:
-    reduced = np.where(allowed, value, -np.inf)[..., None] - cost @ prices.T
-    best: _Floats = reduced.max(axis=1)
+def _best(problem: Problem, prices: _Floats) -> _Floats:
+    """Return what each group is worth at most, less its cost at some prices, shape (2, N, P)."""
+    value = np.where(problem.allowed, problem.value, -np.inf)[..., None]
+    best: _Floats = (value - problem.cost @ prices.T).max(axis=2)
     return best
 
 
@@ -189,10 +179,9 @@ def lane(problem: Problem, depth: int) -> tuple[_Floats, _Floats, _Floats] | Non
     The cheapest option of every group costs nothing. An option that does not fit beside these is struck out, and
     has a value of minus infinity.
     """
-    value = np.concatenate([problem.inner_value[:depth], problem.last_value[depth : depth + 1]])
-    cost = np.concatenate([problem.inner_cost[:depth], problem.last_cost[depth : depth + 1]])
-    allowed = np.concatenate(
-        [problem.inner_allowed[:depth], problem.last_allowed[depth : depth + 1]]
+    value, cost, allowed = (
+        np.concatenate([inner[:depth], last[depth : depth + 1]])
+        for inner, last in (problem.value, problem.cost, problem.allowed)
     )
     room = problem.room[depth]
     while True:

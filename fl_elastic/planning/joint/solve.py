@@ -163,20 +163,20 @@ def sweep(
     """
     begins = promise > goal
     problem = problem.within(begins)
-    groups, _, dims = problem.inner_cost.shape
+    groups, dims = problem.room.shape
     above, needed = bounds_above(problem, prices), problem.needed
     one_cost = dims == 1 and not problem.damage.any()
     value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
     history: list[tuple[int, _Ints, _Ints]] = []
     for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
-        inner = np.flatnonzero(problem.inner_allowed[group])
-        last = np.flatnonzero(problem.last_allowed[group] & begins[group])
+        inner = np.flatnonzero(problem.allowed[0, group])
+        last = np.flatnonzero(problem.allowed[1, group] & begins[group])
         share = 1.0 - problem.damage[group, inner]
-        going_on = problem.inner_value[group, inner] + share * value[:, None]
-        begun = problem.base[group] + problem.last_value[group, last]
+        going_on = problem.value[0, group, inner] + share * value[:, None]
+        begun = problem.base[group] + problem.value[1, group, last]
         values = np.concatenate([going_on.ravel(), begun])
-        left = (room[:, None] - problem.inner_cost[group, inner]).reshape(-1, dims)
-        rooms = np.concatenate([left, problem.room[group] - problem.last_cost[group, last]])
+        left = (room[:, None] - problem.cost[0, group, inner]).reshape(-1, dims)
+        rooms = np.concatenate([left, problem.room[group] - problem.cost[1, group, last]])
         parent = np.concatenate(
             [np.repeat(np.arange(len(value)), len(inner)), np.full(len(last), -1)]
         )
