@@ -15,6 +15,7 @@ __all__ = [
     "ElasticError",
     "FleetError",
     "LaboratoryMissing",
+    "MissedCut",
     "ModelError",
     "PlanError",
     "ProfileError",
@@ -55,6 +56,10 @@ class BudgetError(ElasticError, ValueError):
 
 class ModelError(ElasticError, ValueError):
     """A model cannot be named, built, or traced into tensor groups."""
+
+
+class MissedCut(ModelError):
+    """The model did not take the way by its cut this time: its code decides anew in every step."""
 
 
 class PlanError(ElasticError, ValueError):

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fl_elastic.budget import Budget
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 Batch = tuple[Any, Any]

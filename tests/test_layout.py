@@ -16,7 +16,7 @@ ROOT = Path(fl_elastic.__file__).parent
 LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
-    ["errors"],
+    ["errors", "late"],
     ["registry", "budget", "storage", "losses", "environment", "laboratory"],
     ["archive", "settings"],
     ["old_state"],

@@ -21,9 +21,9 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
 from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import model_device, profile_key
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
+from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured

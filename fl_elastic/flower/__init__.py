@@ -1,11 +1,11 @@
 """fl_elastic in Flower: the client, the strategy wrapper, the apps. The only folder that imports flwr.
 
-Names are loaded when they are first used: the process of a deployed client lives for one message, and on a small
-board every module that it does not need costs it time in each round.
+Names are loaded when they are first used, see `fl_elastic.late`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.flower.app import elastic_client_app
@@ -59,14 +59,7 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load the module of a public name at its first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_late(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

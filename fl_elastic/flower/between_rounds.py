@@ -16,6 +16,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, Outbox
 from fl_elastic.flower.forgetting import dampened
 from fl_elastic.flower.incremental_grid import collecting
+from fl_elastic.flower.instructions import Instructions, read_importance
 from fl_elastic.flower.records import believed_metrics, read_train_reply
 from fl_elastic.flower.round import (
     AcceptedReply,
@@ -25,7 +26,6 @@ from fl_elastic.flower.round import (
     one_line,
 )
 from fl_elastic.flower.round_zero import LastSolved, with_closed_form_head
-from fl_elastic.flower.terms import Instructions, read_importance
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.group_costs import GroupCosts
-from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.profiling import CostProfile
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.group_names import GroupNames
 
 __all__ = ["QUERY", "Capabilities"]
 

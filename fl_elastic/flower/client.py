@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,21 @@ from fl_elastic.errors import BudgetError, ElasticError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
+from fl_elastic.flower.instructions import (
+    IMPORTANCE,
+    Configure,
+    Instructions,
+    as_told,
+    read_groups,
+)
 from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
-from fl_elastic.flower.terms import IMPORTANCE, Instructions, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
-from fl_elastic.profiling import CostProfile, estimate_profile
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
@@ -57,13 +63,12 @@ from fl_elastic.update.frame import peek
 from fl_elastic.update.frozen_base import hex_of
 
 if TYPE_CHECKING:
-    from fl_elastic.training.elastic_forward import ForwardReport
+    from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
-Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 _Running = Callable[[Batch], AbstractContextManager[None]]
 
 
@@ -84,19 +89,12 @@ def _told_by_data(loader: Iterable[Batch]) -> str:
         first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
     except (TypeError, KeyError, IndexError, NotImplementedError):
         return ""
-    found = hashlib.blake2b(digest_size=8)
-
-    def note(tensor: Tensor) -> Tensor:
-        found.update(tensor_bytes(tensor))
-        return tensor
-
-    map_tensors(note, first)
-    return found.hexdigest()
+    return _digest_of([first], size=8)
 
 
-def _digest_of(batches: Iterable[Batch], client: str) -> str:
+def _digest_of(batches: Iterable[Batch], client: str = "", *, size: int = 16) -> str:
     """Return a digest of all tensors of some batches of one client."""
-    found = hashlib.blake2b(client.encode(), digest_size=16)
+    found = hashlib.blake2b(client.encode(), digest_size=size)
 
     def note(tensor: Tensor) -> Tensor:
         found.update(tensor_bytes(tensor))
@@ -109,33 +107,6 @@ def _digest_of(batches: Iterable[Batch], client: str) -> str:
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-
-
-def _told(
-    optimizer_fn: OptimizerFn,
-    told: Instructions,
-    config: dict[str, Any],
-    configure: Configure | None,
-) -> OptimizerFn:
-    """Return what makes the same optimiser, set as the server says."""
-    if configure is None and told.rate == 1.0 and told.lr is None:
-        return optimizer_fn
-
-    # As it would be asked for names of parameters.
-    @wraps(optimizer_fn)
-    def as_told(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = optimizer_fn(parameters)
-        usual = optimizer.defaults.get("lr") if isinstance(optimizer, torch.optim.Optimizer) else 0
-        for group in optimizer.param_groups if told.lr is not None and usual else ():
-            group["lr"] = told.lr * (group["lr"] / usual)
-        if configure is not None:
-            configure(optimizer, config)
-        for group in optimizer.param_groups if told.rate != 1.0 else ():
-            if "lr" in group:
-                group["lr"] = told.rate * group["lr"]
-        return optimizer
-
-    return as_told
 
 
 class ElasticClient(NumPyClient):
@@ -315,19 +286,8 @@ class ElasticClient(NumPyClient):
         if told.cut_worth:
             metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
             return [np.zeros(0, np.uint8)], 0, metrics
-        if told.squares:
-            packed, examples = self._squares(told)
-            return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
-        if told.round_zero:
-            # Asked for once in a run: other messages do not load it.
-            from fl_elastic.training.head_sums import refuse_frozen_head
-            from fl_elastic.update.head_sums import encode_head_sums
-
-            sums, forward = self._head_sums(told)
-            refuse_frozen_head(sums.weight, self.manifest.index)
-            metrics |= {} if forward is None else forward.to_metrics()
-            packed = encode_head_sums(sums, self.manifest)
-            examples = max(self._examples, sums.num_examples)
+        if told.squares or told.round_zero:
+            packed, examples = self._squares(told) if told.squares else self._sums(told, metrics)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
         if self.forget is not None and not self.forgotten:
             # What a policy looks at from fit to fit may be among what is to be forgotten.
@@ -335,7 +295,7 @@ class ElasticClient(NumPyClient):
         options = self._options(
             told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
-        self._round_optimizer_fn = _told(self.optimizer_fn, told, config, self.configure)
+        self._round_optimizer_fn = as_told(self.optimizer_fn, told, config, self.configure)
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
         if profile is not None and options.cut:
@@ -415,6 +375,17 @@ class ElasticClient(NumPyClient):
         packed = encode_squares(under_every_name(self.model, everything), forgotten, self.manifest)
         return packed, everything.examples
 
+    def _sums(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
+        """Return the packed sums of round zero and their examples; metrics tell what was done to features."""
+        # Asked for once in a run: other messages do not load it.
+        from fl_elastic.training.head_sums import refuse_frozen_head
+        from fl_elastic.update.head_sums import encode_head_sums
+
+        sums, forward = self._head_sums(told)
+        refuse_frozen_head(sums.weight, self.manifest.index)
+        metrics |= {} if forward is None else forward.to_metrics()
+        return encode_head_sums(sums, self.manifest), max(self._examples, sums.num_examples)
+
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""
         from fl_elastic.training.above_cut import passing_above_cut
@@ -424,12 +395,8 @@ class ElasticClient(NumPyClient):
         options = self._options(told)
         if options.forward is None or not options.cut:
             return head_sums(self.model, self.train_loader, seconds=seconds), None
-        batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-        self._profile = self._known_profile() or self._measure(batch, options)
-        self._state.keep_profile(self._profile)
-        with passing_above_cut(
-            self.model, self.train_loader, self._profile.graph, options
-        ) as forward:
+        graph = self._costs(self._batches()[0], options).graph
+        with passing_above_cut(self.model, self.train_loader, graph, options) as forward:
             sums = head_sums(self.model, self.train_loader, seconds=seconds, running=forward.step)
         return sums, forward.report()
 
@@ -441,11 +408,9 @@ class ElasticClient(NumPyClient):
 
         # Features would be kept below whichever cut it becomes.
         options = replace(self._options(told), forward=self._forward(True))
-        batches = first_batches(self.train_loader, 2, model_device(self.model))
-        self._profile = with_prefix(
-            self._known_profile() or self._measure(batches[0], options),
-            self.model, batches[0], options,
-        )  # fmt: skip
+        batches = self._batches(2)
+        known = self._costs(batches[0], options)
+        self._profile = with_prefix(known, self.model, batches[0], options)
         self._state.keep_profile(self._profile)
         if told.round_zero:
             # By the time there is training a head is solved for: until then one of what is here has to do.
@@ -462,8 +427,10 @@ class ElasticClient(NumPyClient):
     @property
     def _examples(self) -> int:
         """Training examples, as far as the loader tells."""
-        batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-        return loader_size(self.train_loader, batch)[1]
+        return loader_size(self.train_loader, self._batches()[0])[1]
+
+    def _batches(self, count: int = 1) -> list[Batch]:
+        return first_batches(self.train_loader, count, model_device(self.model))
 
     def _codec(self, told: Instructions) -> str:
         """Return how to write an update: as the server says, where this side knows how."""
@@ -531,16 +498,13 @@ class ElasticClient(NumPyClient):
     def capabilities(self, told: Instructions | None = None) -> Capabilities:
         """Return what this device can do in such a round; its costs are measured if they are not known."""
         options = self._options(told or Instructions())
-        batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
+        batch = self._batches()[0]
         per_epoch, examples = loader_size(self.train_loader, batch)
-        self._profile = self._known_profile()
-        if self._profile is None:
-            self._profile = self._measure(batch, options)
-            self._state.keep_profile(self._profile)
+        profile = self._costs(batch, options)
         return Capabilities.of(
-            lasting_costs(self._profile, options, examples), self._budget(Instructions()),
+            lasting_costs(profile, options, examples), self._budget(Instructions()),
             device=self.device, num_examples=examples,
-            steps=per_epoch * self.epochs * self._passes(self._profile, options, examples),
+            steps=per_epoch * self.epochs * self._passes(profile, options, examples),
         )  # fmt: skip
 
     def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
@@ -676,13 +640,22 @@ class ElasticClient(NumPyClient):
     def _known_profile(self) -> CostProfile | None:
         """Return the cost profile from memory or disk, if there is one."""
         if self._profile is None and self._state.directory is not None:
-            batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-            self._profile = self._state.profile(
-                profile_key(self.model, batch, self._round_optimizer_fn)
-            )
+            key = profile_key(self.model, self._batches()[0], self._round_optimizer_fn)
+            self._profile = self._state.profile(key)
         return self._profile
 
+    def _costs(self, batch: Batch, options: TrainerOptions) -> CostProfile:
+        """Return the cost profile; one that is not known is estimated, and kept."""
+        profile = self._known_profile()
+        if profile is None:
+            self._profile = profile = self._measure(batch, options)
+            self._state.keep_profile(profile)
+        return profile
+
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
+        # Once in a client's life: later messages do not load it.
+        from fl_elastic.profiling.estimate import estimate_profile
+
         return estimate_profile(
             self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
             clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,

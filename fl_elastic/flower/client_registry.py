@@ -20,10 +20,11 @@ from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.server_plan import ServerPlanner
-from fl_elastic.flower.terms import Instructions, RoundTerms
+from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ClientRegistry"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -16,8 +16,10 @@ from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.storage import remove_leftovers
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, decode_weights
-from fl_elastic.update.feedback import ErrorFeedback
-from fl_elastic.update.model_store import ModelStore
+
+if TYPE_CHECKING:
+    from fl_elastic.update.feedback import ErrorFeedback
+    from fl_elastic.update.model_store import ModelStore
 
 __all__ = ["ClientState"]
 
@@ -123,11 +125,13 @@ class ClientState:
     def feedback(self) -> ErrorFeedback:
         """What earlier updates lost on the wire."""
         if self._feedback is None:
+            # Codecs that lose nothing do not load it.
+            from fl_elastic.update.feedback import ErrorFeedback
+
             path = self._path("feedback", "npz")
-            fresh = path is None
             self._feedback = (
                 ErrorFeedback(manifest=self.manifest)
-                if fresh
+                if path is None
                 else ErrorFeedback.load(str(path), self.manifest)
             )
         return self._feedback
@@ -148,15 +152,21 @@ class ClientState:
         UpdateError
             If the bytes are damaged or of another model.
         """
-        path = self._path("model", "bin")
         try:
             return decode_weights(packed, self.manifest)
         except StaleModelError:
             # The kept model is read only where it is needed.
-            known = None if path is None else ModelStore(path).load(self.manifest)
+            store = self._model_store()
+            known = None if store is None else store.load(self.manifest)
             return decode_weights(packed, self.manifest, known)
 
     def keep_model(self, weights: dict[str, NDArray[Any]], version: int) -> bool:
         """Keep a model for `received`; return whether it is on disk."""
+        store = self._model_store()
+        return store is not None and store.save(weights, version)
+
+    def _model_store(self) -> ModelStore | None:
+        from fl_elastic.update.model_store import ModelStore
+
         path = self._path("model", "bin")
-        return path is not None and ModelStore(path).save(weights, version)
+        return None if path is None else ModelStore(path)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
-from fl_elastic.flower.terms import Instructions
 from fl_elastic.update import CODECS, Manifest, encode_weights
 from fl_elastic.update.change_log import ChangeLog
 

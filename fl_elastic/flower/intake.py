@@ -17,9 +17,9 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
+from fl_elastic.flower.instructions import read_importance
 from fl_elastic.flower.records import TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
-from fl_elastic.flower.terms import read_importance
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 

@@ -17,6 +17,7 @@ from fl_elastic.devices.power import power_supply
 from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import (
     ERROR,
@@ -25,7 +26,6 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
-from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.operations import Journal, log_to_file, read_journal
 from fl_elastic.profiling.execution import (
@@ -33,7 +33,7 @@ from fl_elastic.profiling.execution import (
     load_or_measure_execution,
     measure_execution,
 )
-from fl_elastic.profiling.measure import profile_key
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["JOURNAL", "CaredFor", "app_of", "node_app", "use_fastest_execution"]

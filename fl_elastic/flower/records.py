@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.terms import IMPORTANCE
+from fl_elastic.flower.instructions import IMPORTANCE
 
 __all__ = [
     "ERROR",

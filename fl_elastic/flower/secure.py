@@ -29,9 +29,10 @@ from fl_elastic.flower._compat import (
 )
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.client_registry import ClientRegistry
+from fl_elastic.flower.instructions import IMPORTANCE, read_importance
 from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.round import one_line
-from fl_elastic.flower.terms import IMPORTANCE, RoundTerms, read_importance
+from fl_elastic.flower.terms import RoundTerms
 
 __all__ = ["SecurePartialUpdates"]
 

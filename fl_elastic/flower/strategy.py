@@ -151,23 +151,8 @@ class PartialUpdates(Strategy):
         RULES.check(self.rule)
         self.merge = merge or MergeOptions()
         self.terms = terms or RoundTerms()
-        if self.terms.round_zero != "none" and sees_each_client(inner):
-            raise RegistryError(
-                "round zero sends exact sums, which differential privacy does not cover: use round_zero='none'"
-            )
-        if self.terms.forget and sees_each_client(inner):
-            raise RegistryError(
-                "forgetting takes squares of gradients, which differential privacy does not cover: use forget=0"
-            )
-        if self.terms.codecs and sees_each_client(inner):
-            raise RegistryError(
-                "codecs go by the losses of clients, which differential privacy does not cover: use codecs=()"
-            )
-        if self.terms.cut == "moving" and sees_each_client(inner):
-            raise RegistryError(
-                "a moving cut goes by what clients say of their gradients, which differential privacy does not "
-                "cover: use cut='none' or cut='fixed:GROUP'"
-            )
+        if self.terms.uncovered and sees_each_client(inner):
+            raise RegistryError(self.terms.uncovered)
         self.fleet = ClientRegistry(self.terms)
         self.downlink = Downlink(codec, changes_only=self.terms.sends_changes)
         self.server_optimizer = server_optimizer
@@ -310,14 +295,7 @@ class PartialUpdates(Strategy):
         config = ConfigRecord(dict(config or {}))
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
-        messages = list(
-            self.inner.configure_train(
-                server_round=0,
-                arrays=parameters_of(self._weights, manifest),
-                config=config,
-                grid=grid,
-            )
-        )
+        messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
         self.fleet.serve(manifest)
         record.deadline = self.fleet.whole_round_seconds(grid, config)
         if self.fleet.cut.due(0):
@@ -368,14 +346,8 @@ class PartialUpdates(Strategy):
         if server_round == 1 and self.terms.round_zero == "none":
             self._check_statistics(manifest)
         # The inner strategy writes into the config it is given; the caller's stays as it was.
-        messages = list(
-            self.inner.configure_train(
-                server_round=server_round,
-                arrays=parameters_of(self._weights, manifest),
-                config=ConfigRecord(dict(config)),
-                grid=grid,
-            )
-        )
+        own = ConfigRecord(dict(config))
+        messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
         if not sees_each_client(self.inner):
             # Noise is for as many clients as were drawn.
             due = self.attendance.due(message.metadata.dst_node_id for message in messages)
@@ -399,16 +371,22 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
         manifest = self._remember(arrays, server_round + 1)
-        messages = list(
-            self.inner.configure_evaluate(
-                server_round=server_round,
-                arrays=parameters_of(self._weights, manifest),
-                config=ConfigRecord(dict(config)),
-                grid=grid,
-            )
-        )
+        own = ConfigRecord(dict(config))
+        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
         outbox = Outbox("evaluate", self.downlink, grid)
         return outbox.packed(messages, lambda _: self.fleet.evaluation())
+
+    def _chosen(
+        self,
+        configure: Callable[..., Iterable[Message]],
+        server_round: int,
+        manifest: Manifest,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Return the messages to the clients that the inner strategy chooses."""
+        arrays = parameters_of(self._weights, manifest)
+        return list(configure(server_round=server_round, arrays=arrays, config=config, grid=grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -438,15 +416,13 @@ class PartialUpdates(Strategy):
         if forgotten is not None:
             if this.left_alone is not None:
                 forgotten = this.left_alone.put_back(forgotten, self._weights)
-            self._weights = forgotten
-            self.downlink.amend(forgotten)
+            self._amend(forgotten)
         solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
         if solved is not None:
-            self._weights = solved
-            self.downlink.amend(solved)
+            self._amend(solved)
         if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
-        return as_record({**self._weights, **self._base}), metrics
+        return self._arrays(), metrics
 
     def _choose_precision(self, this: Round) -> None:
         """Let clients send with more bits once their losses have levelled off."""
@@ -475,7 +451,7 @@ class PartialUpdates(Strategy):
         self.sizes.forget()
         self.fleet.moved(this.weights, self._weights)
         self._report(this)
-        return as_record({**self._weights, **self._base})
+        return self._arrays()
 
     @property
     def _guarded(self) -> bool:
@@ -528,6 +504,14 @@ class PartialUpdates(Strategy):
         self._weights, manifest = weights, Manifest.of_arrays({**weights, **self._base})
         self.downlink.serve(weights, manifest, version)
         return manifest
+
+    def _amend(self, weights: _Weights) -> None:
+        """Go on from this model in place of the round's."""
+        self._weights = weights
+        self.downlink.amend(weights)
+
+    def _arrays(self) -> ArrayRecord:
+        return as_record({**self._weights, **self._base})
 
     def _known_round(self) -> Round:
         if self._round is None:

@@ -16,13 +16,13 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.stream_cut import below_cut, refuse_other_features
 from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
-from fl_elastic.flower.terms import Instructions
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
@@ -32,11 +32,10 @@ from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_bet
 from fl_elastic.streaming.taking_up import labelled_weights
 from fl_elastic.streaming.visit import Mark, Visit, visit
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.training.batches import first_batches
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
 if TYPE_CHECKING:
-    from fl_elastic.training.elastic_forward import ForwardReport
+    from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["StreamClient"]
@@ -243,10 +242,7 @@ class StreamClient(ElasticClient):
         """Return the tensors that are the federation's in every device, each with a share of 1."""
         told, names = self._told, set[str]()
         if told.cut and not self._is_asked:
-            batch = first_batches(self.train_loader, 1, model_device(self.model))[0]
-            self._profile = self._known_profile() or self._measure(batch, self._options(told))
-            self._state.keep_profile(self._profile)
-            graph = self._profile.graph
+            graph = self._costs(self._batches()[0], self._options(told)).graph
             names = below_cut(graph, told.cut, self.manifest.names, self._layout)
         if told.kept_head:
             names |= {*self._layout.head}

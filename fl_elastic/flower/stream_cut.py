@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.terms import Instructions
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.streaming.joining import Layout
 from fl_elastic.streaming.latent import UpperPart

@@ -1,9 +1,14 @@
 """Any ``nn.Module`` as tensor groups in backward order, found by walking its autograd graph."""
 
+from typing import TYPE_CHECKING
+
 from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.graph import TensorGroup
 from fl_elastic.groups.mode import Mode
-from fl_elastic.groups.trace import tensor_groups
+from fl_elastic.late import loaded_late
+
+if TYPE_CHECKING:
+    from fl_elastic.groups.trace import tensor_groups
 
 __all__ = [
     "Batch",
@@ -12,3 +17,5 @@ __all__ = [
     "TensorGroup",
     "tensor_groups",
 ]
+
+__getattr__ = loaded_late(__name__, {"tensor_groups": "trace"})

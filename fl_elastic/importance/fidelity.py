@@ -16,7 +16,7 @@ from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.ops import lean_forward
+from fl_elastic.ops.lean_forward import lean_forward
 from fl_elastic.profiling.modes import convolution_module
 
 __all__ = ["Fidelity", "Visit", "gradient_cosine", "measure_fidelity", "visit_layers"]

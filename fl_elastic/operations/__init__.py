@@ -1,7 +1,14 @@
 """What operators look at: a journal of rounds, metrics to scrape, models to take away."""
 
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
 from fl_elastic.operations.journal import Journal, read_journal
 from fl_elastic.operations.logs import log_to_file
-from fl_elastic.operations.model_export import export_model
+
+if TYPE_CHECKING:
+    from fl_elastic.operations.model_export import export_model
 
 __all__ = ["Journal", "export_model", "log_to_file", "read_journal"]
+
+__getattr__ = loaded_late(__name__, {"export_model": "model_export"})

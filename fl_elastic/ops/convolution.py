@@ -1,17 +1,19 @@
-"""Convolutions whose weight is not trained: they keep nothing of their input."""
+"""Convolutions that keep nothing of their input, or those channels alone that are trained."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.channels import ChannelBlock, ChannelSubset, take
 from fl_elastic.ops.geometry import ConvGeometry
 
-__all__ = ["bias_gradient", "frozen_conv2d"]
+__all__ = ["channel_conv2d", "frozen_conv2d"]
 
 
 def frozen_conv2d(
@@ -42,7 +44,7 @@ def frozen_conv2d(
     return apply_function(_FrozenConv, x, weight, bias, geometry, trains_bias)
 
 
-def bias_gradient(gradient: Tensor) -> Tensor:
+def _bias_gradient(gradient: Tensor) -> Tensor:
     """Return the gradient of a convolution's bias for an output gradient ``[N, Co, H, W]``."""
     return gradient.sum((0, 2, 3))
 
@@ -71,5 +73,73 @@ class _FrozenConv(Function):
             (weight,) = ctx.saved_tensors
             of_input = ctx.geometry.input_gradient(gradient, weight, ctx.size)
         if ctx.needs_bias:
-            of_bias = bias_gradient(gradient)
+            of_bias = _bias_gradient(gradient)
         return of_input, None, of_bias, None, None
+
+
+def channel_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry, subset: ChannelSubset
+) -> Tensor:
+    """Return a convolution of which only the weights of ``subset`` get a gradient.
+
+    The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
+    Input channels save memory and time, output channels save time (and memory if there are groups).
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[N, Ci, H, W]``.
+    weight : Tensor
+        ``[Co, Ci/groups, kh, kw]``.
+    bias : Tensor or None
+        ``[Co]``.
+    geometry : ConvGeometry
+        How the kernel slides.
+    subset : ChannelSubset
+        The trained channels.
+    """
+    return apply_function(_ChannelConv, x, weight, bias, geometry, subset)
+
+
+def _shaped(weight: Tensor, block: ChannelBlock) -> Tensor:
+    """Return a tensor of the shape and memory format of a block of a weight; nothing is copied for whole rows."""
+    if isinstance(block.outputs, Tensor) and block.columns == slice(None):
+        return weight[: len(block.outputs)]
+    return weight[block.outputs, block.columns]
+
+
+class _ChannelConv(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: ConvGeometry,
+        subset: ChannelSubset,
+    ) -> Tensor:
+        kept = take(x, subset.kept) if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(weight, kept)
+        ctx.geometry, ctx.subset, ctx.size = geometry, subset, (x.shape[2], x.shape[3])
+        return geometry.convolve(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight, kept = ctx.saved_tensors
+        of_input = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            whole = ctx.subset.kept == slice(None)
+            of_input = ctx.geometry.input_gradient(
+                gradient, weight, ctx.size, kept if whole else None
+            )
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.zeros_like(weight)
+            for block in ctx.subset.blocks:
+                part = _shaped(of_weight, block)
+                of_weight[block.outputs, block.columns] = ctx.geometry.weight_gradient(
+                    take(gradient, block.outputs), take(kept, block.inputs), part, block.groups
+                )
+        if ctx.needs_input_grad[2]:
+            of_bias = _bias_gradient(gradient)
+        return of_input, of_weight, of_bias, None, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TypeAlias
 
 import torch
@@ -15,9 +14,8 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 from fl_elastic.ops.activations import hardswish, relu, relu6
-from fl_elastic.ops.channel_convolution import channel_conv2d
 from fl_elastic.ops.channels import ChannelSubset
-from fl_elastic.ops.convolution import frozen_conv2d
+from fl_elastic.ops.convolution import channel_conv2d, frozen_conv2d
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
@@ -26,10 +24,8 @@ from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 __all__ = [
     "Forward",
     "LeanForward",
-    "LeanKind",
     "has_foreign_forward",
     "lean_forward",
-    "lean_kind",
     "owns_weights",
 ]
 
@@ -77,60 +73,6 @@ def lean_forward(
         ):
             return make(module, mode, channels)
     return None
-
-
-class LeanKind(IntEnum):
-    """By which replacement an operation of the model keeps less than torch does."""
-
-    NONE = 0
-    CONVOLUTION = 1
-    NORM = 2
-    GATE = 3
-    POOL = 4
-    PRODUCT = 5
-    """A matrix product, whose input torch itself keeps only where the weight is trained."""
-
-
-def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
-    """Return which replacement of ``module`` applies to an operation that it made.
-
-    The same test as `lean_forward`'s and each replacement's own, so that what is predicted is what runs.
-
-    Parameters
-    ----------
-    module : nn.Module
-        The innermost module that put the operation's output out.
-    node : str
-        Autograd's name of the operation; of a module with several, only its own one is replaced.
-    shape : sequence of int
-        Of the output, batch first.
-    """
-    kinds = (
-        (nn.Conv2d, "Convolution", LeanKind.CONVOLUTION, (4,)),
-        (nn.BatchNorm1d, "BatchNorm", LeanKind.NORM, (2, 3)),
-        (nn.BatchNorm2d, "BatchNorm", LeanKind.NORM, (4,)),
-        (nn.BatchNorm3d, "BatchNorm", LeanKind.NORM, (5,)),
-        (nn.ReLU, "Relu", LeanKind.GATE, None),
-        (nn.ReLU6, "Hardtanh", LeanKind.GATE, None),
-        (nn.MaxPool2d, "MaxPool2D", LeanKind.POOL, (4,)),
-    )
-    if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
-        return LeanKind.NONE
-    found = LeanKind.NONE
-    # What works in place on a view, as behind an InstanceNorm, leaves a node of another name.
-    in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
-    for kind, name, replacement, dimensions in kinds:
-        if isinstance(module, kind) and (in_view or name in node):
-            found = replacement if dimensions is None or len(shape) in dimensions else found
-    if found is LeanKind.NORM:
-        # A frozen one runs in eval mode, where it needs running statistics.
-        plain = type(module).forward is BatchNorm.forward and owns_weights(module)
-        # One without parameters is never frozen: it stays in the mode that it is in now.
-        stays = module.training and own_parameters(module).get("weight") is None
-        return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
-    if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
-        return LeanKind.NONE
-    return found
 
 
 def owns_weights(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import ModelError
+from fl_elastic.errors import MissedCut, ModelError
 from fl_elastic.groups.examples import count_examples, join_examples, map_rows, take_examples
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
@@ -19,16 +19,12 @@ from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
 
-__all__ = ["MissedCut", "SplitModel"]
+__all__ = ["SplitModel"]
 
 _TOLERANCE = 1e-3
 
 # What stands for tensors that are not there must not matter, also where it is large, as in a comparison.
 _STAND_INS = (0.0, 1e4, -1e4)
-
-
-class MissedCut(ModelError):
-    """The model did not take the way by its cut this time: its code decides anew in every step."""
 
 
 class SplitModel:

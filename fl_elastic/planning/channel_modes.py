@@ -8,7 +8,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.mode import Axis
-from fl_elastic.ops.lean_forward import LeanKind
+from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape, group_layers
 

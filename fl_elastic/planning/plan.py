@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.planning.tokens import KeptTokens
-from fl_elastic.planning.windows import Windows
 from fl_elastic.profiling.profile import Mask
+
+if TYPE_CHECKING:
+    from fl_elastic.planning.tokens import KeptTokens
+    from fl_elastic.planning.windows import Windows
 
 __all__ = ["Plan"]
 

@@ -15,10 +15,8 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import Block
 from fl_elastic.importance.base import Probe, Scores
-from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -27,6 +25,8 @@ from fl_elastic.registry import Factories
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from fl_elastic.importance.fidelity import Fidelity
 
 __all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
 
@@ -188,6 +188,9 @@ class PlanRequest:
         profile, budget = self.profile, self.budget
         memory = step_memory(profile, modes, lean=self.lean, recomputed=recomputed).total
         if budget.memory is not None and memory > budget.memory:
+            # Only what exceeds the memory loads how to do with less.
+            from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
+
             found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
             if found is None:
                 least = least_memory(profile, modes, lean=self.lean)

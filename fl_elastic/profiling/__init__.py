@@ -1,9 +1,14 @@
 """What every tensor group of a model costs to train on this device."""
 
-from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.measure import profile_model
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
 from fl_elastic.profiling.profile import CostProfile
 from fl_elastic.profiling.store import load_profile, save_profile
+
+if TYPE_CHECKING:
+    from fl_elastic.profiling.estimate import estimate_profile
+    from fl_elastic.profiling.measure import profile_model
 
 __all__ = [
     "CostProfile",
@@ -12,3 +17,5 @@ __all__ = [
     "profile_model",
     "save_profile",
 ]
+
+__getattr__ = loaded_late(__name__, {"estimate_profile": "estimate", "profile_model": "measure"})

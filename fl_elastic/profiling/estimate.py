@@ -18,17 +18,17 @@ from fl_elastic.groups.forward import compute_loss, map_tensors, split_batch
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
+from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.measure import model_device, profile_key
-from fl_elastic.profiling.memory import lean_kinds
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds
+from fl_elastic.profiling.profile_key import model_device, profile_key
 
-__all__ = ["estimate_profile", "estimated_modes", "refined"]
+__all__ = ["estimate_profile", "estimated_modes"]
 
 # Of a layer's backward pass, the share of its own gradient where its error gradient goes on as well: the products
 # for weights and inputs have equally many operations; a norm's own sums are the smaller part.
@@ -41,7 +41,6 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
 _FEWEST_EXAMPLES = 2
-_MOST_SCALE = 2.0
 _TRIES = 2
 _TINY = 1e-6
 
@@ -158,54 +157,6 @@ def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, .
     return replace(profile, modes=ModeCosts(wanted, update, path))
 
 
-def refined(
-    profile: CostProfile,
-    full_ratio: float | None,
-    predicted_step_seconds: float,
-    step_seconds: float,
-) -> CostProfile:
-    """Return the profile with its seconds scaled to what was measured while training.
-
-    Once full passes were timed among the plan's steps it is no estimate any more.
-
-    Parameters
-    ----------
-    profile : CostProfile
-        As it was planned with.
-    full_ratio : float, optional
-        Time of full passes over the profile's.
-    predicted_step_seconds, step_seconds : float
-        Of the plan's step, as predicted and as measured.
-    """
-    if not step_seconds > 0 or not predicted_step_seconds > 0:
-        return profile
-    step_ratio = step_seconds / predicted_step_seconds
-    full, forward = profile.full_step_seconds, float(profile.forward_seconds[-1])
-    # Two equations: f F + b B = measured full step, f F + b B' = measured step of the plan.
-    backward, planned = full - forward, predicted_step_seconds - forward
-    if full_ratio is None:
-        forward_scale = backward_scale = _bounded(step_ratio)
-    elif backward - planned < 0.2 * full:
-        forward_scale = backward_scale = _bounded(full_ratio)
-    else:
-        backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
-        forward_scale = _bounded((step_seconds - backward_scale * planned) / forward)
-        # Budgets are relative to the full step: where a bound has moved it, it is put back.
-        moved = full_ratio * full / (forward_scale * forward + backward_scale * backward)
-        forward_scale, backward_scale = forward_scale * moved, backward_scale * moved
-    return replace(
-        profile,
-        node_update_seconds=profile.node_update_seconds * backward_scale,
-        node_path_seconds=profile.node_path_seconds * backward_scale,
-        optimizer_seconds=profile.optimizer_seconds * backward_scale,
-        fixed_seconds=profile.fixed_seconds * backward_scale,
-        forward_seconds=profile.forward_seconds * forward_scale,
-        cut_plain_seconds=profile.cut_plain_seconds * forward_scale,
-        cut_inference_seconds=profile.cut_inference_seconds * forward_scale,
-        estimated=full_ratio is None,
-    )
-
-
 @contextmanager
 def _gradients_let_go(model: nn.Module) -> Iterator[None]:
     """Drop each parameter's gradient as soon as it is there: all of them take as much memory as the weights."""
@@ -223,10 +174,6 @@ def _gradients_let_go(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _bounded(scale: float) -> float:
-    return min(max(scale, 1 / _MOST_SCALE), _MOST_SCALE)
 
 
 def _part_of(batch: Batch, *, limited: bool) -> tuple[Batch, float]:

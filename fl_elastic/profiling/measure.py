@@ -8,85 +8,30 @@ few depths then calibrate the sum, give the forward pass as a function of depth,
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from functools import cache
-
 import numpy as np
 import torch
 from torch import nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_chances, untouched
+from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.memory import lean_kinds
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.prefix import measure_prefix
-from fl_elastic.profiling.profile import CostProfile, ProfileKey, Seconds
+from fl_elastic.profiling.profile import CostProfile, Seconds
+from fl_elastic.profiling.profile_key import model_device, profile_key
 
-__all__ = ["OptimizerFn", "model_device", "profile_key", "profile_model"]
+__all__ = ["profile_model"]
 
 _NODE_REPEATS = 4
-_NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
-
-
-def model_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's first parameter, the CPU for a model without any."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def profile_key(
-    model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn | None = None
-) -> ProfileKey:
-    """Return what a profile of ``model`` at this batch shape with this optimiser on this device is valid for."""
-    parts = [type(model).__name__]
-    parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
-    device = model_device(model)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return ProfileKey(
-        model=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16],
-        batch_shape=batch_shape(batch),
-        threads=torch.get_num_threads(),
-        device=f"{device.type}: {name}",
-        torch_version=torch.__version__,
-        optimizer="" if optimizer_fn is None else _optimizer_case(model, optimizer_fn),
-    )
-
-
-def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
-    """Return the optimiser's class and the settings that are on: its time and its state depend on them."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        return ""
-    made = made_by(optimizer_fn, model)
-    settings = {
-        name
-        for group in made.param_groups
-        for name, value in group.items()
-        if name not in _NEVER_OFF and isinstance(value, int | float) and value
-    }
-    return " ".join([type(made).__name__, *sorted(settings)])
-
-
-@cache
-def _processor() -> str:
-    """Return the processor's name, read once: of many cores the file takes milliseconds."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [
-                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
 
 
 def profile_model(

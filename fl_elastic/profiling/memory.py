@@ -9,18 +9,16 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.groups.graph import BackwardGraph, BackwardNode, Block
-from fl_elastic.ops.lean_forward import LeanKind, lean_kind
+from fl_elastic.groups.graph import BackwardNode, Block
+from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
     "StepMemory",
     "group_activation_bytes",
-    "lean_kinds",
     "mask_bytes",
     "path_activation_bytes",
     "recompute_seconds",
@@ -30,7 +28,6 @@ __all__ = [
 _FLOAT = 4
 # Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB.
 _CODE, _SMALL, _SLOPE = 24e6, 2e6, 6.0
-_PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 @dataclass(frozen=True)
@@ -252,20 +249,6 @@ def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
     trained = mode.trains(group)
     pairs = zip(group.parameters, group.shapes, strict=True)
     return sum(math.prod(shape) for name, shape in pairs if name in trained)
-
-
-def lean_kinds(graph: BackwardGraph, model: nn.Module) -> Seconds:
-    """Return by which operation of `fl_elastic.ops` each node may keep less, shape (M,): values of `LeanKind`.
-
-    Decided by the test by which the lean layers themselves decide; what they decline runs as torch has it.
-    """
-    kinds = np.zeros(len(graph.nodes))
-    for index, node in enumerate(graph.nodes):
-        if node.group is not None and node.name.startswith(_PRODUCTS):
-            kinds[index] = LeanKind.PRODUCT
-        elif node.module and node.shape:
-            kinds[index] = lean_kind(model.get_submodule(node.module), node.name, node.shape)
-    return kinds
 
 
 def _kept(

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
-from fl_elastic.ops import lean_forward
-from fl_elastic.ops.lean_forward import owns_weights
+from fl_elastic.ops.lean_forward import lean_forward, owns_weights
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import CostProfile

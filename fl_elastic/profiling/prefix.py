@@ -18,7 +18,6 @@ from fl_elastic.groups.forward import call_model, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds
 
@@ -130,6 +129,9 @@ def measure_prefix(
     inference are taken in turn, the fastest of each counts (after the first of several), and both are scaled to the
     forward pass of real steps.
     """
+    # What has been measured once does not load it.
+    from fl_elastic.ops.split import SplitModel
+
     graph, inputs = profile.graph, split_batch(batch)[0]
     looking_up, per_value = _lookup_seconds(inputs, timer)
     profile = replace(profile, lookup_seconds=looking_up, lookup_seconds_per_value=per_value)

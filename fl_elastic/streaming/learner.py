@@ -18,9 +18,9 @@ from fl_elastic.errors import StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
@@ -30,7 +30,6 @@ from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import UNLABELLED, Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder, taking_over
-from fl_elastic.streaming.lookahead import LookAhead
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place, with_place

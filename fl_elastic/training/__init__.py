@@ -1,14 +1,18 @@
 """Train what the plan says, within the budget."""
 
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
 from fl_elastic.training.apply_plan import apply_plan, frozen_outside
-from fl_elastic.training.elastic_forward import ForwardOptions, ForwardReport
 from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
-from fl_elastic.training.options import TrainerOptions
-from fl_elastic.training.own_loop import changed, plan_for
-from fl_elastic.training.report import FitReport
+from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.report import FitReport, ForwardReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
-from fl_elastic.training.variants import Variants
+
+if TYPE_CHECKING:
+    from fl_elastic.training.own_loop import changed, plan_for
+    from fl_elastic.training.variants import Variants
 
 __all__ = [
     "ElasticTrainer",
@@ -26,3 +30,7 @@ __all__ = [
     "frozen_outside",
     "plan_for",
 ]
+
+__getattr__ = loaded_late(
+    __name__, {"changed": "own_loop", "plan_for": "own_loop", "Variants": "variants"}
+)

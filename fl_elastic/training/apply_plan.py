@@ -16,7 +16,6 @@ from fl_elastic.groups.graph import GroupKind
 from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers, uncompiled
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import Chances
-from fl_elastic.ops import lean
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
 
@@ -108,6 +107,9 @@ def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
         stack.enter_context(frozen_outside(plan, model))
         modes = _modes_by_module(plan)
         if modes or plan.lean:
+            # Plans that train layers whole, with memory to spare, do not load the others.
+            from fl_elastic.ops.lean import lean
+
             joins = any(mode.filters_input for mode in modes.values())
             stack.enter_context(
                 lean(

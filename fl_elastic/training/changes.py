@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.ops import ChannelSubset
+from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.planning import Plan
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.parts import Masks

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import Policy
-from fl_elastic.profiling import CostProfile, estimate_profile
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.estimate import estimated_modes
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
+from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["costs_for", "lasting_costs", "passes_above_cut", "with_prefix"]
+__all__ = ["costs_for", "lasting_costs", "passes_above_cut", "refined", "with_prefix"]
 
+_MOST_SCALE = 2.0
 _MOST_PASSES = 16
 
 
@@ -39,11 +41,19 @@ def costs_for(
     """
     profile = known
     if profile is None or profile.key != profile_key(model, batch, optimizer_fn):
+        # Who has costs already does not load how they are estimated.
+        from fl_elastic.profiling.estimate import estimate_profile
+
         profile = estimate_profile(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.clock,
             memory=budget.memory, prefix=options.forward is not None,
         )  # fmt: skip
-    return estimated_modes(with_prefix(profile, model, batch, options), model, policy.modes)
+    profile = with_prefix(profile, model, batch, options)
+    if not policy.modes:
+        return profile
+    from fl_elastic.profiling.estimate import estimated_modes
+
+    return estimated_modes(profile, model, policy.modes)
 
 
 def with_prefix(
@@ -89,3 +99,55 @@ def passes_above_cut(
         return 1
     above = lasting_costs(profile, options, examples).full_step_seconds
     return max(1, min(int(profile.full_step_seconds / (speedup * above)), _MOST_PASSES))
+
+
+def refined(
+    profile: CostProfile,
+    full_ratio: float | None,
+    predicted_step_seconds: float,
+    step_seconds: float,
+) -> CostProfile:
+    """Return the profile with its seconds scaled to what was measured while training.
+
+    Once full passes were timed among the plan's steps it is no estimate any more.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        As it was planned with.
+    full_ratio : float, optional
+        Time of full passes over the profile's.
+    predicted_step_seconds, step_seconds : float
+        Of the plan's step, as predicted and as measured.
+    """
+    if not step_seconds > 0 or not predicted_step_seconds > 0:
+        return profile
+    step_ratio = step_seconds / predicted_step_seconds
+    full, forward = profile.full_step_seconds, float(profile.forward_seconds[-1])
+    # Two equations: f F + b B = measured full step, f F + b B' = measured step of the plan.
+    backward, planned = full - forward, predicted_step_seconds - forward
+    if full_ratio is None:
+        forward_scale = backward_scale = _bounded(step_ratio)
+    elif backward - planned < 0.2 * full:
+        forward_scale = backward_scale = _bounded(full_ratio)
+    else:
+        backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
+        forward_scale = _bounded((step_seconds - backward_scale * planned) / forward)
+        # Budgets are relative to the full step: where a bound has moved it, it is put back.
+        moved = full_ratio * full / (forward_scale * forward + backward_scale * backward)
+        forward_scale, backward_scale = forward_scale * moved, backward_scale * moved
+    return replace(
+        profile,
+        node_update_seconds=profile.node_update_seconds * backward_scale,
+        node_path_seconds=profile.node_path_seconds * backward_scale,
+        optimizer_seconds=profile.optimizer_seconds * backward_scale,
+        fixed_seconds=profile.fixed_seconds * backward_scale,
+        forward_seconds=profile.forward_seconds * forward_scale,
+        cut_plain_seconds=profile.cut_plain_seconds * forward_scale,
+        cut_inference_seconds=profile.cut_inference_seconds * forward_scale,
+        estimated=full_ratio is None,
+    )
+
+
+def _bounded(scale: float) -> float:
+    return min(max(scale, 1 / _MOST_SCALE), _MOST_SCALE)

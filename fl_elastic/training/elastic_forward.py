@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,94 +21,19 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning.tokens import KeptTokens
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.prefix import StoreTerms
-from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
+from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.feature_codec import FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
 from fl_elastic.training.fingerprint import fingerprint
+from fl_elastic.training.options import ForwardOptions
+from fl_elastic.training.report import ForwardReport
 
-__all__ = ["ElasticForward", "ForwardOptions", "ForwardReport"]
+__all__ = ["ElasticForward"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
 _FEW = 2
-
-
-@dataclass(frozen=True)
-class ForwardOptions:
-    """How the frozen prefix runs.
-
-    The prefix runs in eval mode: a dropout or random depth inside of it is off, as it is in inference.
-
-    Parameters
-    ----------
-    feature_bytes : int
-        Bound of the feature store; 0 for none. It pays when the same prepared examples come back without random
-        augmentation of the inputs: within a fit of several epochs, or in later fits, where the store is a file and
-        nothing trains below its cut meanwhile.
-    precision : {"fp16", "fp32", "int8"}
-        How features are stored.
-    path : path-like, optional
-        File for the features, which stays for later fits and processes; memory if left out. Features of examples
-        that a fit over all data does not meet any more are wiped.
-    variants : int
-        Prepared variants of each example that the loader draws from (see `Variants`): so many more are kept.
-    channels_last : bool
-        Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
-    augment : callable, optional
-        Random change of the features, applied anew in each step: augmentation that a store allows.
-    """
-
-    feature_bytes: int = 0
-    precision: str = "fp16"
-    path: str | os.PathLike[str] | None = None
-    variants: int = 1
-    channels_last: bool = True
-    augment: Callable[[Tensor], Tensor] | None = None
-
-    def terms(self, examples: int, epochs: float) -> StoreTerms | None:
-        """Return what the store is worth to a plan: passes over so many examples; None without a store."""
-        size = PRECISIONS[self.precision].itemsize
-        return (
-            StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
-        )
-
-    def __post_init__(self) -> None:
-        FeatureCodec(self.precision, (1,))
-        if self.feature_bytes < 0:
-            raise BudgetError(f"feature_bytes {self.feature_bytes} must not be negative")
-        if self.variants < 1:
-            raise BudgetError(f"variants {self.variants} must be at least 1")
-
-
-@dataclass(frozen=True)
-class ForwardReport:
-    """What the elastic forward pass of one fit did.
-
-    Attributes
-    ----------
-    cut : str
-        Module at whose output (or input) the last prefix ended; empty if no step had a frozen prefix.
-    computed, found : int
-        Examples whose prefix was computed, and found in the store.
-    feature_bytes : int
-        Bytes in the store at the end.
-    prefix_seconds : float
-        Time of computing prefixes.
-    refused : str
-        Why the prefix or its store was not used as asked; empty if it was.
-    """
-
-    cut: str
-    computed: int
-    found: int
-    feature_bytes: int
-    prefix_seconds: float
-    refused: str
-
-    def to_metrics(self) -> dict[str, int]:
-        """Return what a client's reply says of its features."""
-        return {"features-computed": self.computed, "features-found": self.found}
 
 
 class ElasticForward:

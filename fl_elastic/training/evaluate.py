@@ -16,7 +16,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, outputs_and_loss, to_device
 from fl_elastic.groups.pairs import as_pair
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.profile_key import model_device
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]
 

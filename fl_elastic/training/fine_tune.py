@@ -16,14 +16,14 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.above_cut import passing_above_cut
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
-from fl_elastic.training.elastic_forward import ForwardOptions
 from fl_elastic.training.head_sums import put_head, solve_head
-from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.update.closed_form import ClosedFormHead

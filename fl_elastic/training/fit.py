@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
-from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
+
+if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ElasticForward
 
 __all__ = ["READ_ONCE", "Fit", "planned_with"]
 
@@ -288,9 +290,7 @@ class Fit:
         if keep and current is not None:
             plan = current
         else:
-            planning = planner.pay_for_plan()
-            log.charge(planning)
-            control.predicted += planning
+            planning = self._pay_for_plan()
             began = log.clock()
             plan = planner.plan(control.correction)
             closed = planner.options.closed_loop
@@ -299,6 +299,13 @@ class Fit:
         control.replanned()
         self.charge(log.clock() - started)
         return plan
+
+    def _pay_for_plan(self) -> float:
+        """Charge what the options charge for a plan; return these seconds."""
+        planning = self.planner.pay_for_plan()
+        self.log.charge(planning)
+        self.control.predicted += planning
+        return planning
 
     def _probe_due(self, plan: Plan | None) -> bool:
         """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
@@ -319,9 +326,7 @@ class Fit:
         if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
             return None
         started = log.clock()
-        planning = planner.pay_for_plan()
-        log.charge(planning)
-        control.predicted += planning
+        self._pay_for_plan()
         self._price()
         dearer = planner.dearer_plan(plan, allowed, steps)
         self.charge(log.clock() - started)
@@ -348,6 +353,9 @@ class Fit:
         return statistics.median(taken) / predicted if predicted > 0 else 1.0
 
     def _time_full_pass(self, batch: Batch, plan: Plan) -> tuple[float, float]:
+        # Short fits take no full pass, and do not load how.
+        from fl_elastic.training.measured import full_pass_ratio
+
         clock, step = self.log.clock, self.step
         started = clock()
         ratio = full_pass_ratio(
@@ -376,11 +384,10 @@ class Fit:
         if forward is None or not forward.lasts:
             return
         examples = forward.computed - computed
-        per_example = prefix_seconds(
-            self.profile, 0, None, at_least=forward.locked_groups or 0
-        ) / max(self.profile.key.batch_shape[0], 1)
-        self.log.predicted_seconds += examples * per_example
-        self.control.predicted += examples * per_example
+        locked, batch = forward.locked_groups or 0, max(self.profile.key.batch_shape[0], 1)
+        seconds = examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch
+        self.log.predicted_seconds += seconds
+        self.control.predicted += seconds
 
     def _statistics(self) -> dict[str, Tensor]:
         """Return copies of the float buffers that travel: what else than a gradient training may change."""

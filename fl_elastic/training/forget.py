@@ -14,7 +14,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.samples import checked_loss, micro_batches
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
 __all__ = ["SquaredGradients", "dampen", "forget", "squared_gradients", "under_every_name"]

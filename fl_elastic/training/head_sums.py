@@ -22,7 +22,7 @@ from fl_elastic.groups.forward import (
     to_device,
 )
 from fl_elastic.groups.pairs import as_pair
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 

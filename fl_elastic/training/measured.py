@@ -20,8 +20,8 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.channel_guard import ChannelGuard
 

@@ -1,16 +1,67 @@
-"""How an elastic trainer selects and keeps its pace."""
+"""How an elastic trainer selects and keeps its pace, and how what it freezes runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
 from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
 from fl_elastic.profiling.clock import CLOCKS
-from fl_elastic.training.elastic_forward import ForwardOptions
+from fl_elastic.profiling.prefix import StoreTerms
+from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 
-__all__ = ["TrainerOptions"]
+__all__ = ["ForwardOptions", "TrainerOptions"]
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """How the frozen prefix runs.
+
+    The prefix runs in eval mode: a dropout or random depth inside of it is off, as it is in inference.
+
+    Parameters
+    ----------
+    feature_bytes : int
+        Bound of the feature store; 0 for none. It pays when the same prepared examples come back without random
+        augmentation of the inputs: within a fit of several epochs, or in later fits, where the store is a file and
+        nothing trains below its cut meanwhile.
+    precision : {"fp16", "fp32", "int8"}
+        How features are stored.
+    path : path-like, optional
+        File for the features, which stays for later fits and processes; memory if left out. Features of examples
+        that a fit over all data does not meet any more are wiped.
+    variants : int
+        Prepared variants of each example that the loader draws from (see `Variants`): so many more are kept.
+    channels_last : bool
+        Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
+    augment : callable, optional
+        Random change of the features, applied anew in each step: augmentation that a store allows.
+    """
+
+    feature_bytes: int = 0
+    precision: str = "fp16"
+    path: str | os.PathLike[str] | None = None
+    variants: int = 1
+    channels_last: bool = True
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def terms(self, examples: int, epochs: float) -> StoreTerms | None:
+        """Return what the store is worth to a plan: passes over so many examples; None without a store."""
+        size = PRECISIONS[self.precision].itemsize
+        return (
+            StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
+        )
+
+    def __post_init__(self) -> None:
+        FeatureCodec(self.precision, (1,))
+        if self.feature_bytes < 0:
+            raise BudgetError(f"feature_bytes {self.feature_bytes} must not be negative")
+        if self.variants < 1:
+            raise BudgetError(f"variants {self.variants} must be at least 1")
 
 
 @dataclass(frozen=True)

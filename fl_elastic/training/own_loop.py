@@ -15,7 +15,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.options import TrainerOptions

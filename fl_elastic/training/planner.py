@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
@@ -27,6 +27,9 @@ from fl_elastic.profiling.optimizers import shadow_of
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
+
+if TYPE_CHECKING:
+    from fl_elastic.importance.fidelity import Fidelity
 
 __all__ = ["Planner", "with_channels", "worth_for"]
 
@@ -206,6 +209,9 @@ class Planner:
     def measure_fidelity(self, batch: Batch) -> None:
         """Measure what the policy's cheaper modes keep of the gradient now."""
         if self.policy.modes:
+            # Few policies have cheaper modes: others do not load how they are judged.
+            from fl_elastic.importance.fidelity import measure_fidelity
+
             self._fidelity = measure_fidelity(
                 self._model, self._loss_fn, batch, self._known_costs().graph, self.policy.modes
             )
@@ -224,11 +230,7 @@ class Planner:
             request = replace(request, importance=request.importance * first.mask)
         plan = self.policy.plan(request)
         self.based_on = self._basis(correction)
-        graph = self._known_costs().graph
-        part = plan if first is None else _part_of(first, plan, request)
-        plan = with_channels(
-            part, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
-        )
+        plan = self._with_channels(plan if first is None else _part_of(first, plan, request))
         if first is not None:
             channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
@@ -366,9 +368,14 @@ class Planner:
         found = self.policy.plan(request)
         if not (found.feasible and found.predicted_step_seconds > plan.predicted_step_seconds):
             return None
-        graph = self._known_costs().graph
+        return self._with_channels(found)
+
+    def _with_channels(self, plan: Plan) -> Plan:
         return with_channels(
-            found, graph, lambda: self.channel_score, lambda: self.probe(self._batches)
+            plan,
+            self._known_costs().graph,
+            lambda: self.channel_score,
+            lambda: self.probe(self._batches),
         )
 
     def _must_learn(self) -> bool:

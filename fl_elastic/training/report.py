@@ -7,9 +7,38 @@ from dataclasses import dataclass
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.planning import Plan
-from fl_elastic.training.elastic_forward import ForwardReport
 
-__all__ = ["FitReport"]
+__all__ = ["FitReport", "ForwardReport"]
+
+
+@dataclass(frozen=True)
+class ForwardReport:
+    """What the elastic forward pass of one fit did.
+
+    Attributes
+    ----------
+    cut : str
+        Module at whose output (or input) the last prefix ended; empty if no step had a frozen prefix.
+    computed, found : int
+        Examples whose prefix was computed, and found in the store.
+    feature_bytes : int
+        Bytes in the store at the end.
+    prefix_seconds : float
+        Time of computing prefixes.
+    refused : str
+        Why the prefix or its store was not used as asked; empty if it was.
+    """
+
+    cut: str
+    computed: int
+    found: int
+    feature_bytes: int
+    prefix_seconds: float
+    refused: str
+
+    def to_metrics(self) -> dict[str, int]:
+        """Return what a client's reply says of its features."""
+        return {"features-computed": self.computed, "features-found": self.found}
 
 
 @dataclass(frozen=True)

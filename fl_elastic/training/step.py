@@ -11,20 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import MissedCut, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
-from fl_elastic.ops.split import MissedCut
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.training.channel_guard import ChannelGuard
-from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
 
 if TYPE_CHECKING:
     from fl_elastic.ops.windowed import Narrow
+    from fl_elastic.training.elastic_forward import ElasticForward
     from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["Judge", "KeptOptimizer", "ProximalPull", "TrainingStep"]

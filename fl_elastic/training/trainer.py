@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,25 +23,27 @@ from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.estimate import refined
-from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
-from fl_elastic.training.costs import costs_for
-from fl_elastic.training.elastic_forward import ElasticForward, ForwardOptions
+from fl_elastic.training.costs import costs_for, refined
 from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
+
+if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ElasticForward
 
 __all__ = ["ElasticTrainer", "eager"]
 
@@ -323,6 +325,9 @@ class ElasticTrainer:
         options = self.options.forward
         if options is None and not self.planner.policy.still_prefix:
             return None
+        # Most fits run the whole model in each step, and do not load how to run a part of it.
+        from fl_elastic.training.elastic_forward import ElasticForward
+
         return ElasticForward(
             self.model, options or ForwardOptions(),
             examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,

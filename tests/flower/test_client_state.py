@@ -17,7 +17,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.archive import Kind, read_archive, write_archive
-from fl_elastic.flower import ElasticClient, client
+from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
 from fl_elastic.planning import Mode
 from fl_elastic.policies.neurons import NeqPolicy
@@ -89,8 +89,7 @@ def test_the_profile_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     def again(*arguments: object, **options: object) -> None:
         raise AssertionError("measured although a profile is stored")
 
-    monkeypatch.setattr(client, "estimate_profile", again)
-    monkeypatch.setattr("fl_elastic.training.costs.estimate_profile", again)
+    monkeypatch.setattr("fl_elastic.profiling.estimate.estimate_profile", again)
     fit(elastic(tmp_path))
     assert load_profile(paths(tmp_path)[0]).estimated
 

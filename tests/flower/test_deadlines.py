@@ -41,8 +41,8 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
-from fl_elastic.flower.terms import DEADLINE
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of

@@ -37,6 +37,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.instructions import KEEP
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
@@ -46,7 +47,6 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
-from fl_elastic.flower.terms import KEEP
 from fl_elastic.update import (
     Manifest,
     PartialUpdate,

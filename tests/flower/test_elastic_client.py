@@ -31,8 +31,8 @@ from fl_elastic import Budget
 from fl_elastic.errors import RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
+from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED, instruction
-from fl_elastic.flower.terms import RATE
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of

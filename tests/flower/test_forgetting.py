@@ -28,9 +28,9 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.forgetting import Wishes
+from fl_elastic.flower.instructions import SQUARES, Instructions
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.terms import SQUARES, Instructions
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.forget import dampen, squared_gradients
 from fl_elastic.update import Manifest

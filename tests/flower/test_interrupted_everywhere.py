@@ -27,6 +27,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.instructions import IMPORTANCE, KEEP, Instructions
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
@@ -35,7 +36,6 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
-from fl_elastic.flower.terms import IMPORTANCE, KEEP, Instructions
 from fl_elastic.update import PartialUpdate, StaleModelError, decode_weights, encode
 
 ROUNDS = 3

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
-from fl_elastic.flower.terms import Instructions
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.storage import only_one
 from fl_elastic.training import ForwardOptions, TrainerOptions
-from fl_elastic.training.elastic_forward import ForwardReport
+from fl_elastic.training.report import ForwardReport
 
 CUT = "4"
 Make = Callable[[], nn.Module]

@@ -16,9 +16,9 @@ from fl_elastic.flower import Capabilities, Deadline, PartialUpdates, RoundRecor
 from fl_elastic.flower.attendance import Attendance, inner_times
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.group_names import GroupNames
+from fl_elastic.flower.instructions import IMPORTANCE, read_importance
 from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.server_plan import ServerPlanner
-from fl_elastic.flower.terms import IMPORTANCE, read_importance
 
 
 def said(node: int, **changes: Any) -> Any:

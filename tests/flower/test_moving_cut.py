@@ -30,8 +30,8 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
+from fl_elastic.flower.instructions import IMPORTANCE
 from fl_elastic.flower.records import train_reply
-from fl_elastic.flower.terms import IMPORTANCE
 
 MOVING = RoundTerms(cut="moving", solve_every=2)
 # From the head down; "6" is a convolution with a norm above it.

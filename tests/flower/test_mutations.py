@@ -32,8 +32,8 @@ from fl_elastic.fleet.node_settings import load_node_settings
 from fl_elastic.flower import Deadline, PartialUpdates, RoundTerms
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import PACKED
-from fl_elastic.flower.terms import Instructions
 from fl_elastic.update import (
     Manifest,
     PartialUpdate,

@@ -14,9 +14,9 @@ from small_models import conv_net
 
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.terms import Instructions
 from fl_elastic.update.frame import peek
 
 CODECS = ("int8", "bf16", "fp32")

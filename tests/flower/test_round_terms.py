@@ -28,8 +28,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, RoundRecord, RoundTerms
-from fl_elastic.flower.records import PACKED, read_instruction
-from fl_elastic.flower.terms import (
+from fl_elastic.flower.instructions import (
     BLEND,
     CHANGE,
     DEADLINE,
@@ -40,6 +39,7 @@ from fl_elastic.flower.terms import (
     Instructions,
     read_importance,
 )
+from fl_elastic.flower.records import PACKED, read_instruction
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of

@@ -28,9 +28,9 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
+from fl_elastic.flower.instructions import RATE, ROUND_ZERO, Instructions
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round_zero import LastSolved, Solved
-from fl_elastic.flower.terms import RATE, ROUND_ZERO, Instructions
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest

@@ -28,8 +28,8 @@ from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
     secaggplus_mod,
 )
+from fl_elastic.flower.instructions import GROUPS
 from fl_elastic.flower.records import TENSORS
-from fl_elastic.flower.terms import GROUPS
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, weights_of

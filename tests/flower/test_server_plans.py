@@ -35,9 +35,9 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.instructions import GROUPS, read_groups
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.server_plan import ServerPlanner
-from fl_elastic.flower.terms import GROUPS, read_groups
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of

@@ -13,9 +13,9 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
+from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.flower.terms import RATE
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of

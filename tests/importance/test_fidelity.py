@@ -11,7 +11,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.fidelity import gradient_cosine, measure_fidelity, visit_layers
-from fl_elastic.ops import lean
+from fl_elastic.ops.lean import lean
 
 MODES = [
     Mode.channels(0.5),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Axis
-from fl_elastic.ops import ChannelSubset
-from fl_elastic.ops.channel_convolution import channel_conv2d
+from fl_elastic.ops.channels import ChannelSubset
+from fl_elastic.ops.convolution import channel_conv2d
 from fl_elastic.ops.geometry import ConvGeometry
 
 SAME = ConvGeometry((3, 3), padding=(1, 1))

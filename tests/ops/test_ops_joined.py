@@ -11,8 +11,8 @@ from lean_models import mobile, settled
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
-from fl_elastic.ops import lean
 from fl_elastic.ops.joined import joined_forward
+from fl_elastic.ops.lean import lean
 from fl_elastic.ops.lean_forward import LeanForward
 
 WX = Mode.filtered(2, inputs=True)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
-from fl_elastic.ops import lean
+from fl_elastic.ops.lean import lean
 
 MODELS = {"resnet": resnet, "mobile": mobile, "hardswish": lambda: mobile(nn.Hardswish)}
 Modes = Mapping[str, Mode]

@@ -8,7 +8,7 @@ from kept_bytes import kept_bytes
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
-from fl_elastic.ops import lean_forward
+from fl_elastic.ops.lean_forward import lean_forward
 
 # What stands in the names of tests has to be the same in every process.
 torch.manual_seed(0)

@@ -17,7 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.ops.lean_forward import LeanKind
+from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.policies.sparse_update import (
     PUBLISHED_MODELS,

@@ -18,7 +18,7 @@ from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.fidelity import Fidelity
-from fl_elastic.ops.lean_forward import LeanKind
+from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.policies.sparse_update import PUBLISHED_MODELS

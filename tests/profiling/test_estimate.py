@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from small_models import chain, loss_fn, vectors
 from torch import nn
 
-from fl_elastic.profiling.estimate import estimate_profile, refined
+from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.testing import made_up_profile
+from fl_elastic.training.costs import refined
 
 STATE = {"sgd": 0.0, "momentum": 4.0, "adam": 8.0, "refuses": 8.0}
 

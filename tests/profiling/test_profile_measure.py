@@ -34,8 +34,9 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.calibrate import nonnegative_fit
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import OptimizerFn, model_device, profile_key
 from fl_elastic.profiling.memory import step_memory
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.testing import Snapshot
 
 

@@ -200,7 +200,7 @@ def test_a_full_pass_that_is_timed_is_inside_the_speedup(
         passes.append(given)
         return 1.0
 
-    monkeypatch.setattr(fit, "full_pass_ratio", ratio)
+    monkeypatch.setattr("fl_elastic.training.measured.full_pass_ratio", ratio)
     steps = made.fit(vectors(20)).steps
     assert passes and least <= steps <= most
 

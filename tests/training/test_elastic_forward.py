@@ -20,7 +20,6 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
-from fl_elastic.training import trainer as trainer_module
 from fl_elastic.training.elastic_forward import ElasticForward
 
 
@@ -103,7 +102,7 @@ def test_kept_features_are_let_go_after_the_fit(monkeypatch: pytest.MonkeyPatch)
             super().__init__(*given, **named)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(trainer_module, "ElasticForward", Noted)
+    monkeypatch.setattr("fl_elastic.training.elastic_forward.ElasticForward", Noted)
     trainer = trainer_of(settled_net(), {"11"}, ForwardOptions(feature_bytes=10**7))
     report = trainer.fit(images(4), epochs=2)
     assert report.forward is not None and report.forward.found

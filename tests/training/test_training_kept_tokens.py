@@ -31,7 +31,7 @@ from fl_elastic.planning.tokens import KeptTokens, cosine_share
 from fl_elastic.policies.tokens.bsr import BsrPolicy
 from fl_elastic.policies.tokens.e_vit import EVitPolicy
 from fl_elastic.profiling import profile_model
-from fl_elastic.profiling.fewer_tokens import fewer_tokens_profile
+from fl_elastic.profiling.narrow import fewer_tokens_profile
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,

@@ -33,8 +33,8 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance import CHANNEL_SCORES
 from fl_elastic.importance.base import Probe
 from fl_elastic.importance.fidelity import visit_layers
-from fl_elastic.ops import lean
-from fl_elastic.ops.lean_forward import LeanKind, lean_kind
+from fl_elastic.ops.lean import lean
+from fl_elastic.ops.lean_kind import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import estimate_profile

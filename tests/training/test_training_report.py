@@ -20,7 +20,6 @@ from small_models import (
 from fl_elastic.budget import Budget
 from fl_elastic.flower.given_policy import GivenPolicy
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
-from fl_elastic.training import fit as fit_module
 from fl_elastic.training.planner import Planner
 
 HALF = Budget(speedup=1.5)
@@ -53,7 +52,7 @@ def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyP
     model, batches = chain(), vectors(40)
     # Of an estimate a full pass is timed at once.
     profile = replace(flat_profile(model, batches[0]), estimated=True)
-    monkeypatch.setattr(fit_module, "full_pass_ratio", lambda *_: 1.75)
+    monkeypatch.setattr("fl_elastic.training.measured.full_pass_ratio", lambda *_: 1.75)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="head", profile=profile
     )

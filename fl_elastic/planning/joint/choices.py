@@ -7,8 +7,9 @@ channels, with a filtered gradient), each with its own worth, seconds, memory an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,14 @@ COSTS = ("seconds", "memory", "uplink")
 _EPSILON = 1e-9
 
 _Floats = NDArray[np.float64]
+_TABLES = ("value", *COSTS, "path_change", "damage")
+_SENSELESS: tuple[tuple[tuple[str, ...], Callable[[_Floats], Any], str], ...] = (
+    (_TABLES, np.isnan, "is NaN"),
+    (("value", "path_change"), np.isinf, "is infinite"),
+    (("seconds",), np.isneginf, "is minus infinity"),
+    (("memory", "uplink"), lambda each: each < 0, "is negative"),
+    (("damage",), lambda each: (each < 0) | (each >= 1), "is not at least 0 and less than 1"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,42 +119,26 @@ class Choices:
         shape = np.shape(self.value)
         if len(shape) != 2 or shape[1] < 1:
             raise BudgetError(f"value has shape {shape}; it must be (groups, options)")
-        for name in ("value", *COSTS, "path_change", "damage"):
+        for name in (*_TABLES, "path_seconds", "path_memory"):
             given = np.asarray(getattr(self, name), dtype=np.float64)
-            table = np.zeros(shape) if given.size == 0 else given
-            _require_shape(name, table.shape, shape)
-            object.__setattr__(self, name, table)
+            if name in _TABLES:
+                given = given if given.size else np.zeros(shape)
+            elif np.isnan(given).any():
+                raise BudgetError(f"{name} must not be NaN")
+            _require_shape(name, given.shape, shape if name in _TABLES else shape[:1])
+            object.__setattr__(self, name, given)
         object.__setattr__(self, "available", np.asarray(self.available, dtype=bool))
         _require_shape("available", self.available.shape, shape)
-        for name in ("path_seconds", "path_memory"):
-            path = np.asarray(getattr(self, name), dtype=np.float64)
-            _require_shape(name, path.shape, shape[:1])
-            if np.isnan(path).any():
-                raise BudgetError(f"{name} must not be NaN")
-            object.__setattr__(self, name, path)
         object.__setattr__(self, "forced", tuple(int(group) for group in self.forced))
         if any(not 0 <= group < shape[0] for group in self.forced):
             raise BudgetError(f"forced groups {list(self.forced)} are outside 0 to {shape[0] - 1}")
-        self._require_sense()
-
-    def _require_sense(self) -> None:
-        for name in ("value", *COSTS, "path_change", "damage"):
-            table = getattr(self, name)
-            if np.any(table[:, 0]):
+        for name in _TABLES:
+            if getattr(self, name)[:, 0].any():
                 raise BudgetError(f"{name} of option 0 (frozen) must be zero")
-            if np.isnan(table[self.available]).any():
-                raise BudgetError(f"{name} of an available option is NaN")
-        for name in ("value", "path_change"):
-            if np.isinf(getattr(self, name)[self.available]).any():
-                raise BudgetError(f"{name} of an available option is infinite")
-        if (self.seconds[self.available] == -np.inf).any():
-            raise BudgetError("seconds of an available option are minus infinity")
-        for name in ("memory", "uplink"):
-            if (getattr(self, name)[self.available] < 0).any():
-                raise BudgetError(f"{name} of an available option is negative")
-        damage = self.damage[self.available]
-        if (damage < 0).any() or (damage >= 1).any():
-            raise BudgetError("damage of an available option must be at least 0 and less than 1")
+        for names, is_wrong, what in _SENSELESS:
+            for name in names:
+                if is_wrong(getattr(self, name)[self.available]).any():
+                    raise BudgetError(f"{name} of an available option {what}")
 
     @property
     def damaging(self) -> NDArray[np.bool_]:
@@ -178,19 +171,13 @@ class Choices:
         trained = np.flatnonzero(chosen)
         if not len(trained):
             return Totals(0.0, 0.0, 0.0, 0.0)
-        picked = chosen[trained]
-        end = int(trained[-1]) + 1
-        keep = np.cumprod(1.0 - self.damage[trained, picked])
-        keep = np.concatenate([[1.0], keep[:-1]])
-        seconds = self.seconds[trained, picked].sum() + self.path_seconds[:end].sum()
-        seconds += self.path_change[trained[:-1], picked[:-1]].sum()
-        memory = self.memory[trained, picked].sum() + self.path_memory[:end].sum()
-        return Totals(
-            value=float((self.value[trained, picked] * keep).sum()),
-            seconds=float(seconds),
-            memory=float(memory),
-            uplink=float(self.uplink[trained, picked].sum()),
-        )
+        own, end = (trained, chosen[trained]), int(trained[-1]) + 1
+        keep = np.concatenate([[1.0], np.cumprod(1.0 - self.damage[own])[:-1]])
+        seconds = self.seconds[own].sum() + self.path_seconds[:end].sum()
+        seconds += self.path_change[own][:-1].sum()
+        memory = self.memory[own].sum() + self.path_memory[:end].sum()
+        value, uplink = (self.value[own] * keep).sum(), self.uplink[own].sum()
+        return Totals(float(value), float(seconds), float(memory), float(uplink))
 
 
 def _require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

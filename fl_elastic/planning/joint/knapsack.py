@@ -16,18 +16,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
 from fl_elastic.planning.joint.problem import problem_of
-from fl_elastic.planning.joint.solve import Best, Sweep, judge_of, priced, solve
+from fl_elastic.planning.joint.solve import Best, priced, solve, sweep
 
-__all__ = [
-    "Choices",
-    "JointSelection",
-    "Limits",
-    "Totals",
-    "find_feasible",
-    "improve_with_damage",
-    "joint_knapsack",
-    "without_damage",
-]
+__all__ = ["JointSelection", "joint_knapsack"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -83,60 +74,52 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     """
     if not len(choices.value):
         return JointSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
-    best = Best(judge_of(choices, limits))
-    if not choices.forced:
-        best.offer(np.zeros(len(choices.value), dtype=np.intp))
-    damaging = bool(choices.damaging.any())
-    bound = solve(problem_of(without_damage(choices), limits), best)
+    best, harmless = Best(choices, limits), choices
+    best.offer_nothing()
+    if choices.damaging.any():
+        available = choices.available & ~choices.damaging
+        harmless = replace(choices, available=available, damage=np.zeros_like(choices.damage))
+    problem = problem_of(harmless, limits)
+    bound = solve(problem, best)
     if best.options is None:
-        best.offer(find_feasible(choices, limits))
-        bound = max(bound, solve(problem_of(without_damage(choices), limits), best))
-    if damaging:
-        improve_with_damage(choices, limits, best)
+        best.offer(_feasible(choices, limits))
+        bound = max(bound, solve(problem, best))
+    if harmless is not choices:
+        _improve_with_damage(choices, limits, best)
         bound = math.nan
     assert best.options is not None
     return JointSelection(best.options, choices.totals(best.options), bound)
 
 
-def without_damage(choices: Choices) -> Choices:
-    """Return the choices without their damaging options."""
-    if not choices.damaging.any():
-        return choices
-    harmless = choices.available & ~choices.damaging
-    return replace(choices, available=harmless, damage=np.zeros_like(choices.damage))
-
-
-def improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
+def _improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
     """Offer choices with damaging options: one change after another, then a sweep that counts the damage."""
+    assert best.options is not None
     for _ in range(_REPRICINGS):
         kept, deeper = _kept_and_deeper(choices, best.options)
         value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
         linear = replace(choices, value=value, damage=np.zeros_like(choices.damage))
-        found = Best(judge_of(linear, limits))
+        found = Best(linear, limits)
         solve(problem_of(linear, limits), found)
         if found.options is None or not best.offer(found.options):
             break
     problem = problem_of(choices, limits)
     prices, promise = priced(problem, best)
     kept, _ = _kept_and_deeper(choices, best.options)
-    search = Sweep(problem, prices[:2][-1:], promise, choices.damage, kept)
-    for options in search.run(_STATES, -np.inf)[0]:
+    problem = replace(problem, damage=choices.damage, kept=kept)
+    for options in sweep(problem, prices[:2][-1:], promise, _STATES, -np.inf)[0]:
         best.offer(options)
 
 
-def _kept_and_deeper(choices: Choices, options: _Ints | None) -> tuple[_Floats, _Floats]:
+def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
     """Return the share of each group's value that is kept, and the value below each group."""
-    kept, deeper = np.ones(len(choices.value)), np.zeros(len(choices.value))
-    if options is not None:
-        groups = np.arange(len(options))
-        share, value = 1.0 - choices.damage[groups, options], choices.value[groups, options]
-        kept[1:] = np.cumprod(share)[:-1]
-        for group in range(len(options) - 1, 0, -1):
-            deeper[group - 1] = value[group] + share[group] * deeper[group]
-    return kept, deeper
+    own = (np.arange(len(options)), options)
+    share, value, deeper = 1.0 - choices.damage[own], choices.value[own], np.zeros(len(options))
+    for group in range(len(options) - 1, 0, -1):
+        deeper[group - 1] = value[group] + share[group] * deeper[group]
+    return np.concatenate([[1.0], np.cumprod(share)[:-1]]), deeper
 
 
-def find_feasible(choices: Choices, limits: Limits) -> _Ints:
+def _feasible(choices: Choices, limits: Limits) -> _Ints:
     """Return options within the limits, found as the least of one cost within the other limits.
 
     Raises
@@ -145,6 +128,12 @@ def find_feasible(choices: Choices, limits: Limits) -> _Ints:
         If there are none; the message names the least limits that would do.
     """
     bounded = [name for name in COSTS if limits.with_slack(name) < np.inf] or [COSTS[0]]
+
+    def missing(name: str, options: _Ints, within: str = "") -> str:
+        least, limit = getattr(choices.totals(options), name), getattr(limits, name)
+        fits = least <= limits.with_slack(name)
+        return "" if fits else f"{name} must be at least {least:.6g} (limit {limit:g}){within}"
+
     short = []
     for name in bounded:
         alone = _least(choices, Limits(), name)
@@ -153,37 +142,27 @@ def find_feasible(choices: Choices, limits: Limits) -> _Ints:
                 f"forced groups {list(choices.forced)} have no available option of finite cost; "
                 "make one available or do not force them"
             )
-        least = getattr(choices.totals(alone), name)
-        if least > limits.with_slack(name):
-            short.append(f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g})")
+        short.append(missing(name, alone))
     # Each cost alone could be met: relax one after the other until the rest can be met together.
     rest = limits
-    for place, name in enumerate(bounded if not short else []):
+    for place, name in enumerate(bounded if not any(short) else []):
         rest = replace(rest, **{name: np.inf})
         options = _least(choices, rest, name)
         if options is None:
             continue
-        least = getattr(choices.totals(options), name)
-        if place == 0 and least <= limits.with_slack(name):
-            return options
         others = [f"{each} within {getattr(limits, each):g}" for each in bounded[place + 1 :]]
-        within = f", with {' and '.join(others)}" if others else ""
-        short = [f"{name} must be at least {least:.6g} (limit {getattr(limits, name):g}){within}"]
+        short = [missing(name, options, f", with {' and '.join(others)}" if others else "")]
+        if place == 0 and not short[0]:
+            return options
         break
     what = f"forced groups {list(choices.forced)} do not fit" if choices.forced else "nothing fits"
-    why = "; ".join(short) or f"{' and '.join(bounded)} cannot be met together"
+    why = "; ".join(filter(None, short)) or f"{' and '.join(bounded)} cannot be met together"
     raise BudgetError(f"{what}: {why}")
 
 
 def _least(choices: Choices, limits: Limits, name: str) -> _Ints | None:
     """Return the options that cost least of one kind within the limits."""
-
-    def judge(options: _Ints) -> float | None:
-        totals = choices.totals(options)
-        return -float(getattr(totals, name)) if limits.admit(totals) else None
-
-    best = Best(judge)
-    if not choices.forced:
-        best.offer(np.zeros(len(choices.value), dtype=np.intp))
+    best = Best(choices, limits, name)
+    best.offer_nothing()
     solve(problem_of(choices, limits, least=name), best, tolerance=_TOLERANCE)
     return best.options

@@ -7,17 +7,21 @@ kept that promise most; as long as none has to go, the search is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.planning.joint.choices import Choices, Limits
-from fl_elastic.planning.joint.prices import best_prices, bounds_above, bounds_of_depths, lane
-from fl_elastic.planning.joint.problem import Problem
+from fl_elastic.planning.joint.problem import (
+    Problem,
+    best_prices,
+    bounds_above,
+    bounds_of_depths,
+    lane,
+)
 
-__all__ = ["Best", "Sweep", "judge_of", "priced", "solve"]
+__all__ = ["Best", "priced", "solve", "sweep"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -38,35 +42,27 @@ _PRICED = 8
 
 @dataclass(eq=False)
 class Best:
-    """The best choice so far, and the judge of new ones.
+    """The best choice so far within the limits: of largest value, or least of the cost that is named."""
 
-    Attributes
-    ----------
-    judge : callable
-        Returns the true value of options, or None if they are not within the limits.
-    """
-
-    judge: Callable[[_Ints], float | None]
+    choices: Choices
+    limits: Limits
+    least: str | None = None
     value: float = -np.inf
     options: _Ints | None = None
 
     def offer(self, options: _Ints) -> bool:
         """Take over a choice if it is allowed and better."""
-        value = self.judge(options)
-        if value is None or value <= self.value:
+        totals = self.choices.totals(options)
+        value = totals.value if self.least is None else -float(getattr(totals, self.least))
+        if not self.limits.admit(totals) or value <= self.value:
             return False
         self.value, self.options = value, options.copy()
         return True
 
-
-def judge_of(choices: Choices, limits: Limits) -> Callable[[_Ints], float | None]:
-    """Return a judge of true values within the limits."""
-
-    def judge(options: _Ints) -> float | None:
-        totals = choices.totals(options)
-        return totals.value if limits.admit(totals) else None
-
-    return judge
+    def offer_nothing(self) -> None:
+        """Offer to train nothing, where nothing is forced."""
+        if not self.choices.forced:
+            self.offer(np.zeros(len(self.choices.value), dtype=np.intp))
 
 
 def solve(problem: Problem, best: Best, *, tolerance: float | None = None) -> float:
@@ -84,7 +80,7 @@ def solve(problem: Problem, best: Best, *, tolerance: float | None = None) -> fl
             goal += tolerance * abs(goal)
         if not bound > goal:
             break
-        answers, dropped = Sweep(problem, prices, promise).run(states, goal)
+        answers, dropped = sweep(problem, prices, promise, states, goal)
         for options in answers:
             best.offer(options)
         # What was pruned could not reach the goal.
@@ -141,75 +137,63 @@ def _rounded(value: _Floats, cost: _Floats, room: _Floats, prices: _Floats) -> _
     return None
 
 
-@dataclass(eq=False)
-class Sweep:
-    """One pass over all groups, from the deepest towards the loss.
+def sweep(
+    problem: Problem, prices: _Floats, promise: _Floats, states: int, goal: float
+) -> tuple[list[_Ints], float]:
+    """Go over all groups once, from the deepest towards the loss.
 
-    Attributes
+    Parameters
     ----------
     problem : Problem
     prices : array, shape (P, D)
         By which states are judged: by the price that promises least.
     promise : array, shape (N,)
         Bounds of all depths.
-    damage : array, shape (N, K), optional
-        Share of the deeper groups' value that an option loses.
-    kept : array, shape (N,), optional
-        Share of a group's value that the groups above it are taken to leave.
+    states : int
+        Most that are kept after each group.
+    goal : float
+        What a state must promise more than.
+
+    Returns
+    -------
+    answers : list of array
+        The best choices.
+    dropped : float
+        What was dropped because of the cap could still have been worth.
     """
-
-    problem: Problem
-    prices: _Floats
-    promise: _Floats
-    damage: _Floats | None = None
-    kept: _Floats | None = None
-
-    def run(self, states: int, goal: float) -> tuple[list[_Ints], float]:
-        """Return the best choices, and what was dropped because of the cap could still have been worth.
-
-        Parameters
-        ----------
-        states : int
-            Most that are kept after each group.
-        goal : float
-            What a state must promise more than.
-        """
-        begins = self.promise > goal
-        problem = self.problem.within(begins)
-        groups, _, dims = problem.inner_cost.shape
-        above, needed = bounds_above(problem, self.prices), problem.needed
-        value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
-        history: list[tuple[int, _Ints, _Ints]] = []
-        for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
-            inner = np.flatnonzero(problem.inner_allowed[group])
-            share = 1.0 if self.damage is None else 1.0 - self.damage[group, inner]
-            values = (problem.inner_value[group, inner] + share * value[:, None]).ravel()
-            rooms = (room[:, None] - problem.inner_cost[group, inner]).reshape(-1, dims)
-            parent = np.repeat(np.arange(len(value)), len(inner))
-            option = np.tile(inner, len(value))
-            if begins[group]:
-                last = np.flatnonzero(problem.last_allowed[group])
-                begun = problem.base[group] + problem.last_value[group, last]
-                values = np.concatenate([values, begun])
-                rooms = np.concatenate(
-                    [rooms, problem.room[group] - problem.last_cost[group, last]]
-                )
-                parent = np.concatenate([parent, np.full(len(last), -1)])
-                option = np.concatenate([option, last])
-            worth = values if self.kept is None else self.kept[group] * values
-            reach = worth + (rooms @ self.prices.T + above[group]).min(axis=1)
-            fits = (rooms >= needed[group] - _ROUNDING).all(axis=-1) & (reach > goal)
-            chosen = np.flatnonzero(fits)
-            if dims == 1 and self.damage is None:
-                chosen = chosen[_undominated(rooms[chosen, 0], values[chosen])]
-            if len(chosen) > states:
-                order = chosen[_most_promising(reach[chosen], rooms[chosen], states)]
-                out = np.setdiff1d(chosen, order, assume_unique=True)
-                dropped, chosen = max(dropped, float(reach[out].max())), order
-            value, room = values[chosen], rooms[chosen]
-            history.append((group, parent[chosen], option[chosen]))
-        best = np.argsort(-value, kind="stable")[:_ANSWERS].tolist()
-        return [_traced(history, state, groups) for state in best], dropped
+    begins = promise > goal
+    problem = problem.within(begins)
+    groups, dims = problem.room.shape
+    above, needed = bounds_above(problem, prices), problem.needed
+    one_cost = dims == 1 and not problem.damage.any()
+    value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
+    history: list[tuple[int, _Ints, _Ints]] = []
+    for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
+        inner = np.flatnonzero(problem.allowed[0, group])
+        last = np.flatnonzero(problem.allowed[1, group] & begins[group])
+        share = 1.0 - problem.damage[group, inner]
+        going_on = problem.value[0, group, inner] + share * value[:, None]
+        begun = problem.base[group] + problem.value[1, group, last]
+        values = np.concatenate([going_on.ravel(), begun])
+        left = (room[:, None] - problem.cost[0, group, inner]).reshape(-1, dims)
+        rooms = np.concatenate([left, problem.room[group] - problem.cost[1, group, last]])
+        parent = np.concatenate(
+            [np.repeat(np.arange(len(value)), len(inner)), np.full(len(last), -1)]
+        )
+        option = np.concatenate([np.tile(inner, len(value)), last])
+        reach = problem.kept[group] * values + (rooms @ prices.T + above[group]).min(axis=1)
+        fits = (rooms >= needed[group] - _ROUNDING).all(axis=-1) & (reach > goal)
+        chosen = np.flatnonzero(fits)
+        if one_cost:
+            chosen = chosen[_undominated(rooms[chosen, 0], values[chosen])]
+        if len(chosen) > states:
+            order = chosen[_most_promising(reach[chosen], rooms[chosen], states)]
+            out = np.setdiff1d(chosen, order, assume_unique=True)
+            dropped, chosen = max(dropped, float(reach[out].max())), order
+        value, room = values[chosen], rooms[chosen]
+        history.append((group, parent[chosen], option[chosen]))
+    best = np.argsort(-value, kind="stable")[:_ANSWERS].tolist()
+    return [_traced(history, state, groups) for state in best], dropped
 
 
 def _undominated(room: _Floats, value: _Floats) -> _Ints:

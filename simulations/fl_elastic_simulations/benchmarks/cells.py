@@ -11,8 +11,9 @@ from typing import Any
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
+from fl_elastic_simulations.benchmarks.results import Results
 
-__all__ = ["chosen_tasks", "finished_cells"]
+__all__ = ["add_missing", "chosen_tasks", "finished_cells"]
 
 Row = dict[str, Any]
 
@@ -33,6 +34,33 @@ def chosen_tasks(names: Iterable[str], known: Iterable[str], *, what: str = "tas
                 f"unknown {what} {name!r}{closest(name, every)}: known are {', '.join(every)}"
             )
     return chosen
+
+
+def add_missing(
+    results: Results,
+    run: Callable[..., Row],
+    cells: Mapping[str, tuple[Any, ...]],
+    workers: int,
+    tell: Callable[[str], object],
+    said: Callable[[Row], str],
+) -> None:
+    """Add the rows of all cells that a table does not have, each as it is finished.
+
+    Parameters
+    ----------
+    results : Results
+        The table.
+    run, cells, workers
+        As in `finished_cells`.
+    tell : callable
+        Hears of each finished cell.
+    said : callable
+        ``said(row)`` is what it hears besides the cell's name.
+    """
+    missing = {name: cell for name, cell in cells.items() if name not in results.rows}
+    for done, (name, row) in enumerate(finished_cells(run, missing, workers), start=1):
+        results.add(name, row)
+        tell(f"{done}/{len(missing)} {name}: {said(row)}")
 
 
 def finished_cells(

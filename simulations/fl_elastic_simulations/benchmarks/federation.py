@@ -14,7 +14,7 @@ import torch
 
 from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
 from fl_elastic_simulations.benchmarks.federation_summary import DECIMALS, summarise_task
 from fl_elastic_simulations.benchmarks.federation_tasks import (
@@ -115,17 +115,13 @@ def bench_federation(
         for seed in ([0] if quick else list(seeds))
         for name, task in chosen.items()
         for method in task.methods
-        if method in wanted and cell_name(name, method, seed) not in results.rows
+        if method in wanted
     }
     try:
-        for done, (cell, row) in enumerate(
-            finished_cells(federation_cell, cells, workers), start=1
-        ):
-            results.add(cell, row)
-            tell(
-                f"{done}/{len(cells)} {cell}: {row['final_accuracy']:.3f} "
-                f"after {row['rounds']} rounds, {row['cpu_seconds']:.0f} s"
-            )
+        add_missing(
+            results, federation_cell, cells, workers, tell,
+            lambda row: f"{row['final_accuracy']:.3f} after {row['rounds']} rounds, {row['cpu_seconds']:.0f} s",
+        )  # fmt: skip
     finally:
         # Also where it was interrupted: what is there is worth a table.
         results.catch_up()

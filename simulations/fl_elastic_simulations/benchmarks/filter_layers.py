@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
-from fl_elastic.ops import lean_forward
+from fl_elastic.ops.lean_forward import lean_forward
 from fl_elastic.profiling.clock import Clock
 
 __all__ = [

@@ -19,7 +19,7 @@ from fl_elastic.named_models import resolve_model
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import solve_head
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
@@ -161,10 +161,10 @@ def _run(
     workers: int,
     tell: Callable[[str], None],
 ) -> None:
-    missing = {_name(*cell): (*cell, root) for cell in cells if _name(*cell) not in results.rows}
-    for done, (name, row) in enumerate(finished_cells(one_device_cell, missing, workers), start=1):
-        results.add(name, row)
-        tell(f"{done}/{len(missing)} {name}: {row['accuracy']:.4f} in {row['seconds']:.1f} s")
+    add_missing(
+        results, one_device_cell, {_name(*cell): (*cell, root) for cell in cells}, workers, tell,
+        lambda row: f"{row['accuracy']:.4f} in {row['seconds']:.1f} s",
+    )  # fmt: skip
 
 
 def _name(method: OneDeviceMethod, rate: float, seed: int) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import DatasetError
 from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner, StreamOptions
-from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder
 
@@ -172,15 +172,15 @@ def bench_online(
     """
     root, wanted = str(data_root_folder(data_root)), list(seeds)
     cells = {
-        name: (stream, method, seed, root)
+        f"{stream} | {method} | {seed}": (stream, method, seed, root)
         for stream in chosen_tasks(streams, STREAMS)
         for seed in wanted
         for method in METHODS
-        if (name := f"{stream} | {method} | {seed}") not in results.rows
     }
-    for done, (cell, row) in enumerate(finished_cells(run_online, cells, workers), start=1):
-        results.add(cell, row)
-        tell(f"{done}/{len(cells)} {cell}: {row['accuracy']:.3f}, {row['seconds']:.1f} s")
+    add_missing(
+        results, run_online, cells, workers, tell,
+        lambda row: f"{row['accuracy']:.3f}, {row['seconds']:.1f} s",
+    )  # fmt: skip
 
 
 def online_means(rows: Mapping[str, Mapping[str, Any]], stream: str, method: str) -> _Cell | None:

@@ -19,7 +19,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import solve_head
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
@@ -64,10 +64,7 @@ def bench_prepare(
     """
     root = str(data_root_folder(data_root))
     wanted = {f"{start} | {seed}": (start, seed, root) for seed in SEEDS for start in STARTS}
-    missing = {name: cell for name, cell in wanted.items() if name not in results.rows}
-    for name, row in finished_cells(prepared_row, missing, workers):
-        results.add(name, row)
-        tell(f"{name}: {row}")
+    add_missing(results, prepared_row, wanted, workers, tell, str)
 
 
 def prepared_row(start: str, seed: int, root: str) -> dict[str, Any]:

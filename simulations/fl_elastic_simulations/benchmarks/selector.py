@@ -27,11 +27,11 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.macs import backward_macs
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.head_sums import solve_head
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.transfer import Shuffled
@@ -64,10 +64,10 @@ def bench_selector(
     """
     root = str(data_root_folder(data_root))
     wanted = {f"{data} | {n}": (data, n, root) for n in range(tasks) for data in DATASETS}
-    missing = {name: cell for name, cell in wanted.items() if name not in results.rows}
-    for name, row in finished_cells(selector_row, missing, workers):
-        results.add(name, row)
-        tell(f"{name}: {', '.join(f'{p} {row[p]:.3f}' for p in COMPARED)}")
+    add_missing(
+        results, selector_row, wanted, workers, tell,
+        lambda row: ", ".join(f"{policy} {row[policy]:.3f}" for policy in COMPARED),
+    )  # fmt: skip
 
 
 def selector_row(dataset: str, number: int, root: str) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.transfer import TransferMethod, train_cell
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
@@ -81,15 +81,12 @@ def _few_shots(
 
 
 def _transfer(results: Results, workers: int, root: str, tell: Callable[[str], None]) -> None:
-    missing = {
-        name: (TransferMethod(policy, policy, SPEEDUP), RATE, seed, root)
+    cells = {
+        f"transfer {policy} | {seed}": (TransferMethod(policy, policy, SPEEDUP), RATE, seed, root)
         for seed in SEEDS
         for policy in COMPARED
-        if (name := f"transfer {policy} | {seed}") not in results.rows
     }
-    for name, row in finished_cells(train_cell, missing, workers):
-        results.add(name, row)
-        tell(f"{name}: {row['accuracy']:.4f}")
+    add_missing(results, train_cell, cells, workers, tell, lambda row: f"{row['accuracy']:.4f}")
 
 
 def _summarise(results: Results, episodes: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_cell import run_stream
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS
@@ -63,15 +63,12 @@ def bench_stream(
         for name in names
         for seed in seeds
         for method in METHODS
-        if f"{name} | {method} | {seed}" not in results.rows
     }
     try:
-        for done, (cell, row) in enumerate(finished_cells(run_stream, cells, workers), start=1):
-            results.add(cell, row)
-            accuracy = row.get("average", row["prequential"])
-            tell(
-                f"{done}/{len(cells)} {cell}: {accuracy:.3f}, {row['adapting_seconds']:.1f} s of adapting"
-            )
+        add_missing(
+            results, run_stream, cells, workers, tell,
+            lambda r: f"{r.get('average', r['prequential']):.3f}, {r['adapting_seconds']:.1f} s of adapting",
+        )  # fmt: skip
     finally:
         # Also where it was interrupted: what is there is worth a table.
         for name in names:

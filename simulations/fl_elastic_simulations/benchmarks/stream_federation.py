@@ -30,7 +30,7 @@ from fl_elastic.streaming.joining import Interpolate, JoiningRule, Measured, Per
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, weights_of
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_recovery import (
@@ -122,15 +122,11 @@ def bench_stream_federation(
                 f"unknown method {name!r}{closest(name, list(METHODS))}: known are {known}"
             )
     root = str(data_root_folder(data_root))
-    cells = {
-        f"{name} | {seed}": (name, seed, root)
-        for seed in seeds
-        for name in chosen
-        if f"{name} | {seed}" not in results.rows
-    }
-    for cell, row in finished_cells(stream_federation_cell, cells, workers):
-        results.add(cell, row)
-        tell(f"{cell}: recovery {row['recovery']:.0f} samples, {row['cpu_seconds']:.0f} s")
+    cells = {f"{name} | {seed}": (name, seed, root) for seed in seeds for name in chosen}
+    add_missing(
+        results, stream_federation_cell, cells, workers, tell,
+        lambda row: f"recovery {row['recovery']:.0f} samples, {row['cpu_seconds']:.0f} s",
+    )  # fmt: skip
     for name in chosen:
         rows = {s: results.rows[f"{name} | {s}"] for s in SEEDS if f"{name} | {s}" in results.rows}
         alone = {s: results.rows[f"alone | {s}"] for s in rows if f"alone | {s}" in results.rows}

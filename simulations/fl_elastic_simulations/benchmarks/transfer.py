@@ -19,7 +19,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning.policy import sent_bytes
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
-from fl_elastic_simulations.benchmarks.cells import finished_cells
+from fl_elastic_simulations.benchmarks.cells import add_missing, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
 from fl_elastic_simulations.models.pretrained import load_pretrained
@@ -166,10 +166,10 @@ def _run(
     workers: int,
     tell: Callable[[str], None],
 ) -> None:
-    missing = {_name(*cell): (*cell, root) for cell in cells if _name(*cell) not in results.rows}
-    for done, (name, row) in enumerate(finished_cells(train_cell, missing, workers), start=1):
-        results.add(name, row)
-        tell(f"{done}/{len(missing)} {name}: {row['accuracy']:.4f} in {row['seconds']:.1f} s")
+    add_missing(
+        results, train_cell, {_name(*cell): (*cell, root) for cell in cells}, workers, tell,
+        lambda row: f"{row['accuracy']:.4f} in {row['seconds']:.1f} s",
+    )  # fmt: skip
 
 
 def _name(method: TransferMethod, rate: float, seed: int) -> str:

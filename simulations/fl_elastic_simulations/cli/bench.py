@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
@@ -34,27 +35,84 @@ _Page = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 
+_Shown = Callable[[dict[str, dict[str, Any]]], "str | list[Table]"]
+"""What a benchmark shows of its rows, where that is not the table of all of them."""
 
-@bench.command()
-def solver(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+
+def _benchmark(
+    name: str | None = None, *, prefix: str = ""
+) -> Callable[[Callable[..., _Shown | None]], object]:
+    """Return a decorator that makes a command of a function that measures into the results it is given.
+
+    The command has the options of every benchmark, then those of the function.
+
+    Parameters
+    ----------
+    name : str, optional
+        Of the command and of its file of results, where it is not the function's; with ``--quick`` the file is
+        another one.
+    prefix : str
+        What the names of the rows begin with that are shown.
+    """
+
+    def register(measure: Callable[..., _Shown | None]) -> object:
+        called = name or measure.__name__
+
+        def command(
+            output: _Output = None, fresh: _Fresh = False, as_json: _Json = False, **options: Any
+        ) -> None:
+            from fl_elastic_simulations.benchmarks import Results
+
+            file = f"{called}{'-quick' if options.get('quick') else ''}.json"
+            results = Results(output or _FOLDER / file, fresh=fresh)
+            shown = measure(results, **options)
+            if as_json:
+                typer.echo(json.dumps(results.rows))
+            elif shown is None:
+                _show(results, prefix)
+            elif isinstance(found := shown(results.rows), str):
+                typer.echo(found)
+            else:
+                for table in found:
+                    Console().print(table)
+
+        own = list(inspect.signature(measure).parameters.values())[1:]
+        common = list(inspect.signature(command).parameters.values())[:-1]
+        hints = get_type_hints(command, include_extras=True)
+        hints |= get_type_hints(measure, localns={"Results": Any}, include_extras=True)
+        parameters = [
+            each.replace(annotation=hints[each.name], kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for each in [*common, *own]
+        ]
+        # Typer reads a command's options from its signature and annotations.
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__doc__, command.__name__ = measure.__doc__, measure.__name__
+        return bench.command(called.replace("_", "-"))(command)
+
+    return register
+
+
+def _tell(*said: Any) -> None:
+    Console(stderr=True).print(*said)
+
+
+@_benchmark()
+def solver(results: Results) -> None:
     """Compare the solver with brute force, and time it."""
-    from fl_elastic_simulations.benchmarks import Results, bench_solver
+    from fl_elastic_simulations.benchmarks import bench_solver
 
-    results = Results(output or _FOLDER / "solver.json", fresh=fresh)
     with Console(stderr=True).status("solving"):
         bench_solver(results)
-    _show(results, as_json)
 
 
-@bench.command()
-def budget(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def budget(results: Results) -> None:
     """Compare requested and achieved speed-ups on four models."""
-    from fl_elastic_simulations.benchmarks import Results, bench_budget
+    from fl_elastic_simulations.benchmarks import bench_budget
 
-    results = Results(output or _FOLDER / "budget.json", fresh=fresh)
     with Console(stderr=True).status("training"):
         bench_budget(results)
-    _show(results, as_json)
 
 
 @bench.command()
@@ -74,110 +132,67 @@ def house(
     typer.echo(json.dumps(results.rows) if as_json else house_markdown(results.rows))
 
 
-@bench.command("first-fits")
-def first_fits(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def first_fits(results: Results) -> _Shown:
     """Charge first and second fits with everything they do, on eight models of unlike kinds."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.first_fits import bench_first_fits, first_fits_markdown
 
-    results = Results(output or _FOLDER / "first_fits.json", fresh=fresh)
-    bench_first_fits(results, Console(stderr=True).print)
-    typer.echo(json.dumps(results.rows) if as_json else first_fits_markdown(results.rows))
+    bench_first_fits(results, _tell)
+    return first_fits_markdown
 
 
-@bench.command()
-def transfer(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 2,
-) -> None:
+@_benchmark()
+def transfer(results: Results, data_root: _DataRoot = None, workers: _Workers = 2) -> None:
     """Fine-tune MobileNetV2 on fifty bird species in every way: accuracy against training time."""
-    from fl_elastic_simulations.benchmarks import Results, bench_transfer
+    from fl_elastic_simulations.benchmarks import bench_transfer
 
-    results = Results(output or _FOLDER / "transfer.json", fresh=fresh)
-    console = Console(stderr=True)
-    bench_transfer(results, data_root, workers=workers, tell=console.print)
-    _show(results, as_json)
+    bench_transfer(results, data_root, workers=workers, tell=_tell)
 
 
-@bench.command()
-def prepare(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 1,
-) -> None:
+@_benchmark()
+def prepare(results: Results, data_root: _DataRoot = None, workers: _Workers = 1) -> _Shown:
     """Compare a small backbone from scratch, from labels, and distilled, on traffic signs and birds."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.prepare import bench_prepare, prepare_markdown
 
-    results = Results(output or _FOLDER / "prepare.json", fresh=fresh)
-    bench_prepare(results, data_root, workers=workers, tell=Console(stderr=True).print)
-    typer.echo(json.dumps(results.rows) if as_json else prepare_markdown(results.rows))
+    bench_prepare(results, data_root, workers=workers, tell=_tell)
+    return prepare_markdown
 
 
-@bench.command()
-def selector(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 1,
-) -> None:
+@_benchmark()
+def selector(results: Results, data_root: _DataRoot = None, workers: _Workers = 1) -> _Shown:
     """Compare TinyTrain's choice by Fisher potential with that by a learned selector, and time both."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.selector import bench_selector, selector_markdown
 
-    results = Results(output or _FOLDER / "selector.json", fresh=fresh)
-    bench_selector(results, data_root, workers=workers, tell=Console(stderr=True).print)
-    typer.echo(json.dumps(results.rows) if as_json else selector_markdown(results.rows))
+    bench_selector(results, data_root, workers=workers, tell=_tell)
+    return selector_markdown
 
 
-@bench.command("one-device")
+@_benchmark(prefix="summary ")
 def one_device(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 2,
-    method: _Method = None,
+    results: Results, data_root: _DataRoot = None, workers: _Workers = 2, method: _Method = None
 ) -> None:
     """Fine-tune MobileNetV2 on one device with a head in closed form and kept features, all of it charged."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.one_device import bench_one_device
 
-    results = Results(output or _FOLDER / "one_device.json", fresh=fresh)
-    tell = Console(stderr=True).print
-    bench_one_device(results, data_root, methods=method or (), workers=workers, tell=tell)
-    _show(results, as_json, prefix="summary ")
+    bench_one_device(results, data_root, methods=method or (), workers=workers, tell=_tell)
 
 
-@bench.command("side-by-side")
+@_benchmark(prefix="summary ")
 def side_by_side(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     workers: _Workers = 2,
     episodes: Annotated[int, typer.Option(min=2, help="Few-shot episodes.")] = 200,
 ) -> None:
     """Compare all policies at one budget: transfer to birds, few-shot traffic signs."""
-    from fl_elastic_simulations.benchmarks import Results, bench_side_by_side
+    from fl_elastic_simulations.benchmarks import bench_side_by_side
 
-    results = Results(output or _FOLDER / "side_by_side.json", fresh=fresh)
-    console = Console(stderr=True)
-    bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=console.print)
-    _show(results, as_json, prefix="summary ")
+    bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=_tell)
 
 
-@bench.command()
+@_benchmark(prefix="summary ")
 def federation(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     workers: _Workers = 2,
     task: _Task = None,
@@ -189,27 +204,27 @@ def federation(
     page: _Page = False,
 ) -> None:
     """Compare every method in the same simulated fleets of unequal devices."""
-    from fl_elastic_simulations.benchmarks import Results, bench_federation
+    from fl_elastic_simulations.benchmarks import bench_federation
     from fl_elastic_simulations.benchmarks.federation import SEEDS
     from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
 
-    name = "federation-quick.json" if quick else "federation.json"
-    results = Results(output or _FOLDER / name, fresh=fresh)
     if page:
-        return _write_page(results, write_federation_page)
+        _write_page(results, write_federation_page)
     bench_federation(
-        results, data_root,
-        tasks=task or (), seeds=seed or SEEDS, methods=method or (), quick=quick, workers=workers,
-        tell=Console(stderr=True).print,
-    )  # fmt: skip
-    _show(results, as_json, prefix="summary ")
+        results,
+        data_root,
+        tasks=task or (),
+        seeds=seed or SEEDS,
+        methods=method or (),
+        quick=quick,
+        workers=workers,
+        tell=_tell,
+    )
 
 
-@bench.command("across-rounds")
+@_benchmark(prefix="summary ")
 def across_rounds(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     workers: _Workers = 2,
     task: _Task = None,
@@ -217,290 +232,215 @@ def across_rounds(
     method: _Method = None,
 ) -> None:
     """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
-    from fl_elastic_simulations.benchmarks import Results, bench_federation
+    from fl_elastic_simulations.benchmarks import bench_federation
     from fl_elastic_simulations.benchmarks.federation import SEEDS
     from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED
 
-    results = Results(output or _FOLDER / "across_rounds.json", fresh=fresh)
     bench_federation(
-        results, data_root,
-        among=PRETRAINED | CONVERGED, tasks=task or (), seeds=seed or SEEDS, methods=method or (), workers=workers,
-        tell=Console(stderr=True).print,
-    )  # fmt: skip
-    _show(results, as_json, prefix="summary ")
+        results,
+        data_root,
+        among=PRETRAINED | CONVERGED,
+        tasks=task or (),
+        seeds=seed or SEEDS,
+        methods=method or (),
+        workers=workers,
+        tell=_tell,
+    )
 
 
-@bench.command()
+@_benchmark(prefix="summary ")
 def lora(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     workers: _Workers = 1,
     seed: _Seed = None,
     method: _Method = None,
 ) -> None:
     """Train adapters of a language model on unequal devices in every way, from weights pretrained here."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.lora import SEEDS, bench_lora
 
-    results = Results(output or _FOLDER / "lora.json", fresh=fresh)
     bench_lora(
-        results, data_root,
-        seeds=seed or SEEDS, methods=method or (), workers=workers, tell=Console(stderr=True).print,
-    )  # fmt: skip
-    _show(results, as_json, prefix="summary ")
+        results, data_root, seeds=seed or SEEDS, methods=method or (), workers=workers, tell=_tell
+    )
 
 
-@bench.command()
+@_benchmark()
 def forget(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    task: _Task = None,
-    seed: _Seed = None,
+    results: Results, data_root: _DataRoot = None, task: _Task = None, seed: _Seed = None
 ) -> None:
     """Let trained models forget a class or some examples, in six ways."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.forgetting import bench_forget
 
-    results = Results(output or _FOLDER / "forget.json", fresh=fresh)
-    bench_forget(
-        results, data_root,
-        tasks=task or (), seeds=seed or (0, 1, 2), tell=Console(stderr=True).print,
-    )  # fmt: skip
-    _show(results, as_json)
+    bench_forget(results, data_root, tasks=task or (), seeds=seed or (0, 1, 2), tell=_tell)
 
 
-@bench.command("stream-federation")
-def stream_federation(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 1,
-) -> None:
+@_benchmark("stream-federation", prefix="summary ")
+def stream_federation(results: Results, data_root: _DataRoot = None, workers: _Workers = 1) -> None:
     """Let ten devices meet a changed world at different times, each alone and together."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.stream_federation import bench_stream_federation
 
-    results = Results(output or _FOLDER / "stream-federation.json", fresh=fresh)
-    tell = Console(stderr=True).print
-    bench_stream_federation(results, data_root, workers=workers, tell=tell)
-    _show(results, as_json, prefix="summary ")
+    bench_stream_federation(results, data_root, workers=workers, tell=_tell)
 
 
-@bench.command()
-def aggregation(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def aggregation(results: Results) -> None:
     """Compare what merging replies costs a server with Flower's FedAvg."""
-    from fl_elastic_simulations.benchmarks import Results, bench_aggregation
+    from fl_elastic_simulations.benchmarks import bench_aggregation
 
-    results = Results(output or _FOLDER / "aggregation.json", fresh=fresh)
     with Console(stderr=True).status("merging"):
         bench_aggregation(results)
-    _show(results, as_json)
 
 
-@bench.command()
-def poison(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def poison(results: Results) -> None:
     """Train with two hostile devices of ten, by every aggregation rule."""
-    from fl_elastic_simulations.benchmarks import Results, bench_poison
+    from fl_elastic_simulations.benchmarks import bench_poison
 
-    results = Results(output or _FOLDER / "poison.json", fresh=fresh)
     with Console(stderr=True).status("training"):
         bench_poison(results)
-    _show(results, as_json)
 
 
-@bench.command()
-def liars(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def liars(results: Results) -> None:
     """Train with one or two devices of ten that lie in ways a rule does not look at, by every rule."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.liars import bench_liars
 
-    results = Results(output or _FOLDER / "liars.json", fresh=fresh)
-    bench_liars(results, Console(stderr=True).print)
-    _show(results, as_json)
+    bench_liars(results, _tell)
 
 
-@bench.command("server-rates")
-def server_rates(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def server_rates(results: Results) -> None:
     """Take longer server steps with and without running statistics: what they gain and risk."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.server_rates import bench_server_rates
 
-    results = Results(output or _FOLDER / "server_rates.json", fresh=fresh)
-    bench_server_rates(results, Console(stderr=True).print)
-    _show(results, as_json)
+    bench_server_rates(results, _tell)
 
 
-@bench.command()
-def startup(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def startup(results: Results) -> None:
     """Time a node's process from a message to its first batch, and weigh an idle node."""
-    from fl_elastic_simulations.benchmarks import Results, bench_startup
+    from fl_elastic_simulations.benchmarks import bench_startup
 
-    results = Results(output or _FOLDER / "startup.json", fresh=fresh)
-    bench_startup(results, Console(stderr=True).print)
-    _show(results, as_json)
+    bench_startup(results, _tell)
 
 
-@bench.command()
-def fleet(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-) -> None:
+@_benchmark()
+def fleet(results: Results, data_root: _DataRoot = None) -> None:
     """Compare a real fleet on this machine with the simulation of the same scenario."""
-    from fl_elastic_simulations.benchmarks import Results, bench_fleet
+    from fl_elastic_simulations.benchmarks import bench_fleet
 
-    results = Results(output or _FOLDER / "fleet.json", fresh=fresh)
-    bench_fleet(results, data_root, Console(stderr=True).print)
-    _show(results, as_json)
+    bench_fleet(results, data_root, _tell)
 
 
-@bench.command()
-def transport(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def transport(results: Results) -> None:
     """Send a model through a real server packed and unpacked."""
-    from fl_elastic_simulations.benchmarks import Results, bench_transport
+    from fl_elastic_simulations.benchmarks import bench_transport
 
-    results = Results(output or _FOLDER / "transport.json", fresh=fresh)
-    bench_transport(results, Console(stderr=True).print)
-    _show(results, as_json)
+    bench_transport(results, _tell)
 
 
-@bench.command()
-def memory(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def memory(results: Results) -> None:
     """Compare what a step keeps and takes with lean layers, and with plain autograd."""
-    from fl_elastic_simulations.benchmarks import Results, bench_memory
+    from fl_elastic_simulations.benchmarks import bench_memory
 
-    results = Results(output or _FOLDER / "memory.json", fresh=fresh)
     with Console(stderr=True).status("training"):
         bench_memory(results)
-    _show(results, as_json)
 
 
-@bench.command("fit-peaks")
-def fit_peaks(output: _Output = None, fresh: _Fresh = False, as_json: _Json = False) -> None:
+@_benchmark()
+def fit_peaks(results: Results) -> _Shown:
     """Measure whether first fits of fresh processes hold memory budgets, on eight models of unlike kinds."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.fit_peaks import bench_fit_peaks, fit_peaks_markdown
 
-    results = Results(output or _FOLDER / "fit_peaks.json", fresh=fresh)
-    bench_fit_peaks(results, Console(stderr=True).print)
-    typer.echo(json.dumps(results.rows) if as_json else fit_peaks_markdown(results.rows))
+    bench_fit_peaks(results, _tell)
+    return fit_peaks_markdown
 
 
-@bench.command("filter")
-def filter_(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-) -> None:
+@_benchmark("filter")
+def filter_(results: Results, data_root: _DataRoot = None) -> None:
     """Compare filtered gradients with exact ones: time, direction, and what is chosen."""
-    from fl_elastic_simulations.benchmarks import Results, bench_filter
+    from fl_elastic_simulations.benchmarks import bench_filter
 
-    results = Results(output or _FOLDER / "filter.json", fresh=fresh)
     with Console(stderr=True).status("measuring"):
         bench_filter(results, data_root)
-    _show(results, as_json)
 
 
-@bench.command()
+@_benchmark()
 def stream(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     task: _Task = None,
     seed: _Seed = None,
     page: _Page = False,
-) -> None:
+) -> _Shown:
     """Compare ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.stream import SEEDS, bench_stream, write_streams_page
     from fl_elastic_simulations.benchmarks.stream_methods import METHODS
     from fl_elastic_simulations.benchmarks.stream_summary import stream_cells
     from fl_elastic_simulations.benchmarks.stream_tasks import TASKS
 
-    results = Results(output or _FOLDER / "stream.json", fresh=fresh)
     if page:
-        return _write_page(results, write_streams_page)
+        _write_page(results, write_streams_page)
     bench_stream(
-        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers,
-        tell=Console(stderr=True).print,
-    )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(results.rows))
-        return
-    for name in TASKS:
-        found = {
-            method: stream_cells(row)
-            for method in METHODS
-            if (row := results.rows.get(f"summary {name} | {method}"))
-        }
-        table = Table("", *next(iter(found.values()), ()), title=TASKS[name].title)
-        for method, cells in found.items():
-            table.add_row(method, *cells.values())
-        if found:
-            Console().print(table)
+        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers, tell=_tell
+    )
+
+    def tables(rows: dict[str, dict[str, Any]]) -> list[Table]:
+        shown = []
+        for name in TASKS:
+            found = {
+                method: stream_cells(row)
+                for method in METHODS
+                if (row := rows.get(f"summary {name} | {method}"))
+            }
+            table = Table("", *next(iter(found.values()), ()), title=TASKS[name].title)
+            for method, cells in found.items():
+                table.add_row(method, *cells.values())
+            shown += [table] if found else []
+        return shown
+
+    return tables
 
 
-@bench.command()
+@_benchmark()
 def online(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
-    data_root: _DataRoot = None,
-    workers: _Workers = 1,
-    task: _Task = None,
-) -> None:
+    results: Results, data_root: _DataRoot = None, workers: _Workers = 1, task: _Task = None
+) -> _Shown:
     """Compare the stream learner's defaults with online learners: prequential accuracy and processor time."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.online import bench_online, online_markdown
 
-    results = Results(output or _FOLDER / "online.json", fresh=fresh)
-    bench_online(
-        results, data_root, streams=task or (), workers=workers, tell=Console(stderr=True).print
-    )
-    typer.echo(json.dumps(results.rows) if as_json else online_markdown(results.rows))
+    bench_online(results, data_root, streams=task or (), workers=workers, tell=_tell)
+    return online_markdown
 
 
-@bench.command()
+@_benchmark()
 def soak(
-    output: _Output = None,
-    fresh: _Fresh = False,
-    as_json: _Json = False,
+    results: Results,
     data_root: _DataRoot = None,
     samples: Annotated[int, typer.Option(min=50_000, help="Length of the stream.")] = 1_000_000,
 ) -> None:
     """Stream a million samples through a learner: throughput, memory and the store's bound."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.soak import bench_soak
 
-    results = Results(output or _FOLDER / "soak.json", fresh=fresh)
-    bench_soak(results, data_root, samples=samples, tell=Console(stderr=True).print)
-    _show(results, as_json)
+    bench_soak(results, data_root, samples=samples, tell=_tell)
 
 
 def _write_page(
     results: Results, write: Callable[[dict[str, Any], dict[str, Any], Path], Path]
-) -> None:
-    """Write the page of a table beside it."""
+) -> NoReturn:
+    """Write the page of a table beside it, and end the command."""
     if not results.rows:
         raise ScenarioError(f"{results.path} holds no row yet; measure first, without --page")
     path = results.path.with_suffix(".html")
     typer.echo(write(results.rows, results.measured_with(), path))
+    raise typer.Exit
 
 
-def _show(results: Results, as_json: bool, prefix: str = "") -> None:
+def _show(results: Results, prefix: str) -> None:
     """Print the rows whose name starts with ``prefix``, without it."""
-    if as_json:
-        typer.echo(json.dumps(results.rows))
-        return
     rows = {name: row for name, row in results.rows.items() if name.startswith(prefix)}
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     table = Table("", *(column.replace("_", " ") for column in columns), title=str(results.path))

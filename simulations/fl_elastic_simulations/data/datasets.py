@@ -24,7 +24,6 @@ from torch import nn
 
 from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module
-from fl_elastic_simulations.data.activity_windows import activity_windows
 from fl_elastic_simulations.data.files import (
     cache_folder,
     decode_jpegs,
@@ -33,7 +32,6 @@ from fl_elastic_simulations.data.files import (
     npz_arrays,
     torchvision_split,
 )
-from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH, role_windows
 
 __all__ = [
     "DATASETS",
@@ -378,6 +376,8 @@ def _har(root: Path) -> Dataset:
         root / "har_phone_watch" / "har_raw_100hz.npz",
         ("x", "t_ms", "label", "off", "subject", "execution", "labels"),
     )
+    from fl_elastic_simulations.data.activity_windows import activity_windows
+
     windows = activity_windows(arrays)
     mean = np.array([-5.10, -1.45, 0.16, -0.01, 0.02, 0.03], dtype=np.float32)[:, None]
     std = np.array([5.33, 6.53, 3.75, 1.41, 1.25, 1.04], dtype=np.float32)[:, None]
@@ -400,6 +400,8 @@ def _plays(root: Path) -> Dataset:
 
     See :func:`~fl_elastic_simulations.data.plays.role_windows`. The last tenth of what each role says is the test.
     """
+    from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH, role_windows
+
     windows = role_windows(root / "tinyshakespeare" / "input.txt")
     train, test = ~windows.late, windows.late
     return Dataset(

@@ -21,11 +21,11 @@ from fl_elastic.errors import ElasticError, ProfileError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.instructions import DEADLINE, Instructions
 from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
-from fl_elastic.flower.terms import DEADLINE, Instructions
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
-from fl_elastic.profiling.measure import profile_key
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.flower.terms import Instructions
+from fl_elastic.flower.instructions import Instructions
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import write_atomically

@@ -15,10 +15,9 @@ from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.planning import POLICIES
-from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import OptimizerFn
-from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
@@ -26,7 +25,6 @@ from fl_elastic_simulations.data.partition import PARTITIONS, Indices, partition
 
 # Registers models also where this package was not installed but sent.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
-from fl_elastic_simulations.models.pretrained import load_pretrained
 from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 
 __all__ = [
@@ -149,6 +147,9 @@ def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.M
     dataset = scenario_dataset(scenario, data_root)
     model = build_model(scenario.model.name, dataset.input_shape, dataset.classes, seed)
     if scenario.model.weights is not None:
+        # Loaded where weights are asked for.
+        from fl_elastic_simulations.models.pretrained import load_pretrained
+
         load_pretrained(model, data_root_folder(data_root) / scenario.model.weights)
     return model
 
@@ -180,6 +181,10 @@ def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
 
     The cheaper modes of its methods' policies are measured with it, once for all clients.
     """
+    # A node of a fleet, which trains by costs of its own, does not load it.
+    from fl_elastic.profiling import profile_model
+    from fl_elastic.profiling.modes import with_modes
+
     batch = first_batch(scenario, data_root)
     model = scenario_model(scenario, data_root, seed=0).train()
     profile = profile_model(

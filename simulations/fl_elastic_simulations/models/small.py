@@ -55,28 +55,23 @@ def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
     layer holds everything leaves nothing to choose from.
     """
     need_image("digits_cnn", shape, pixels=4)
-    return _named(
-        *_conv(shape[0], 24),
-        *_conv(24, 40),
-        nn.MaxPool2d(2),
-        *_conv(40, 48),
-        *_conv(48, 48),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(4 * 48, classes),
-    )
+    return _digits(shape, classes, group_norm)
 
 
 @MODELS.register("digits_cnn_bn")
 def _digits_cnn_bn(shape: Shape, classes: int) -> nn.Module:
     """Like ``digits_cnn``, with batch normalisation, whose running statistics travel as well."""
     need_image("digits_cnn_bn", shape, pixels=4)
+    return _digits(shape, classes, batch_norm)
+
+
+def _digits(shape: Shape, classes: int, norm: Norm) -> nn.Module:
     return _named(
-        *_conv(shape[0], 24, batch_norm),
-        *_conv(24, 40, batch_norm),
+        *_conv(shape[0], 24, norm),
+        *_conv(24, 40, norm),
         nn.MaxPool2d(2),
-        *_conv(40, 48, batch_norm),
-        *_conv(48, 48, batch_norm),
+        *_conv(40, 48, norm),
+        *_conv(48, 48, norm),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
         nn.Linear(4 * 48, classes),

@@ -15,7 +15,8 @@ from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import OptimizerFn, model_device
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 from fl_elastic_simulations.peers.task_data import everything_fits

@@ -15,8 +15,8 @@ from fl_elastic.groups.graph import GroupKind
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning import Plan
-from fl_elastic.profiling.measure import model_device
 from fl_elastic.profiling.profile import Mask
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training import frozen_outside
 from fl_elastic.training.apply_plan import training_statistics
 from fl_elastic.training.changes import changes

@@ -11,8 +11,8 @@ import numpy as np
 from fl_elastic.budget import Budget
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.measure import profile_key
 from fl_elastic.profiling.profile import Mask
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.task_data import first_batch, requested_steps

@@ -15,7 +15,7 @@ from fl_elastic.errors import ElasticError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import model_device
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import epochs_of
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.peers.base import LocalTask

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask
-from fl_elastic_simulations.peers.base import (
-    LocalResult,
-    LocalTask,
-    Peer,
-    register_peer,
-    task_generator,
-)
+from fl_elastic_simulations.peers.base import register_peer
 from fl_elastic_simulations.peers.early_exits import block_ends
-from fl_elastic_simulations.peers.masked import mask_of, train_mask
-from fl_elastic_simulations.peers.task_data import requested_steps
+from fl_elastic_simulations.peers.masked import mask_of
+from fl_elastic_simulations.peers.random_layers import RandomLayers, with_random_parts
 
 __all__ = ["RandomBlocks", "random_blocks"]
 
 
 @register_peer("random_blocks")
-class RandomBlocks(Peer):
+class RandomBlocks(RandomLayers):
     """Train the head and random blocks: each client in each round its own draw.
 
     After LISA (Pan et al., NeurIPS 2024), "-style": there a fixed number of random middle blocks is trained for
@@ -32,19 +24,11 @@ class RandomBlocks(Peer):
     fits, it is trained in fewer steps.
     """
 
-    needs_costs = True
-
-    def local_training(self, task: LocalTask) -> LocalResult:
-        """Draw and train."""
-        return train_mask(task, self.name, self._drawn(task))
-
-    def rehearse(self, task: LocalTask) -> None:
-        """Draw."""
-        self._drawn(task)
-
-    def _drawn(self, task: LocalTask) -> Mask:
-        allowed = task.allowed_seconds / requested_steps(task)
-        return random_blocks(task.profile, allowed, task_generator(task))
+    def draw(
+        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
+    ) -> Mask:
+        """Return what is trained where a step may take that long."""
+        return random_blocks(profile, step_seconds, generator)
 
 
 def random_blocks(
@@ -59,11 +43,5 @@ def random_blocks(
     True
     """
     bounds = sorted({0, len(profile), *(cut.groups_above for cut in block_ends(profile.graph))})
-    mask = mask_of(profile, [profile.graph.head])
-    limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
-    for block in generator.permutation(len(bounds) - 1):
-        longer = mask.copy()
-        longer[bounds[block] : bounds[block + 1]] = True
-        if profile.step_seconds(longer) <= limit:
-            mask = longer
-    return mask
+    head = mask_of(profile, [profile.graph.head])
+    return with_random_parts(profile, head, bounds, step_seconds, generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fl_elastic_simulations.peers.base import (
 from fl_elastic_simulations.peers.masked import mask_of, train_mask
 from fl_elastic_simulations.peers.task_data import requested_steps
 
-__all__ = ["RandomLayers", "random_mask"]
+__all__ = ["RandomLayers", "random_mask", "with_random_parts"]
 
 
 @register_peer("random_layers")
@@ -43,9 +44,15 @@ class RandomLayers(Peer):
         """Draw."""
         self._drawn(task)
 
+    def draw(
+        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
+    ) -> Mask:
+        """Return what is trained where a step may take that long."""
+        return random_mask(profile, step_seconds, generator)
+
     def _drawn(self, task: LocalTask) -> Mask:
         allowed = task.allowed_seconds / requested_steps(task)
-        return random_mask(task.profile, allowed, task_generator(task))
+        return self.draw(task.profile, allowed, task_generator(task))
 
 
 def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.Generator) -> Mask:
@@ -59,12 +66,40 @@ def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.
     >>> bool(profile.step_seconds(mask) <= profile.full_step_seconds / 2)
     True
     """
-    mask = mask_of(profile, [])
-    limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
-    for group in generator.permutation(len(mask)):
-        mask[group] = True
-        mask[group] = profile.step_seconds(mask) <= limit
+    parts = range(len(profile) + 1)
+    mask = with_random_parts(profile, mask_of(profile, []), parts, step_seconds, generator)
     if not mask.any():
         alone = [profile.step_seconds(mask_of(profile, [group])) for group in range(len(mask))]
         mask[int(np.argmin(alone))] = True
+    return mask
+
+
+def with_random_parts(
+    profile: CostProfile,
+    mask: Mask,
+    bounds: Sequence[int],
+    step_seconds: float,
+    generator: np.random.Generator,
+) -> Mask:
+    """Return the mask with parts added in random order, each where the step then still takes no longer.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of the N groups.
+    mask : array of bool, shape (N,)
+        What is trained in any case.
+    bounds : sequence of int
+        In backward order, where each part begins, and the end of the last one.
+    step_seconds : float
+        What the step may take.
+    generator : numpy.random.Generator
+        Draws the order.
+    """
+    limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
+    for part in generator.permutation(len(bounds) - 1):
+        longer = mask.copy()
+        longer[bounds[part] : bounds[part + 1]] = True
+        if profile.step_seconds(longer) <= limit:
+            mask = longer
     return mask

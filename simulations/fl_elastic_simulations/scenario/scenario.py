@@ -17,7 +17,6 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.settings import Text, Whole, approved, read_settings
 from fl_elastic_simulations.data.datasets import DATASETS
 from fl_elastic_simulations.scenario.devices import Device, device
-from fl_elastic_simulations.scenario.overrides import apply_overrides
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
     DeadlineSection,
@@ -139,6 +138,9 @@ class Scenario:
             raise ScenarioError(f"{path} is not valid TOML: {error}") from None
         except RecursionError:
             raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
+        # A node is sent its scenario as it is, and does not load how it is changed.
+        from fl_elastic_simulations.scenario.overrides import apply_overrides
+
         problems: list[str] = []
         try:
             changed = apply_overrides(table, overrides, problems)

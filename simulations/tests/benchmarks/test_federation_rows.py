@@ -12,7 +12,6 @@ import pytest
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.benchmarks import Results, bench_federation
-from fl_elastic_simulations.benchmarks import federation as federation_module
 from fl_elastic_simulations.benchmarks.federation import cell_name, federation_cell, task_costs
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import converged_markdown
@@ -99,7 +98,7 @@ def test_finished_cells_are_kept(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TASKS, "small", replace(SMALL, methods=_two_methods()))
-    monkeypatch.setattr(federation_module, "finished_cells", _here)
+    monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", _here)
     results = Results(tmp_path / "table.json")
     said: list[str] = []
     bench_federation(results, tasks=["small"], seeds=[0], methods=[OURS], tell=said.append)

@@ -60,7 +60,7 @@ def test_cells_that_are_there_are_kept_and_compared_with_being_alone(
             )  # fmt: skip
             yield name, row | {"not_hit_each": [value, value + 1]}
 
-    monkeypatch.setattr(bench, "finished_cells", cells)
+    monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", cells)
     results = Results(tmp_path / "table.json")
     bench.bench_stream_federation(
         results, tmp_path, methods=["alone", "measured"], seeds=[0, 1], tell=lambda _: None

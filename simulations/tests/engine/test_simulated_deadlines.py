@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.server_plan import _sending
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import costs as training_costs
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.cell import Cell
@@ -128,7 +127,7 @@ def test_costs_that_another_release_measured_are_the_clock_all_the_same(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("costs were estimated anew")
 
-    monkeypatch.setattr(training_costs, "estimate_profile", refuse)
+    monkeypatch.setattr("fl_elastic.profiling.estimate.estimate_profile", refuse)
     found = ran(scenario(methods=["fewer", "elastic"]), tmp_path)
     for method, cell in found.items():
         assert [row["loss"] for row in cell.history] == [

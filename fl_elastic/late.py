@@ -1,0 +1,39 @@
+"""Names of a package that are loaded when they are first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["loaded_late"]
+
+
+def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package some of whose names few processes need.
+
+    The process of a deployed client lives for one message, and on a small board every module that it does not need
+    costs it time in each round.
+
+    Parameters
+    ----------
+    package : str
+        Its ``__name__``.
+    homes : mapping of str to str
+        By public name the module of the package that defines it, which must be called otherwise.
+
+    Examples
+    --------
+    >>> loaded_late("fl_elastic.groups", {"tensor_groups": "trace"})("tensor_groups").__name__
+    'tensor_groups'
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load

@@ -1,0 +1,90 @@
+"""Which operations of a model keep less under lean layers than torch keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.mode import Mode
+from fl_elastic.groups.torch_private import BatchNorm, own_parameters
+
+__all__ = ["LeanKind", "lean_kind", "lean_kinds"]
+
+_PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
+
+
+class LeanKind(IntEnum):
+    """By which replacement an operation of the model keeps less than torch does."""
+
+    NONE = 0
+    CONVOLUTION = 1
+    NORM = 2
+    GATE = 3
+    POOL = 4
+    PRODUCT = 5
+    """A matrix product, whose input torch itself keeps only where the weight is trained."""
+
+
+def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
+    """Return which replacement of ``module`` applies to an operation that it made.
+
+    The same test as `lean_forward`'s and each replacement's own, so that what is predicted is what runs.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The innermost module that put the operation's output out.
+    node : str
+        Autograd's name of the operation; of a module with several, only its own one is replaced.
+    shape : sequence of int
+        Of the output, batch first.
+    """
+    # What has a profile knows its kinds, and does not load the layers.
+    from fl_elastic.ops.lean_forward import has_foreign_forward, lean_forward, owns_weights
+
+    kinds = (
+        (nn.Conv2d, "Convolution", LeanKind.CONVOLUTION, (4,)),
+        (nn.BatchNorm1d, "BatchNorm", LeanKind.NORM, (2, 3)),
+        (nn.BatchNorm2d, "BatchNorm", LeanKind.NORM, (4,)),
+        (nn.BatchNorm3d, "BatchNorm", LeanKind.NORM, (5,)),
+        (nn.ReLU, "Relu", LeanKind.GATE, None),
+        (nn.ReLU6, "Hardtanh", LeanKind.GATE, None),
+        (nn.MaxPool2d, "MaxPool2D", LeanKind.POOL, (4,)),
+    )
+    if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
+        return LeanKind.NONE
+    found = LeanKind.NONE
+    # What works in place on a view, as behind an InstanceNorm, leaves a node of another name.
+    in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
+    for kind, name, replacement, dimensions in kinds:
+        if isinstance(module, kind) and (in_view or name in node):
+            found = replacement if dimensions is None or len(shape) in dimensions else found
+    if found is LeanKind.NORM:
+        # A frozen one runs in eval mode, where it needs running statistics.
+        plain = type(module).forward is BatchNorm.forward and owns_weights(module)
+        # One without parameters is never frozen: it stays in the mode that it is in now.
+        stays = module.training and own_parameters(module).get("weight") is None
+        return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
+    if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
+        return LeanKind.NONE
+    return found
+
+
+def lean_kinds(graph: BackwardGraph, model: nn.Module) -> NDArray[np.float64]:
+    """Return by which operation each node may keep less, shape (M,): values of `LeanKind`.
+
+    Decided by the test by which the lean layers themselves decide; what they decline runs as torch has it.
+    """
+    kinds = np.zeros(len(graph.nodes))
+    for index, node in enumerate(graph.nodes):
+        if node.group is not None and node.name.startswith(_PRODUCTS):
+            kinds[index] = LeanKind.PRODUCT
+        elif node.module and node.shape:
+            kinds[index] = lean_kind(model.get_submodule(node.module), node.name, node.shape)
+    return kinds
