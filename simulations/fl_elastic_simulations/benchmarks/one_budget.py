@@ -98,7 +98,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "full": Method("full"),
     FEWER: Method("full", budgeted=False, share=1 / SPEEDUP),
-    "head": Method("head"),
+    "head": Method("head", head=True),
     "head, kept features": Method("head", budgeted=False, share=2, head=True, kept=True),
     "solved head": Method(budgeted=False, solved=True),
     "fine_tune": Method("full", budgeted=False, share=1 / 3, kept=True, solved=True),

@@ -104,7 +104,7 @@ TASKS: dict[str, ComparedTask] = {
         tested=2000,
         passes=6,
         rate=1e-3,
-        head_rate=3e-3,
+        head_rate=3e-2,
     ),
 }  # fmt: skip
 """By the name on the command line."""
