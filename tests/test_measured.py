@@ -42,6 +42,9 @@ from fl_elastic_simulations.benchmarks.online import (
 from fl_elastic_simulations.benchmarks.online import STREAMS as ONLINE_STREAMS
 from fl_elastic_simulations.benchmarks.poison import ATTACKS, RULES
 from fl_elastic_simulations.benchmarks.server_rates import SETTINGS
+from fl_elastic_simulations.benchmarks.side_by_side import BASE as SIDE_BY_SIDE_BASE
+from fl_elastic_simulations.benchmarks.side_by_side import side_by_side_filled
+from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS as COMPARED
 from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
 from fl_elastic_simulations.benchmarks.stream_summary import stream_markdown
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS as STREAMS
@@ -229,19 +232,25 @@ def test_times_beside_full_training_are_the_committed_ones() -> None:
     assert all(f"{time:.2f}" in MEASURED for time in paired)
 
 
-def test_side_by_side_rows_are_the_committed_ones() -> None:
-    rows = json.loads((RESULTS / "side_by_side.json").read_text())["rows"]
-    summaries = {n.removeprefix("summary "): r for n, r in rows.items() if n.startswith("summary ")}
-    assert len(summaries) == 10
-    assert all(row["episodes"] >= 200 for row in summaries.values())
-    for name, row in summaries.items():
-        start = f"| {name} | {100 * row['transfer_accuracy']:.1f} | {row['transfer_seconds']:.0f} |"
-        shots = f"| {100 * row['episode_accuracy']:.1f} ± {100 * row['episode_interval']:.1f} |"
-        (line,) = [each for each in MEASURED.splitlines() if each.startswith(start)]
-        assert shots in line
-        if name != "joint":
-            against = 100 * row["against_joint"], 100 * row["against_joint_interval"]
-            assert f"| {against[0]:+.1f} ± {against[1]:.1f} |" in line
+def test_the_tables_side_by_side_are_exactly_the_committed_cells() -> None:
+    rows = rows_of("side_by_side")
+    assert re.findall(r"<!-- side-by-side (\w+) -->", MEASURED) == list(COMPARED)
+    assert side_by_side_filled(MEASURED, rows) == MEASURED
+    cells = set(rows) - {SIDE_BY_SIDE_BASE}
+    assert cells and all(re.fullmatch(r".+ \| .+ \| \d+", name) for name in cells)
+    known = {(task, method) for task, each in COMPARED.items() for method in each.methods}
+    assert {tuple(name.split(" | ")[:2]) for name in cells} <= known
+    accuracy = percent(rows[SIDE_BY_SIDE_BASE]["accuracy"])
+    assert f"got {accuracy} % of its test images right" in section("A small vision transformer")
+
+
+def test_figures_of_which_method_when_are_measured() -> None:
+    """Every number with a point stands in this table or another that is held to its rows, signs included."""
+    shown = set(re.findall(r"[-+]?\d+\.\d+", MEASURED))
+    shown |= {each.lstrip("+-") for each in shown}
+    page = (ROOT / "docs" / "how-to" / "which-method.md").read_text()
+    found = set(re.findall(r"[-+]?\d+\.\d+", page))
+    assert found and found <= shown, found - shown
 
 
 def test_tables_of_unequal_clients_are_exactly_the_committed_cells() -> None:

@@ -169,5 +169,19 @@ def interval(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
-    quantile = _STUDENT.get(len(values) - 1, 1.96)
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _quantile(freedom: int) -> float:
+    """Return Student's 97.5 % quantile: of few degrees of freedom from the table, of others by expansion.
+
+    Terms up to the third power of one over the degrees (Abramowitz and Stegun, 26.7.5): less than 2e-4 off from ten
+    degrees on.
+    """
+    if freedom in _STUDENT:
+        return _STUDENT[freedom]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -14,7 +14,12 @@ from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
 from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.models.pretraining import Recipe, pretrained_file, pretraining
+from fl_elastic_simulations.models.pretraining import (
+    Recipe,
+    of_documentation,
+    pretrained_file,
+    pretraining,
+)
 from fl_elastic_simulations.report.formats import bytes_text
 
 __all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora", "lora_filled", "lora_markdown"]
@@ -104,7 +109,7 @@ def bench_lora(
     recipe = recipe or Recipe()
     weights = pretrained_file(recipe)
     if not weights.exists() or BASE not in results.rows:
-        row = pretraining(recipe)
+        row = pretraining(recipe, of_documentation(), weights)
         results.add(BASE, row)
         tell(f"{BASE}: accuracy {row['accuracy']:.3f} on its own text, {row['cpu_seconds']:.0f} s")
     among = {name: replace(task, weights=str(weights)) for name, task in LORA.items()}

@@ -181,13 +181,34 @@ def one_device(
 def side_by_side(
     results: Results,
     data_root: _DataRoot = None,
-    workers: _Workers = 2,
-    episodes: Annotated[int, typer.Option(min=2, help="Few-shot episodes.")] = 200,
+    workers: _Workers = 1,
+    task: _Task = None,
+    seed: _Seed = None,
+    method: _Method = None,
 ) -> None:
+<<<<<<< HEAD
     """Compare all policies at one budget: transfer to birds, few-shot traffic signs."""
     from fl_elastic_simulations.benchmarks import bench_side_by_side
 
     bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=_tell)
+=======
+    """Compare all methods at one budget: transfer to birds, few-shot traffic signs, a vision transformer."""
+    from fl_elastic_simulations.benchmarks import Results, bench_side_by_side
+    from fl_elastic_simulations.benchmarks.side_by_side import SEEDS, side_by_side_markdown
+    from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS
+
+    results = Results(output or _FOLDER / "side_by_side.json", fresh=fresh)
+    bench_side_by_side(
+        results, data_root,
+        tasks=task or (), methods=method or (), seeds=seed or SEEDS, workers=workers,
+        tell=Console(stderr=True).print,
+    )  # fmt: skip
+    tables = (
+        "\n".join([f"{name}: {each.title}", "", *side_by_side_markdown(results.rows, name)])
+        for name, each in TASKS.items()
+    )
+    typer.echo(json.dumps(results.rows) if as_json else "\n\n".join(tables))
+>>>>>>> h2
 
 
 @_benchmark(prefix="summary ")

@@ -1,29 +1,33 @@
-"""Pretrain the small language model on Python's own documentation: the base of what is adapted to other text."""
+"""Pretrain small models here, where no weights are at hand: a recipe, and what is learnt by it."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
+from fl_elastic.groups import Batch
 from fl_elastic.named_models import build_model
 from fl_elastic.storage import write_atomically
+from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.data.files import cache_folder
 from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH, windows_of
 
-__all__ = ["Recipe", "pretrained_file", "pretraining"]
+__all__ = ["Lessons", "Recipe", "of_documentation", "of_images", "pretrained_file", "pretraining"]
 
 _MODEL = "fl_elastic_simulations.models.language:language_model"
 _TEST_SHARE = 0.05
 _CLIP = 1.0
+_TESTED = 32
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Recipe:
     Parameters
     ----------
     steps, batch_size : int
-        Windows of random places.
+        Batches of random places, or images.
     learning_rate : float
         The highest one.
     warm_up : int
@@ -61,51 +65,142 @@ class Recipe:
         return float(0.5 * (1 + np.cos(np.pi * done)))
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """What a model is pretrained on.
+
+    Attributes
+    ----------
+    model : callable
+        ``model(seed)`` returns it with random weights.
+    draw : callable
+        ``draw(generator, count)`` returns a batch of so many examples.
+    tested : list of batch
+        Examples that are never drawn.
+    left : str
+        How the names of tensors begin that are not kept, such as those of a head; empty where all are.
+    size : mapping of str to int
+        How much there is, for the table.
+    """
+
+    model: Callable[[int], nn.Module]
+    draw: Callable[[np.random.Generator, int], Batch]
+    tested: list[Batch]
+    left: str = ""
+    size: Mapping[str, int] = field(default_factory=dict)
+
+
+def of_documentation() -> Lessons:
+    """Return the next characters of Python's own documentation, for the small language model.
+
+    Its last twentieth is for the test.
+    """
+    text = _text()
+    split = int((1 - _TEST_SHARE) * len(text))
+    codes = np.frombuffer(text[:split].encode("ascii", "replace"), np.uint8).astype(np.int64)
+
+    def draw(generator: np.random.Generator, count: int) -> Batch:
+        places = generator.integers(0, len(codes) - LENGTH, count)
+        rows = torch.from_numpy(codes[places[:, None] + np.arange(LENGTH + 1)])
+        return rows[:, :-1], rows[:, 1:]
+
+    windows = torch.from_numpy(windows_of(text[split:]))
+    return Lessons(
+        lambda seed: build_model(_MODEL, (LENGTH,), CHARACTERS, seed),
+        draw,
+        [(rows[:, :-1], rows[:, 1:]) for rows in torch.split(windows, _TESTED)],
+        size={"characters": len(text)},
+    )
+
+
+def of_images(
+    model: Callable[[int, int], nn.Module],
+    dataset: str,
+    root: str,
+    *,
+    left: str,
+    tested: int = 1000,
+) -> Lessons:
+    """Return the classes of a dataset's images, for a model whose head is not kept.
+
+    Parameters
+    ----------
+    model : callable
+        ``model(classes, seed)`` returns it with random weights.
+    dataset, root : str
+        See `fl_elastic_simulations.data.datasets.load_dataset`.
+    left : str
+        How the names of the head's tensors begin.
+    tested : int
+        Images of the test set that are looked at.
+    """
+    data = load_dataset(dataset, root)
+    inputs, classes = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+
+    def draw(generator: np.random.Generator, count: int) -> Batch:
+        rows = torch.from_numpy(generator.integers(0, len(inputs), count))
+        return inputs[rows], classes[rows]
+
+    test = (torch.from_numpy(each[:tested]) for each in (data.test_x, data.test_y))
+    return Lessons(
+        lambda seed: model(data.classes, seed),
+        draw,
+        list(zip(*(torch.split(each, _TESTED) for each in test), strict=True)),
+        left,
+        {"images": len(inputs)},
+    )
+
+
 def pretrained_file(recipe: Recipe) -> Path:
-    """Return where the weights of a recipe are kept: in the user's cache, by recipe and text."""
+    """Return where the language model of a recipe is kept: in the user's cache, by recipe and text."""
     kind = hashlib.blake2b(f"{recipe}{_text()}".encode(), digest_size=8).hexdigest()
     return cache_folder() / "pretrained" / f"language-{kind}.npz"
 
 
-def pretraining(recipe: Recipe) -> dict[str, Any]:
+def pretraining(recipe: Recipe, lessons: Lessons, path: Path) -> dict[str, Any]:
     """Pretrain in one thread, and keep the weights; return what it took and how good the model is.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        How it is trained.
+    lessons : Lessons
+        What it is trained on.
+    path : Path
+        The npz file of the weights.
 
     Returns
     -------
     dict
-        Characters of text, processor seconds, and loss and accuracy on the last twentieth of the text, on which it
-        was not trained.
+        The size of the lessons, processor seconds, loss and accuracy on what the model was not trained on, and its
+        parameters.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _pretraining(recipe)
+        return _pretraining(recipe, lessons, path)
     finally:
         torch.set_num_threads(threads)
 
 
-def _pretraining(recipe: Recipe) -> dict[str, Any]:
-    text = _text()
-    split = int((1 - _TEST_SHARE) * len(text))
-    codes = np.frombuffer(text[:split].encode("ascii", "replace"), np.uint8).astype(np.int64)
-    model = build_model(_MODEL, (LENGTH,), CHARACTERS, recipe.seed).train()
+def _pretraining(recipe: Recipe, lessons: Lessons, path: Path) -> dict[str, Any]:
+    model = lessons.model(recipe.seed).train()
     optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=0.1)
     generator = np.random.default_rng(recipe.seed)
     started = time.process_time()
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * recipe.rate(step)
-        places = generator.integers(0, len(codes) - LENGTH, recipe.batch_size)
-        rows = torch.from_numpy(codes[places[:, None] + np.arange(LENGTH + 1)])
+        inputs, targets = lessons.draw(generator, recipe.batch_size)
         optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(rows[:, :-1]), rows[:, 1:]).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
         optimizer.step()
     seconds = time.process_time() - started
-    _save(model, pretrained_file(recipe))
-    loss, accuracy = _tested(model, torch.from_numpy(windows_of(text[split:])))
+    _save(model, path, lessons.left)
+    loss, accuracy = _tested(model, lessons.tested)
     return {
-        "characters": len(text), "cpu_seconds": round(seconds, 1), "loss": round(loss, 4),
+        **lessons.size, "cpu_seconds": round(seconds, 1), "loss": round(loss, 4),
         "accuracy": round(accuracy, 4), "parameters": sum(p.numel() for p in model.parameters()),
     }  # fmt: skip
 
@@ -115,17 +210,23 @@ def _text() -> str:
 
 
 @torch.no_grad()
-def _tested(model: nn.Module, windows: Tensor) -> tuple[float, float]:
+def _tested(model: nn.Module, batches: list[Batch]) -> tuple[float, float]:
     model.eval()
-    scores = torch.cat([model(rows[:, :-1]) for rows in torch.split(windows, 32)])
-    right = scores.argmax(1) == windows[:, 1:]
-    return float(functional.cross_entropy(scores, windows[:, 1:])), float(right.float().mean())
+    scores = torch.cat([model(inputs) for inputs, _ in batches])
+    targets = torch.cat([each for _, each in batches])
+    right = scores.argmax(1) == targets
+    return float(functional.cross_entropy(scores, targets)), float(right.float().mean())
 
 
-def _save(model: nn.Module, path: Path) -> None:
+def _save(model: nn.Module, path: Path, left: str) -> None:
     """Write the weights as an npz file, whole or not at all."""
+    kept = {
+        name: each.numpy()
+        for name, each in model.state_dict().items()
+        if not left or not name.startswith(left)
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part.npz")
-    np.savez(beside, **{name: each.numpy() for name, each in model.state_dict().items()})
+    np.savez(beside, **kept)
     write_atomically(path, beside.read_bytes())
     beside.unlink()

@@ -180,6 +180,11 @@ def test_intervals_are_students() -> None:
     expected = 3.182 * np.std(values, ddof=1) / 2
     assert interval(values) == pytest.approx(expected)
     assert interval([0.5]) is None
+    # Beyond the table: 11, 31 and 40 values.
+    for count, quantile in ((11, 2.2281), (31, 2.0423), (40, 2.0227)):
+        many = np.arange(count) / count
+        expected = quantile * np.std(many, ddof=1) / np.sqrt(count)
+        assert interval(list(many)) == pytest.approx(expected, rel=2e-4)
     assert reached(curve(0.1, 0.2), 0.9) is None
 
 

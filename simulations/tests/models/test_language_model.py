@@ -14,7 +14,12 @@ from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH
 from fl_elastic_simulations.models.adapters import low_rank_layers
 from fl_elastic_simulations.models.language import BLOCKS, adapted_language_model, language_model
 from fl_elastic_simulations.models.pretrained import load_pretrained
-from fl_elastic_simulations.models.pretraining import Recipe, pretrained_file, pretraining
+from fl_elastic_simulations.models.pretraining import (
+    Recipe,
+    of_documentation,
+    pretrained_file,
+    pretraining,
+)
 
 
 def codes(rows: int = 2) -> torch.Tensor:
@@ -73,7 +78,7 @@ def test_a_recipe_is_kept_once_and_gives_the_same_weights(
     recipe = Recipe(steps=2, batch_size=2, warm_up=1)
     for folder in ("one", "two"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
-        row = pretraining(recipe)
+        row = pretraining(recipe, of_documentation(), pretrained_file(recipe))
         assert row["parameters"] > 2e6 and 0 <= row["accuracy"] <= 1 and row["loss"] > 0
         assert pretrained_file(recipe).is_relative_to(tmp_path / folder)
         model = adapted_language_model()

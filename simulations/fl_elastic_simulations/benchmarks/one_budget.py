@@ -1,0 +1,227 @@
+"""Methods that train one model on one device at one budget, with everything that they do charged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import ProfileError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
+from fl_elastic.planning.policy import sent_bytes
+from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.measure import OptimizerFn
+from fl_elastic.profiling.modes import with_modes
+from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+from fl_elastic.training.fine_tune import fine_tune
+from fl_elastic.training.head_sums import solve_head
+from fl_elastic.training.kept_tokens import on_kept_tokens
+from fl_elastic_simulations.peers.random_blocks import random_blocks
+
+__all__ = [
+    "FEWER",
+    "METHODS",
+    "SPEEDUP",
+    "Method",
+    "RandomBlocksPolicy",
+    "Trained",
+    "keep_costs",
+    "train",
+]
+
+SPEEDUP = 2.0
+"""A step may take half of the time of one that trains everything."""
+FEWER = "full, half of the passes"
+_CACHE = 1 << 30
+
+
+class RandomBlocksPolicy(Policy):
+    """Train the head and random blocks that fit, drawn anew for each fit, in the style of LISA (NeurIPS 2024)."""
+
+    covers = False
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the head and random blocks."""
+        allowed = request.allowed_step_seconds
+        mask = random_blocks(request.profile, allowed, request.generator)
+        return request.plan_of_mask("random blocks", mask)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train.
+
+    Attributes
+    ----------
+    policy : str or callable
+        Registered policy, or what makes one; empty where no step is taken.
+    budgeted : bool
+        Whether the trainer holds the budget; a method without takes less than that by itself.
+    share : float
+        Passes over the data, relative to the task's.
+    each_pass : bool
+        Whether each pass is a fit of its own, so that what is trained is chosen before each.
+    head : bool
+        Whether it is a way to train the head, with the rate for that.
+    kept : bool
+        Whether features below what is trained are kept from pass to pass.
+    solved : bool
+        Whether the head is found in closed form; with a policy, before and after training.
+    """
+
+    policy: str | Callable[[], Policy] = ""
+    budgeted: bool = True
+    share: float = 1.0
+    each_pass: bool = False
+    head: bool = False
+    kept: bool = False
+    solved: bool = False
+
+    def passes(self, of_task: int) -> int:
+        """Return how many passes it takes where the task has so many.
+
+        >>> METHODS[FEWER].passes(6), METHODS["head, kept features"].passes(6)
+        (3, 12)
+        """
+        return max(round(self.share * of_task), 1)
+
+
+METHODS: dict[str, Method] = {
+    "full": Method("full"),
+    FEWER: Method("full", budgeted=False, share=1 / SPEEDUP),
+    "head": Method("head", head=True),
+    "head, kept features": Method("head", budgeted=False, share=2, head=True, kept=True),
+    "solved head": Method(budgeted=False, solved=True),
+    "fine_tune": Method("full", budgeted=False, share=1 / 3, kept=True, solved=True),
+    "bias": Method("bias"),
+    "last_k": Method("last_k"),
+    "random": Method("random"),
+    "random blocks": Method(RandomBlocksPolicy, each_pass=True),
+    "elastic": Method("elastic"),
+    "joint": Method("joint"),
+    "gradient_filter": Method("gradient_filter"),
+    "tinytrain": Method("tinytrain"),
+    "tinytrain_learned": Method("tinytrain_learned"),
+    "sparse_update": Method("sparse_update"),
+    "neq": Method("neq", each_pass=True),
+    "velocity": Method("velocity", each_pass=True),
+    "scotti": Method("scotti", each_pass=True),
+    "slice_out": Method("slice_out"),
+    "bsr": Method("bsr"),
+    "e_vit": Method("e_vit"),
+}
+"""By the name on the command line and in the tables."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a method did.
+
+    Attributes
+    ----------
+    seconds : float
+        Processor time of all of it: estimates, probes, plans, passes for sums, solving, checks, steps.
+    steps : int
+        Steps taken.
+    plan : Plan or None
+        The last one; None where no step was taken.
+    """
+
+    seconds: float
+    steps: int = 0
+    plan: Plan | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return seconds, steps, what a step needs by its plan and what would be sent of it, in bytes."""
+        if self.plan is None:
+            return {"seconds": self.seconds, "steps": 0, "step_bytes": None, "uplink_bytes": None}
+        sent = zip(self.plan.groups, self.plan.modes, strict=True)
+        return {
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "step_bytes": self.plan.predicted_step_bytes,
+            "uplink_bytes": sum(sent_bytes(group, mode) for group, mode in sent),
+        }
+
+    def on_its_tokens(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let the model go on inside the block with the tokens that it was trained on."""
+        return nullcontext() if self.plan is None else on_kept_tokens(model, self.plan)
+
+
+def keep_costs(
+    path: Path,
+    model: nn.Module,
+    loss_fn: LossFn,
+    optimizer_fn: OptimizerFn,
+    batch: Batch,
+    methods: Iterable[Method],
+) -> None:
+    """Measure what a step costs in all modes of the methods, in this thread, unless the file has it."""
+    try:
+        load_profile(path)
+    except ProfileError:
+        torch.set_num_threads(1)
+        profile = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn, clock="cpu")
+        named = [each.policy for each in methods if isinstance(each.policy, str) and each.policy]
+        modes = [mode for name in named for mode in POLICIES.make(name).modes]
+        clock = clock_for(torch.device("cpu"), "cpu")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_profile(with_modes(profile, model, clock, modes), path)
+
+
+def train(
+    method: Method,
+    model: nn.Module,
+    loss_fn: LossFn,
+    optimizer_fn: OptimizerFn,
+    loader: Iterable[Batch],
+    *,
+    passes: int,
+    options: TrainerOptions,
+    profile: CostProfile | None = None,
+) -> Trained:
+    """Train a model in place by one method, in this thread, and charge it with all that it takes.
+
+    Parameters
+    ----------
+    method : Method
+        How.
+    model, loss_fn, optimizer_fn, loader
+        As `fl_elastic.training.ElasticTrainer` takes them.
+    passes : int
+        Over the data, by the method; see `Method.passes`.
+    options : TrainerOptions
+        Of the trainer.
+    profile : CostProfile, optional
+        Costs that were measured before, and are not charged; left out, they are estimated, and charged.
+    """
+    started = time.thread_time()
+    if not method.policy:
+        solve_head(model, loader)
+        return Trained(time.thread_time() - started)
+    budget = Budget(speedup=SPEEDUP if method.budgeted else None)
+    policy = method.policy if isinstance(method.policy, str) else method.policy()
+    if method.solved:
+        done = fine_tune(
+            model, loss_fn, optimizer_fn, loader,
+            epochs=passes, budget=budget, policy=policy, options=options,
+        )  # fmt: skip
+        return Trained(time.thread_time() - started, done.report.steps, done.report.plan)
+    if method.kept:
+        options = replace(options, forward=ForwardOptions(feature_bytes=_CACHE))
+    trainer = ElasticTrainer(
+        model, loss_fn, optimizer_fn,
+        budget=budget, policy=policy, profile=profile, options=options,
+    )  # fmt: skip
+    fits: Sequence[int] = [1] * passes if method.each_pass else [passes]
+    steps = sum(trainer.fit(loader, epochs=epochs).steps for epochs in fits)
+    return Trained(time.thread_time() - started, steps, trainer.plan)
