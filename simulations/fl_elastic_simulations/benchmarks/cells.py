@@ -13,7 +13,7 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
 from fl_elastic_simulations.benchmarks.results import Results
 
-__all__ = ["add_missing", "chosen_tasks", "finished_cells"]
+__all__ = ["Row", "add_missing", "chosen_tasks", "finished_cells"]
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.profiling import CostProfile, load_profile
-from fl_elastic.profiling.measure import profile_key
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import TrainerOptions
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset

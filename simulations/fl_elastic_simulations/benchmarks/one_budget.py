@@ -19,8 +19,8 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.policy import sent_bytes
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.measure import OptimizerFn
 from fl_elastic.profiling.modes import with_modes
+from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import solve_head

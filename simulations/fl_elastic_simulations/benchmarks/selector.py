@@ -88,7 +88,7 @@ def selector_row(dataset: str, number: int, root: str) -> dict[str, Any]:
             if isinstance(module, nn.BatchNorm2d):
                 # There are few images: norms keep the statistics of pre-training.
                 module.momentum = 0.0
-        costs = replace(_costs(root), key=profile_key(own, batch))
+        costs = replace(_costs(root), key=profile_key(own, batch, _adam))
         trainer = ElasticTrainer(
             own, classification_loss, _adam, budget=Budget(), policy=policy, profile=costs,
             options=TrainerOptions(

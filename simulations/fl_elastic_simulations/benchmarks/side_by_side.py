@@ -13,21 +13,10 @@ from torch import Tensor
 
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
-<<<<<<< HEAD
-from fl_elastic.losses import prototype_logits, prototype_loss
-from fl_elastic.named_models import resolve_model
-from fl_elastic.planning import POLICIES
-from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic_simulations.benchmarks.cells import add_missing, finished_cells
-=======
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import load_profile
 from fl_elastic.training import TrainerOptions, evaluate
-from fl_elastic_simulations.benchmarks.cells import chosen_tasks, finished_cells
+from fl_elastic_simulations.benchmarks.cells import Row, add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval
 from fl_elastic_simulations.benchmarks.few_shots import (
     EPISODES,
@@ -35,7 +24,6 @@ from fl_elastic_simulations.benchmarks.few_shots import (
     keep_few_shots_costs,
 )
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
->>>>>>> h2
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS, ComparedTask, vit_file
 from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
@@ -109,31 +97,23 @@ def bench_side_by_side(
     for task in names:
         _keep_costs(task, root, folder)
     cells = {
-        name: (task, method, seed, root, str(folder))
+        f"{task} | {method} | {seed}": (task, method, seed, root, str(folder))
         for seed in seeds
         for task in names
         for method in TASKS[task].methods
-        if method in wanted and (name := f"{task} | {method} | {seed}") not in results.rows
+        if method in wanted
     }
-    for done, (name, row) in enumerate(finished_cells(side_by_side_cell, cells, workers), start=1):
-        results.add(name, row)
-        tell(f"{done}/{len(cells)} {name}: {row['accuracy']:.4f} in {row['seconds']:.1f} s")
+
+    def said(row: Row) -> str:
+        return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s"
+
+    add_missing(results, side_by_side_cell, cells, workers, tell, said)
 
 
-<<<<<<< HEAD
-def _transfer(results: Results, workers: int, root: str, tell: Callable[[str], None]) -> None:
-    cells = {
-        f"transfer {policy} | {seed}": (TransferMethod(policy, policy, SPEEDUP), RATE, seed, root)
-        for seed in SEEDS
-        for policy in COMPARED
-    }
-    add_missing(results, train_cell, cells, workers, tell, lambda row: f"{row['accuracy']:.4f}")
-=======
 def side_by_side_cell(
     task: str, method: str, seed: int, root: str, folder: str, examples: int | None = None
 ) -> dict[str, Any]:
     """Train by one method in this process; return accuracy, processor seconds and bytes.
->>>>>>> h2
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ def one_device(
     bench_one_device(results, data_root, methods=method or (), workers=workers, tell=_tell)
 
 
-@_benchmark(prefix="summary ")
+@_benchmark()
 def side_by_side(
     results: Results,
     data_root: _DataRoot = None,
@@ -185,30 +185,20 @@ def side_by_side(
     task: _Task = None,
     seed: _Seed = None,
     method: _Method = None,
-) -> None:
-<<<<<<< HEAD
-    """Compare all policies at one budget: transfer to birds, few-shot traffic signs."""
-    from fl_elastic_simulations.benchmarks import bench_side_by_side
-
-    bench_side_by_side(results, data_root, episodes=episodes, workers=workers, tell=_tell)
-=======
+) -> _Shown:
     """Compare all methods at one budget: transfer to birds, few-shot traffic signs, a vision transformer."""
-    from fl_elastic_simulations.benchmarks import Results, bench_side_by_side
+    from fl_elastic_simulations.benchmarks import bench_side_by_side
     from fl_elastic_simulations.benchmarks.side_by_side import SEEDS, side_by_side_markdown
     from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS
 
-    results = Results(output or _FOLDER / "side_by_side.json", fresh=fresh)
     bench_side_by_side(
         results, data_root,
-        tasks=task or (), methods=method or (), seeds=seed or SEEDS, workers=workers,
-        tell=Console(stderr=True).print,
+        tasks=task or (), methods=method or (), seeds=seed or SEEDS, workers=workers, tell=_tell,
     )  # fmt: skip
-    tables = (
-        "\n".join([f"{name}: {each.title}", "", *side_by_side_markdown(results.rows, name)])
+    return lambda rows: "\n\n".join(
+        "\n".join([f"{name}: {each.title}", "", *side_by_side_markdown(rows, name)])
         for name, each in TASKS.items()
     )
-    typer.echo(json.dumps(results.rows) if as_json else "\n\n".join(tables))
->>>>>>> h2
 
 
 @_benchmark(prefix="summary ")

@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import load_profile
-from fl_elastic.training import ElasticTrainer, TrainerOptions, costs
+from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic_simulations.benchmarks import few_shots
 from fl_elastic_simulations.benchmarks.few_shots import few_shots_row, keep_few_shots_costs
 from fl_elastic_simulations.benchmarks.one_budget import (
@@ -124,7 +124,7 @@ def test_costs_are_measured_once_and_then_believed(
             "fl_elastic_simulations.benchmarks.one_budget.profile_model", unexpected
         )
     assert path.stat().st_mtime_ns == written
-    monkeypatch.setattr(costs, "estimate_profile", unexpected)
+    monkeypatch.setattr("fl_elastic.profiling.estimate.estimate_profile", unexpected)
     assert trained("joint", network(), profile=load_profile(path)).steps > 0
 
 
@@ -176,7 +176,7 @@ def test_episodes_are_the_same_for_all_and_known_costs_fit_them(
     monkeypatch.setattr(few_shots, "_backbone", backbone)
     path = tmp_path / "costs.json"
     keep_few_shots_costs(path, "")
-    monkeypatch.setattr(costs, "estimate_profile", unexpected)
+    monkeypatch.setattr("fl_elastic.profiling.estimate.estimate_profile", unexpected)
     first, again, other, solved = (
         few_shots_row(METHODS[name], seed, "", path, 3)
         for name, seed in (("head", 0), ("head", 0), ("head", 1), ("solved head", 0))

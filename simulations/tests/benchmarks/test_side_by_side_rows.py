@@ -91,7 +91,7 @@ def test_cells_are_run_apart_and_kept(tmp_path: Path, monkeypatch: pytest.Monkey
             asked.append(arguments[:3])
             yield name, cell([0.5], 1.0)
 
-    monkeypatch.setattr(side_by_side, "finished_cells", finished)
+    monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", finished)
     monkeypatch.setattr(side_by_side, "_keep_costs", lambda *_: None)
     monkeypatch.setattr(side_by_side, "of_images", lambda *_, **__: None)
     made: list[Path] = []
