@@ -105,6 +105,15 @@ def _digest_of(batches: Iterable[Batch], client: str = "", *, size: int = 16) ->
     return found.hexdigest()
 
 
+def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Log why a client could not do what it was asked, and return it for a server that reads it."""
+    foreseen = isinstance(error, ElasticError)
+    _LOG.error("cannot %s: %s", what, error if foreseen else repr(error), exc_info=not foreseen)
+    if not config.get(PACKED):
+        raise error
+    return failure(error)
+
+
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
@@ -267,16 +276,14 @@ class ElasticClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Load the global model, train the plan, return the packed update.
 
-        A failure that fl_elastic foresees (no data, a loss that is not finite, another model) is reported to the
-        server in the metrics instead of raised, so that it can log the reason.
+        A failure (no data, a loss that is not finite, an error in the loader) is reported to the server in the
+        metrics instead of raised, so that it can log the reason; one that fl_elastic does not foresee is logged
+        here with its traceback.
         """
         try:
             return self._fit(parameters, config)
-        except ElasticError as error:
-            _LOG.error("cannot train: %s", error)
-            if not config.get(PACKED):
-                raise
-            return [], 0, failure(error)
+        except Exception as error:
+            return [], 0, _reported(error, "train", config)
 
     def _fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -470,11 +477,8 @@ class ElasticClient(NumPyClient):
                     self.model, self.loss_fn, self.test_loader,
                     metrics_fn=self.metrics_fn, running=running,
                 )  # fmt: skip
-        except ElasticError as error:
-            _LOG.error("cannot evaluate: %s", error)
-            if not config.get(PACKED):
-                raise
-            return 0.0, 0, failure(error)
+        except Exception as error:
+            return 0.0, 0, _reported(error, "evaluate", config)
         accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
         return result.loss, result.num_examples, {**accuracy, **result.metrics, **metrics}
 

@@ -256,10 +256,15 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     return EvaluateReply(float(loss), num_examples, _numbers(metrics), _version(metrics))
 
 
-def failure(error: ElasticError) -> dict[str, Any]:
-    """Return the metrics of a client that could not do what it was asked."""
+def failure(error: Exception) -> dict[str, Any]:
+    """Return the metrics of a client that could not do what it was asked.
+
+    >>> failure(KeyError("speed"))[ERROR]
+    "KeyError: 'speed'"
+    """
     stale = {STALE: True} if isinstance(error, StaleModelError) else {}
-    return {ERROR: str(error), **stale}
+    said = str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
+    return {ERROR: said, **stale}
 
 
 def _check_errors(metrics: Mapping[str, Any], what: str) -> None:

@@ -182,6 +182,34 @@ def test_an_elastic_client_that_failed_once_is_not_taken_for_a_stock_one() -> No
     assert len(grid.sent) == 6
 
 
+def test_an_error_of_the_users_own_is_said_and_makes_no_stock_client() -> None:
+    class Unplugged:
+        def __iter__(self) -> Any:
+            raise KeyError("speed")
+
+        def __len__(self) -> int:
+            return 2
+
+    def make(context: Context) -> Any:
+        client = elastic_client(build(), 2)
+        client.train_loader = Unplugged()
+        return client
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+    _, grid = run(strategy, {1: elastic(1), 2: elastic_client_app(make)}, arrays_of(build()), 2)
+    assert [[each.node_id for each in record.rejected] for record in records] == [[2], [2]]
+    assert "KeyError: 'speed'" in records[0].rejected[0].reason
+    assert len(grid.sent) == 4
+
+
+def test_an_error_of_the_users_own_under_a_server_of_flowers_own_is_raised() -> None:
+    client = elastic_client(build(), 2)
+    client.train_loader = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        client.fit(client.get_parameters({}), {})
+
+
 def damaged(change: Callable[[RecordDict], None]) -> Any:
     def alter(reply: Message) -> Message:
         if not reply.has_error() and "arrays" in reply.content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,13 @@ from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.instructions import DEADLINE, Instructions
-from fl_elastic.flower.records import ERROR, evaluate_reply, read_instruction, train_reply
+from fl_elastic.flower.records import (
+    ERROR,
+    evaluate_reply,
+    failure,
+    read_instruction,
+    train_reply,
+)
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
@@ -47,6 +54,7 @@ CHARGES = "charged.json"
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
 
+_LOG = logging.getLogger("fl_elastic")
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
@@ -60,8 +68,8 @@ def simulated_client_app() -> ClientApp:
         arrays, config = read_instruction("train", message.content)
         try:
             packed, examples, metrics = _Role.of(config, _partition(context)).fit(arrays)
-        except ElasticError as error:
-            packed, examples, metrics = [], 0, {ERROR: str(error)}
+        except Exception as error:
+            packed, examples, metrics = [], 0, _said(error)
         metrics["client"] = _partition(context)
         return Message(train_reply(packed, examples, metrics), reply_to=message)
 
@@ -72,11 +80,18 @@ def simulated_client_app() -> ClientApp:
         try:
             known = _Role.of(config, _partition(context)).capabilities()
             reply = evaluate_reply(0.0, known.num_examples, known.to_metrics())
-        except ElasticError as error:
-            reply = evaluate_reply(0.0, 0, {ERROR: str(error)})
+        except Exception as error:
+            reply = evaluate_reply(0.0, 0, _said(error))
         return Message(reply, reply_to=message)
 
     return app
+
+
+def _said(error: Exception) -> dict[str, Any]:
+    """Return what the server is told of an error; one of the code's own is no client of another kind."""
+    if not isinstance(error, ElasticError):
+        _LOG.error("a simulated client failed: %r", error, exc_info=True)
+    return failure(error)
 
 
 def _partition(context: Context) -> int:
