@@ -328,11 +328,12 @@ class StepLog:
         tensors: Mapping[str, nn.Parameter],
         take: Callable[[Batch], float],
         in_part: Callable[[], Collection[int]] = tuple,
+        ended: Callable[[], bool] = lambda: True,
     ) -> tuple[float, bool]:
         """Take one step; return its seconds and whether its batch was whole.
 
-        It counts for those of the tensors that it gave a gradient, or whose ids ``in_part`` returns afterwards: a
-        part of these had one.
+        If it ``ended``, and does not wait for more batches, it counts for those of the tensors that it gave a
+        gradient, or whose ids ``in_part`` returns afterwards: a part of these had one.
         """
         started = self.clock()
         self.losses.append(take(batch))
@@ -343,11 +344,23 @@ class StepLog:
             self._whole_seconds.append(seconds)
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
-        parts = in_part()
+        if ended():
+            self._count(tensors, in_part())
+        return seconds, whole
+
+    def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
+        """Take what a step still owes to batches that were counted; return its seconds."""
+        started = self.clock()
+        if take():
+            self._count(tensors)
+        self._stepped = self.clock()
+        self.seconds += self._stepped - started
+        return self._stepped - started
+
+    def _count(self, tensors: Mapping[str, nn.Parameter], parts: Collection[int] = ()) -> None:
         self.tensor_steps.update(
             name for name, each in tensors.items() if each.grad is not None or id(each) in parts
         )
-        return seconds, whole
 
     def after_step(self) -> float:
         """Count what the loop took since the step's end, and return it."""

@@ -6,7 +6,7 @@ import logging
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
+from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
 
@@ -40,6 +41,7 @@ READ_ONCE = (
 )
 _LOG = logging.getLogger("fl_elastic")
 _NEARLY_FULL = 0.9
+_GRADIENT_BYTES = 4.0
 _TELLING_SHARE = 0.25
 _MOST_FOR_LOOKING = 0.2
 
@@ -206,7 +208,9 @@ class Fit:
             while next_batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(next_batch, plan, tensors, step.take, lambda: step.moved)
+                seconds, whole = log.step(
+                    next_batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
+                )
                 # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
                 steady = seconds
                 if forward is not None and forward.terms is not None:
@@ -220,12 +224,15 @@ class Fit:
                 )
                 self._predict_first_pass(computed)
                 self.planner.state.steps_since_probe += 1
-                look = control.reference_due() or (
-                    not to_the_end
-                    and (
-                        self._probe_due(plan)
-                        or control.surplus_due(plan)
-                        or (not dearer and control.wants_replan(plan))
+                look = not step.waits and (
+                    control.reference_due()
+                    or (
+                        not to_the_end
+                        and (
+                            self._probe_due(plan)
+                            or control.surplus_due(plan)
+                            or (not dearer and control.wants_replan(plan))
+                        )
                     )
                 )
                 # Looking at the clock and at what is due is part of the loop, and of its time.
@@ -233,6 +240,7 @@ class Fit:
                 next_batch = next(stream, None)
                 if next_batch is None or look:
                     break
+            control.spent += log.finish(tensors, step.finish)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
         return next_batch
@@ -241,8 +249,8 @@ class Fit:
         """Tell the planner what steps cost now that some of the features are there."""
         forward = self.step.forward
         if forward is not None:
-            kept_head = self.planner.options.kept_head
-            costs = planned_with(self.profile, forward, self.groups_above, kept_head)
+            options = self.planner.options
+            costs = planned_with(self.profile, forward, self.groups_above, options)
             self.planner.go_on(costs, forward.locked_groups)
 
     def _reserve_settling(self, plan: Plan) -> None:
@@ -433,13 +441,17 @@ class Fit:
 def planned_with(
     profile: CostProfile,
     forward: ElasticForward | None,
-    groups_above: int | None = None,
-    kept_head: str = "",
+    groups_above: int | None,
+    options: TrainerOptions,
 ) -> CostProfile:
     """Return the costs that plans are made with: of the forward pass as it will run, and of what may be trained."""
     if forward is not None:
         profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
-    return trainable_part(profile, groups_above, kept_head)
+    if options.accumulate > 1:
+        # Gradients wait while the next batch's activations are there.
+        kept = profile.optimizer_bytes_per_weight + _GRADIENT_BYTES
+        profile = replace(profile, optimizer_bytes_per_weight=kept)
+    return trainable_part(profile, groups_above, options.kept_head)
 
 
 def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:

@@ -121,6 +121,9 @@ class TrainerOptions:
         Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
         pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
         Their weights and biases are trained as ever.
+    accumulate : int
+        Batches whose mean gradient each step of the optimiser takes. Budgets and reports go on counting batches;
+        the steps of an update are those of the optimiser.
     profile_seconds, planning_seconds : float
         Where times are not measured (``closed_loop`` off): what a fit is charged with for costs that it had to
         estimate first, and for each plan that has to be made, as a simulation says.
@@ -149,6 +152,7 @@ class TrainerOptions:
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False
+    accumulate: int = 1
     profile_seconds: float = 0.0
     planning_seconds: float = 0.0
     clock: str = "auto"
@@ -173,6 +177,8 @@ class TrainerOptions:
             raise BudgetError(f"reselect_every {self.reselect_every} must be at least 1 step")
         if not 0 <= self.smoothing < 1:
             raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
+        if self.accumulate < 1:
+            raise BudgetError(f"accumulate {self.accumulate} must be at least 1 batch")
         if self.deep_every < 0:
             raise BudgetError(f"deep_every {self.deep_every} must not be negative")
         if not 0 <= self.returns <= 1:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import MissedCut, TrainingError
+from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
@@ -34,7 +34,7 @@ Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 
 class TrainingStep:
-    """Takes the training steps of a fit, one batch each.
+    """Takes the training steps of a fit: a batch each, or several.
 
     Parameters
     ----------
@@ -67,6 +67,10 @@ class TrainingStep:
         What windows held so far in the fit, if there were any.
     moved : set of int
         Ids of the parameters that the last step trained in part: their gradients are their windows'.
+    accumulate : int
+        Batches whose mean gradient a step takes.
+    stepped : bool
+        Whether the last batch ended a step.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class TrainingStep:
         self.windows: WindowSteps | None = None
         self.window_log: WindowLog | None = None
         self.moved: set[int] = set()
+        self.accumulate, self.stepped, self._waiting = 1, False, 0
         self._guard: ChannelGuard | None = None
         self._whole: tuple[int, ...] = ()
         self._trained: dict[str, nn.Parameter] = {}
@@ -110,6 +115,11 @@ class TrainingStep:
             # Only such plans load what opens windows.
             from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
+            if self.accumulate > 1:
+                raise PlanError(
+                    f"policy {plan.policy!r} draws windows for each batch, and accumulate {self.accumulate} would "
+                    "add up gradients of different ones: use accumulate 1, or another policy"
+                )
             self.window_log = self.window_log or WindowLog()
             self.windows = WindowSteps(self.model, plan.windows, self.window_log)
         self.optimizer_seconds = []
@@ -120,7 +130,7 @@ class TrainingStep:
             self._guard.settle()
 
     def take(self, batch: Batch) -> float:
-        """Take one step and return its loss.
+        """Take one step, or a part of it, and return the loss of the batch.
 
         Raises
         ------
@@ -142,7 +152,9 @@ class TrainingStep:
         self, optimizer: torch.optim.Optimizer, batch: Batch, narrow: Iterable[Narrow]
     ) -> float:
         """Take the step; ``narrow`` are the parameters that have a window in their place."""
-        optimizer.zero_grad(set_to_none=True)
+        if not self._waiting:
+            optimizer.zero_grad(set_to_none=True)
+        self.stepped = False
         loss = self._loss(batch)
         value = loss.item()
         if not np.isfinite(value):
@@ -152,10 +164,26 @@ class TrainingStep:
             )
         if self.judge is not None:
             self._tell(self.judge)
-        if not loss.requires_grad:
-            # Nothing that the plan trains took part, as with routing: the batch is passed over.
-            return value
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:
+            part = loss / self.accumulate if self.accumulate > 1 else loss
+            part.backward()  # type: ignore[no-untyped-call]
+            self._waiting += 1
+        # Else nothing that the plan trains took part, as with routing: the batch is passed over.
+        if self._waiting == self.accumulate:
+            self.finish(narrow)
+        return value
+
+    @property
+    def waits(self) -> bool:
+        """Whether gradients of some batches wait for those of more."""
+        return self._waiting > 0
+
+    def finish(self, narrow: Iterable[Narrow] = ()) -> bool:
+        """Take the optimiser's step with the gradients that there are; return whether there were any."""
+        self.stepped, self._waiting = self.waits, 0
+        if not self.stepped:
+            return False
+        optimizer = self.optimizing()
         if self.worth is not None:
             self.worth.observe(self._whole)
         if self.watch is not None:
@@ -168,7 +196,7 @@ class TrainingStep:
             self.optimizer_seconds.append(self.clock() - started)
         if self._guard is not None:
             self._guard.put_back()
-        return value
+        return True
 
     def _loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, on the features at the cut where there is one."""

@@ -211,7 +211,8 @@ class ElasticTrainer:
         cut = self.options.cut
         above = profile.graph.groups_above(cut) if cut else None
         step.forward = self._elastic_forward(epochs, clock, above)
-        costs = planned_with(profile, step.forward, above, self.options.kept_head)
+        step.accumulate = self.options.accumulate
+        costs = planned_with(profile, step.forward, above, self.options)
         self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)
