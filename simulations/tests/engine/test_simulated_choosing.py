@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing
+from choosing_costs import flat_choosing, steady
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile, save_profile
@@ -64,7 +64,7 @@ def scenario(profile: CostProfile | None = None, **changes: Any) -> Scenario:
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return measure_profile(scenario(), None)
+    return steady(measure_profile(scenario(), None))
 
 
 def ran(

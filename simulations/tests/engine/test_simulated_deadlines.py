@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing
+from choosing_costs import flat_choosing, steady
 from flwr.app import ArrayRecord
 
 from fl_elastic.errors import ScenarioError
@@ -62,7 +62,7 @@ def scenario(**changes: Any) -> Scenario:
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return measure_profile(scenario(), None)
+    return steady(measure_profile(scenario(), None))
 
 
 @pytest.fixture(autouse=True)
