@@ -415,6 +415,7 @@ def said_across_rounds() -> list[str]:
     """Return the sentences about single cells, with the figures of the committed ones."""
     rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
     full, moving = (f"{each}, solved head" for each in ("fewer full steps", "moving cut"))
+    fixed, small = "fixed cut, solved head", f"{moving}, 8 bits"
     birds, signs, pis = PRETRAINED
 
     def cell(task: str, method: str, seed: int = 0) -> dict[str, Any]:
@@ -443,9 +444,17 @@ def said_across_rounds() -> list[str]:
     def last(task: str, method: str) -> str:
         return f"{100 * cell(task, method)['curve'][-1][3]:.1f} %"
 
-    def place(task: str) -> str:
-        ((_, found),) = cell(task, moving)["cuts"]
+    def place(task: str, method: str = moving) -> str:
+        ((_, found),) = cell(task, method)["cuts"]
         return f"`{found}`"
+
+    def all_ends(task: str, method: str) -> str:
+        *first, last_one = (ends(task, method, seed).removesuffix(" %") for seed in range(3))
+        return f"{', '.join(first)} and {last_one} %"
+
+    def sent(task: str, method: str) -> str:
+        found = cell(task, method)
+        return f"{(found['uplink_bytes'] + found['downlink_bytes']) / 1e6:,.0f}"
 
     (cut_after, cut_sent), (full_after, full_sent) = there(moving), there(full)
     found, computed = (cell(birds, moving)[f"features_{each}"] for each in ("found", "computed"))
@@ -464,6 +473,15 @@ def said_across_rounds() -> list[str]:
         f"{ends(signs, moving)}, with full steps at {ends(signs, full)}.",
         f"That is the mean of the last five tests; at the very last they are at {last(signs, moving)} and "
         f"{last(signs, full)}.",
+        f"With the second seed it puts the cut at `{cell(signs, moving, 1)['cuts'][0][1]}` and ends at "
+        f"{ends(signs, moving, 1)}, with full steps at {ends(signs, full, 1)}.",
+        f"With three seeds a cut that is fixed at {place(birds, fixed)} ends at {all_ends(birds, fixed)} on the birds, "
+        f"the server's at {all_ends(birds, moving)}, full steps at {all_ends(birds, full)}.",
+        f"On the signs a cut at {place(signs, fixed)} ends at {ends(signs, fixed)}, on the fleet with Pis one at "
+        f"{place(pis, fixed)} at {ends(pis, fixed)}.",
+        f"With 8 bits the server's cut ends at {ends(birds, small)} on the birds, with {sent(birds, small)} MB in both "
+        f"directions instead of {sent(birds, moving)}, and at {ends(signs, small)} on the signs, with "
+        f"{sent(signs, small)} MB instead of {sent(signs, moving)}.",
     ]
 
 
