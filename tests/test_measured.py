@@ -341,10 +341,17 @@ def said_of_forgetting() -> list[str]:
         )
     ]
     gone, never, rest, others = of_class
+    left, kept, again, after = (
+        mean("cifar, a class", method, key)
+        for method in ("dampened", "retrained")
+        for key in ("forgotten", "kept")
+    )
     right, whole, members, before, without = some
     return [
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
+        f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest {kept} and "
+        f"{after} %.",
         f"To forget a twentieth of the examples costs it more than it forgets: {right} instead of {whole} % "
         f"are right of the test, and {members} % of those examples still count as members, where it was {before} % "
         f"before and is {without} % for the retrained one.",
