@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class Probe:
         drives other tensors of the same shapes.
     generator : numpy.random.Generator
         The only source of randomness.
+    found : dict
+        Channel scores that were taken on it, by their class: groups and their channels may go by one pass.
     """
 
     model: nn.Module
@@ -46,6 +49,7 @@ class Probe:
     batches: Sequence[Batch]
     shadow_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     generator: np.random.Generator
+    found: dict[type, Any] = field(default_factory=dict, compare=False)
 
 
 class Importance(ABC):

@@ -30,7 +30,7 @@ class FisherImportance(Importance):
 
     def score(self, probe: Probe) -> Scores:
         """Return the potential of each group, shape (N,); TrainingError if it is not finite."""
-        found = self.channels().score(probe, _graph_of_one_example(probe))
+        found = self.channels().once(probe, _graph_of_one_example(probe))
         return np.array(
             [_total(found[g.name].outputs) if g.name in found else 0.0 for g in probe.groups]
         )

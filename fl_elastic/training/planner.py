@@ -91,6 +91,7 @@ class Planner:
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
         self._batches: Sequence[Batch] = ()
+        self._last_probe: Probe | None = None
         self._first: Plan | None = None
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
@@ -136,7 +137,7 @@ class Planner:
         """Plan with other costs from now on, and only the groups within reach."""
         rate = sending_seconds_per_byte(self.budget, self.requested_steps)
         self._costs, self._reachable = with_sending(costs, rate), reachable
-        self._fitting = None
+        self._fitting = self._last_probe = None
 
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
         """Whether importance must be measured: not while everything fits, at the measured pace.
@@ -182,7 +183,8 @@ class Planner:
         self._batches = batches
         self.measure_fidelity(batches[-1])
         self._measured = True
-        found = self.importance.score(self.probe(batches))
+        probe = self._last_probe = self.probe(batches)
+        found = self.importance.score(probe)
         # What is out of reach was not probed and keeps what it had.
         scores = np.full(len(self.state.names), np.nan)
         scores[: len(found)] = found
@@ -198,6 +200,8 @@ class Planner:
         """Take in what training steps told, NaN for groups of which they told nothing; shape (N,)."""
         together = bool(np.isfinite(scores[: self._reachable]).all())
         self._measured |= together
+        # Steps were taken since.
+        self._last_probe = None
         self.state.absorb(scores, self.options, together=together)
 
     def after_backward(
@@ -375,8 +379,15 @@ class Planner:
             plan,
             self._known_costs().graph,
             lambda: self.channel_score,
-            lambda: self.probe(self._batches),
+            self._probe_now,
         )
+
+    def _probe_now(self) -> Probe:
+        """Return the probe that importance was just taken on, with what was found; another after a step."""
+        last = self._last_probe
+        if last is None or self.state.steps_since_probe or last.batches is not self._batches:
+            return self.probe(self._batches)
+        return last
 
     def _must_learn(self) -> bool:
         """Whether nobody knows what the groups are worth, and only training everything tells."""
@@ -506,5 +517,5 @@ def with_channels(
     pairs = zip(plan.groups, plan.modes, strict=True)
     if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
         return plan
-    chosen = choose_channels(plan.modes, graph, score().score(probe(), graph))
+    chosen = choose_channels(plan.modes, graph, score().once(probe(), graph))
     return replace(plan, channels={**chosen, **plan.channels})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from published_nets import chain_of
+from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -17,6 +19,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.importance.channels import CHANNEL_SCORES, choose_channels
 from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
@@ -28,6 +31,7 @@ from fl_elastic.profiling.macs import backward_macs, group_macs
 from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
+from fl_elastic.training import ElasticTrainer
 
 LAYERS = PUBLISHED_MODELS[1].layers
 SHAPE = (2, 3, 64, 64)
@@ -289,3 +293,31 @@ def test_channels_are_offered_only_where_they_leave_one_out() -> None:
     }
     assert offered["out"]["0"] == offered["out"]["2"] == ["full", "out/2", "out/4", "out/8"]
     assert offered["out"]["3"] == ["full"]
+
+
+@pytest.mark.parametrize("name", ["tinytrain", "tinytrain_learned"])
+def test_one_pass_tells_layers_and_their_channels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    kind = type(CHANNEL_SCORES.make(POLICIES.make(name).channel_score_name))
+    scored = kind.score
+
+    def score(self: Any, *given: Any) -> Any:
+        passes.append(given)
+        return scored(self, *given)
+
+    torch.manual_seed(0)
+    model, batches = conv_net(), images(3)
+    before = copy.deepcopy(model)
+    monkeypatch.setattr(kind, "score", score)
+    policy = type(POLICIES.make(name))(macs_share=0.5)
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy=policy)
+    plan = trainer.fit(batches).plan
+    assert plan.channels and len(passes) == 1
+    probe, graph = passes[0]
+    slow = scored(kind(), replace(probe, model=before, found={}), traced(before, (6, 3, 8, 8)))
+    assert plan.channels == choose_channels(plan.modes, graph, slow)
+    # Weights have changed since: what was found does not count any more.
+    trainer.planner.plan(1.0)
+    assert len(passes) == 2
