@@ -350,8 +350,8 @@ def said_of_forgetting() -> list[str]:
     return [
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
-        f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest {kept} and "
-        f"{after} %.",
+        f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "
+        f"{kept} and {after} %.",
         f"To forget a twentieth of the examples costs it more than it forgets: {right} instead of {whole} % "
         f"are right of the test, and {members} % of those examples still count as members, where it was {before} % "
         f"before and is {without} % for the retrained one.",
@@ -482,12 +482,12 @@ def said_across_rounds() -> list[str]:
         f"{last(signs, full)}.",
         f"With the second seed it puts the cut at `{cell(signs, moving, 1)['cuts'][0][1]}` and ends at "
         f"{ends(signs, moving, 1)}, with full steps at {ends(signs, full, 1)}.",
-        f"With three seeds a cut that is fixed at {place(birds, fixed)} ends at {all_ends(birds, fixed)} on the birds, "
-        f"the server's at {all_ends(birds, moving)}, full steps at {all_ends(birds, full)}.",
+        f"With three seeds a cut that is fixed at {place(birds, fixed)} ends at {all_ends(birds, fixed)} on the "
+        f"birds, the server's at {all_ends(birds, moving)}, full steps at {all_ends(birds, full)}.",
         f"On the signs a cut at {place(signs, fixed)} ends at {ends(signs, fixed)}, on the fleet with Pis one at "
         f"{place(pis, fixed)} at {ends(pis, fixed)}.",
-        f"With 8 bits the server's cut ends at {ends(birds, small)} on the birds, with {sent(birds, small)} MB in both "
-        f"directions instead of {sent(birds, moving)}, and at {ends(signs, small)} on the signs, with "
+        f"With 8 bits the server's cut ends at {ends(birds, small)} on the birds, with {sent(birds, small)} MB in "
+        f"both directions instead of {sent(birds, moving)}, and at {ends(signs, small)} on the signs, with "
         f"{sent(signs, small)} MB instead of {sent(signs, moving)}.",
     ]
 
