@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,69 @@ def test_what_is_said_of_windows_is_what_their_cells_say() -> None:
         f"{name.split(' | ')[1]} {percent(row['final_accuracy'])} %" for name, row in rows.items()
     ]
     assert f"{', '.join(told)}." in section("Unequal clients")
+
+
+def test_what_is_said_of_growing_and_freezing_is_what_their_cells_say() -> None:
+    text = section("From scratch: growing and freezing")
+    for sentence in said_from_scratch():
+        assert sentence in text
+
+
+def said_from_scratch() -> list[str]:
+    """Return the rows of the table, and the sentences about them, with the figures of the committed cells."""
+    rows = rows_of("from_scratch")
+    steps, ours, growing, freezing = (
+        "fewer full steps, our server", "fl_elastic", "growing, our server", "freezing, our server",
+    )  # fmt: skip
+    seeds = [0, 1]
+
+    def cell(method: str, seed: int) -> dict[str, Any]:
+        found: dict[str, Any] = rows[cell_name("har-correlated", method, seed)]
+        return found
+
+    def each(method: str, what: Callable[[dict[str, Any]], str]) -> str:
+        return ", ".join(what(cell(method, seed)) for seed in seeds)
+
+    def megabytes(key: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{row[key] / 1e6:.0f}"
+
+    def first_at_80(row: dict[str, Any]) -> str:
+        return next(f"{point[0]:.1f}" for point in row["curve"] if point[3] >= 0.8)
+
+    table = [
+        f"| {method} | {each(method, lambda row: percent(row['final_accuracy']))} "
+        f"| {each(method, lambda row: str(row['rounds']))} "
+        f"| {each(method, megabytes('uplink_bytes'))} "
+        f"| {each(method, megabytes('downlink_bytes'))} "
+        f"| {each(method, first_at_80)} |"
+        for method in (steps, ours, growing, freezing)
+    ]
+
+    def against(method: str, seed: int) -> str:
+        """Return how much less, or more, accurate a method ends than fewer full steps, and its bytes."""
+        one, other = cell(method, seed), cell(steps, seed)
+        points = 100 * (one["final_accuracy"] - other["final_accuracy"])
+        sent = sum(one[key] / other[key] for key in ("uplink_bytes", "downlink_bytes")) / 2
+        return f"{abs(points):.1f} points {'above' if points > 0 else 'below'} with {100 * sent:.0f} % of the bytes"
+
+    def last_ahead(seed: int) -> float:
+        """Return the last time at which growing is as good as fewer full steps."""
+        curves = zip(cell(growing, seed)["curve"], cell(steps, seed)["curve"], strict=True)
+        last: float = max(one[0] for one, other in curves if one[3] >= other[3])
+        return last
+
+    cuts = [cell(freezing, seed)["cuts"] for seed in seeds]
+    moves = " and ".join(
+        ", ".join(f"`{group}` at {at:.1f} s" for at, group in found) for found in cuts
+    )
+    return [
+        *table,
+        f"Growing ends {against(growing, 0)}, and {against(growing, 1)}",
+        f"after the first {max(map(last_ahead, seeds)):.1f} s full steps are ahead of it at every test",
+        f"Freezing ends {against(freezing, 0)}, and {against(freezing, 1)}",
+        f"The cut moved up to {moves}",
+        f"of {cell(steps, 0)['simulated_seconds']:.1f} simulated seconds",
+    ]
 
 
 def test_what_is_said_of_adapters_is_what_their_cells_say() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
@@ -14,12 +15,15 @@ from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance import IMPORTANCES
 from fl_elastic.planning import POLICIES
 from fl_elastic.registry import Factories, closest
 from fl_elastic.update import CODECS
+from fl_elastic_simulations.engine.settling import SettlingUpdates, settling_blocks
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
+from fl_elastic_simulations.scenario.sections import SETTLING
 
 __all__ = ["check_methods", "method_strategy"]
 
@@ -65,9 +69,18 @@ def check_methods(scenario: Scenario) -> None:
 
 
 def method_strategy(
-    scenario: Scenario, method: MethodSection, on_round: Callable[[RoundRecord], None]
+    scenario: Scenario,
+    method: MethodSection,
+    on_round: Callable[[RoundRecord], None],
+    graph: BackwardGraph | None = None,
 ) -> PartialUpdates:
-    """Return the server's strategy for a method; a peer's updates are merged as its paper says."""
+    """Return the server's strategy for a method; a peer's updates are merged as its paper says.
+
+    Raises
+    ------
+    ScenarioError
+        If blocks are frozen as they settle, and it is not known which ones there are.
+    """
     inner = _SERVERS[method.server](
         fraction_train=scenario.training.client_fraction,
         fraction_evaluate=0.0,
@@ -77,7 +90,14 @@ def method_strategy(
     peer = None if method.peer is None else PEERS.make(method.peer)
     own_weighting = "examples" if peer is None else peer.weighting
     optimizer = method.server_optimizer
-    return PartialUpdates(
+    strategy: Callable[..., PartialUpdates] = PartialUpdates
+    if method.cut == SETTLING:
+        if graph is None:
+            raise ScenarioError(
+                f"method {method.name}: cut {SETTLING!r} is for simulations: choose another one for a fleet"
+            )
+        strategy = partial(SettlingUpdates, settling_blocks(graph))
+    return strategy(
         inner,
         rule=method.rule if peer is None else peer.rule,
         merge=MergeOptions(
@@ -90,9 +110,10 @@ def method_strategy(
             blend=method.blend,
             plan_source=method.plan_source,  # type: ignore[arg-type]
             share_change=peer is not None,
+            delta_downlink=peer is not None and peer.sends_changes,
             round_zero=method.round_zero,  # type: ignore[arg-type]
             solve_every=method.solve_every,
-            cut=method.cut,
+            cut="moving" if method.cut == SETTLING else method.cut,
             codecs=method.codecs,
         ),
         server_optimizer=None

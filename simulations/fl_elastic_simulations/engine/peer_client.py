@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import BudgetError
+from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.instructions import Instructions
+from fl_elastic.flower.records import HAVE
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import write_atomically
-from fl_elastic.update import Manifest, decode_weights, encode, load_weights
+from fl_elastic.update import Manifest, encode, load_weights
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
@@ -94,7 +96,10 @@ class PeerClient:
                 "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
             )
         manifest = Manifest.of(self.model)
-        weights, version = decode_weights(parameters[0].tobytes(), manifest)
+        told = Instructions.from_config(config)
+        state = ClientState(self.state_directory, manifest)
+        weights, version = state.received(parameters[0].tobytes())
+        held = {HAVE: version} if told.keep and state.keep_model(weights, version) else {}
         load_weights(self.model, manifest, weights)
         memory = self._memory()
         task = LocalTask(
@@ -111,7 +116,7 @@ class PeerClient:
             client=self.place[0],
             seed=self.seed,
             memory=memory,
-            global_change=_change(Instructions.from_config(config).change),
+            global_change=_change(told.change),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             narrow_seconds=self.narrow_seconds,
@@ -132,6 +137,7 @@ class PeerClient:
             "predicted-seconds": float(result.host_seconds + self.profile_seconds),
             CHOOSING: float(result.choosing_seconds),
             PEAK_BYTES: peak,
+            **held,
         }
         return [np.frombuffer(packed, dtype=np.uint8)], result.update.num_examples, metrics
 

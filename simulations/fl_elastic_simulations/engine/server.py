@@ -9,6 +9,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import label_counts, measure_profile, test_batches
+from fl_elastic_simulations.peers import PEERS, Peer
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
 __all__ = ["LoggedProgress", "Progress", "Simulation", "run_cell", "run_cells"]
@@ -182,8 +184,10 @@ def run_cell(
     state_directory = simulation.state_directory / method.name / str(seed)
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
-    evaluate_fn = _evaluation(simulation, progress, cell, model)
-    strategy = method_strategy(scenario, method, _bookkeeping(scenario, cell, profile))
+    peer = None if method.peer is None else PEERS.make(method.peer)
+    evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
+    told = _bookkeeping(scenario, cell, profile)
+    strategy = method_strategy(scenario, method, told, profile.graph)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
     random.seed(seed)
@@ -223,14 +227,14 @@ class _TimeIsUp(Exception):
 
 
 def _evaluation(
-    simulation: Simulation, progress: Progress, cell: Cell, model: nn.Module
+    simulation: Simulation, progress: Progress, cell: Cell, model: nn.Module, peer: Peer | None
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
     """Return the server's test of the global model."""
     training = simulation.scenario.training
     manifest = Manifest.of(model)
     batches = test_batches(simulation.scenario, simulation.data_root)
 
-    def test(weights: Weights) -> tuple[float, float]:
+    def test(weights: Weights, server_round: int) -> tuple[float, float]:
         load_weights(model, manifest, weights)
         counted = Counter[tuple[int, bool]]()
 
@@ -240,7 +244,8 @@ def _evaluation(
                 counted.update(zip(targets.tolist(), right, strict=True))
             return _per_place(outputs, targets)
 
-        result = evaluate(model, classification_loss, batches, metrics_fn=count)
+        with nullcontext() if peer is None else peer.as_tested(model, server_round):
+            result = evaluate(model, classification_loss, batches, metrics_fn=count)
         cell.classes = [
             (counted[each, True], counted[each, True] + counted[each, False])
             for each in range(len(cell.labels[0]) if cell.labels else 0)
@@ -289,7 +294,7 @@ def _by_rounds(
         last = over or server_round == training.rounds
         if not last and server_round % training.evaluate_every:
             return None
-        accuracy, loss = test(weights)
+        accuracy, loss = test(weights, server_round)
         cell.evaluated(server_round, accuracy, loss)
         progress.round(server_round, accuracy, loss, cell.simulated_seconds)
         return accuracy, loss

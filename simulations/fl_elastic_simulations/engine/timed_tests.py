@@ -14,8 +14,8 @@ from fl_elastic_simulations.scenario.scenario import TrainingSection
 __all__ = ["Test", "TimedTests", "Weights"]
 
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
-Test: TypeAlias = Callable[[Weights], tuple[float, float]]
-"""Returns accuracy and loss of a model."""
+Test: TypeAlias = Callable[[Weights, int], tuple[float, float]]
+"""Returns accuracy and loss of the model after a round."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class TimedTests:
     cell : Cell
         Knows the time; has a test of the untrained model first, at time 0.
     test : callable
-        Returns accuracy and loss of a model.
+        Returns accuracy and loss of the model after a round.
     tell : callable
         Hears round, accuracy, loss and time of each test.
     """
@@ -87,5 +87,5 @@ class TimedTests:
 
     def _tested(self, standing: _Standing) -> tuple[float, float]:
         if standing.found is None:
-            standing.found = self._test(standing.weights)
+            standing.found = self._test(standing.weights, standing.server_round)
         return standing.found

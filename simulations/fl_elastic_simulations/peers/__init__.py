@@ -11,6 +11,7 @@ from fl_elastic_simulations.peers.flora import Flora
 from fl_elastic_simulations.peers.fractrain import FracTrain
 from fl_elastic_simulations.peers.full_steps import FullSteps
 from fl_elastic_simulations.peers.heterofl import HeteroFl
+from fl_elastic_simulations.peers.progfed import ProgFed
 from fl_elastic_simulations.peers.published_selection import published_selection
 from fl_elastic_simulations.peers.random_blocks import RandomBlocks
 from fl_elastic_simulations.peers.random_layers import RandomLayers
@@ -31,6 +32,7 @@ __all__ = [
     "LocalResult",
     "LocalTask",
     "Peer",
+    "ProgFed",
     "PublishedElasticTrainer",
     "RandomBlocks",
     "RandomLayers",

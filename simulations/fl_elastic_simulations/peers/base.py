@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -135,12 +136,15 @@ class Peer(ABC):
         Whether its paper weighs clients by their data.
     needs_costs : bool
         Whether a client must know what each tensor group costs, and so has to estimate that first.
+    sends_changes : bool
+        Whether clients keep the model, so that only what changed is sent to them.
     """
 
     name: ClassVar[str] = ""
     rule: ClassVar[str | AggregationRule] = "contributors"
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
+    sends_changes: ClassVar[bool] = False
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model that server and clients train, the same for the same arguments.
@@ -149,6 +153,11 @@ class Peer(ABC):
         """
         del loss_fn, batch
         return model
+
+    def as_tested(self, model: nn.Module, server_round: int) -> AbstractContextManager[None]:
+        """Inside, the global model gives the outputs for which it is tested after a round; by default its own."""
+        del model, server_round
+        return nullcontext()
 
     def train(self, task: LocalTask) -> LocalResult:
         """Train in place and return the update; torch's random state is afterwards as before.

@@ -9,18 +9,11 @@ import numpy as np
 from torch import nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
+from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import to_device
-from fl_elastic.groups.graph import GroupKind
 from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
-from fl_elastic.planning import Plan
-from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training import frozen_outside
-from fl_elastic.training.apply_plan import training_statistics
-from fl_elastic.training.changes import changes
-from fl_elastic.update import Manifest, PartialUpdate, weights_of
 from fl_elastic_simulations.peers.base import (
     LocalResult,
     LocalTask,
@@ -29,15 +22,10 @@ from fl_elastic_simulations.peers.base import (
     task_generator,
 )
 from fl_elastic_simulations.peers.early_exits import EarlyExits, block_ends, with_exits
-from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic_simulations.peers.task_data import (
-    first_batch,
-    num_examples,
-    requested_steps,
-    steps_in_time,
-)
+from fl_elastic_simulations.peers.task_data import first_batch, requested_steps
 from fl_elastic_simulations.peers.window import Window, first_window, next_window
 from fl_elastic_simulations.peers.window_costs import WindowCosts
+from fl_elastic_simulations.peers.window_training import train_window
 
 __all__ = ["FedEl", "adjusted_importance"]
 
@@ -93,33 +81,7 @@ class FedEl(Peer):
             mask = costs.select(window, worth, (task.allowed_seconds - probe_seconds) / requested)
         task.memory[_WINDOW] = [window.end, window.front]
         task.memory[_SELECTED] = costs.blocks_of(mask)
-        steps = steps_in_time(task, costs.step_seconds(window, mask), probe_seconds)
-        manifest = Manifest.of(model)
-        base = weights_of(model, manifest)
-        plan = _plan(task, model, window, mask)
-        with (
-            put_back_on_error(model),
-            frozen_outside(plan, model),
-            model.left_after(window.front),
-        ):
-            statistics = training_statistics(model)
-            taken = take_steps(task, model, task.loss_fn, steps)
-            names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
-            deltas = changes(model, manifest, base, names)
-        return LocalResult(
-            update=PartialUpdate(
-                deltas=deltas,
-                steps=dict.fromkeys(deltas, taken.count),
-                num_examples=num_examples(task),
-                base_version=task.base_version,
-            ),
-            host_seconds=probe_seconds + taken.count * costs.step_seconds(window, mask),
-            steps=taken.count,
-            requested_steps=requested,
-            step_seconds=taken.step_seconds,
-            loss=taken.last_loss(requested // task.epochs),
-            choosing_seconds=probe_seconds,
-        )
+        return train_window(task, model, costs, window, mask, probe_seconds)
 
     def rehearse(self, task: LocalTask) -> None:
         """Move the window and select, with all groups worth the same."""
@@ -204,25 +166,3 @@ def adjusted_importance(
 def _scaled(scores: Scores) -> Scores:
     largest = float(np.abs(scores).max(initial=0.0))
     return scores / largest if largest > 0 else scores
-
-
-def _plan(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> Plan:
-    """Return what is trained as a plan: the selected groups, and the exit if the window has one."""
-    groups = list(task.profile.graph.groups)
-    modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
-    if window.front < len(model.ends):
-        names = model.exit_parameters(window.front)
-        shapes = tuple(tuple(model.get_parameter(name).shape) for name in names)
-        groups.insert(0, TensorGroup("exit", names, shapes, GroupKind.LINEAR))
-        modes.insert(0, Mode.FULL)
-    seconds = task.profile.full_step_seconds
-    return Plan(
-        policy=FedEl.name,
-        groups=tuple(groups),
-        modes=tuple(modes),
-        full_step_seconds=seconds,
-        predicted_step_seconds=seconds,
-        floor_step_seconds=seconds,
-        allowed_step_seconds=seconds,
-        predicted_step_bytes=0.0,
-    )

@@ -13,7 +13,21 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic_simulations.peers.window import Window
 
-__all__ = ["WindowCosts"]
+__all__ = ["WindowCosts", "blocks_between"]
+
+
+def blocks_between(ends: Sequence[Cut], groups: int) -> tuple[range, ...]:
+    """Return the groups of each block, from the input on, as indices in backward order.
+
+    Parameters
+    ----------
+    ends : sequence of Cut
+        Ends of all blocks but the last, from the input on.
+    groups : int
+        How many the model has.
+    """
+    above = [*(end.groups_above for end in ends), 0]
+    return tuple(range(low, high) for low, high in zip(above, [groups, *above[:-1]], strict=True))
 
 
 class WindowCosts:
@@ -43,10 +57,7 @@ class WindowCosts:
                 "the cost profile does not know the ends of the model's blocks: measure it for this model"
             )
         self._places = [known[end.groups_above] for end in ends]
-        above = [*(end.groups_above for end in ends), 0]
-        self.blocks = tuple(
-            range(low, high) for low, high in zip(above, [len(profile), *above[:-1]], strict=True)
-        )
+        self.blocks = blocks_between(ends, len(profile))
 
     @property
     def block_seconds(self) -> list[float]:

@@ -16,6 +16,7 @@ from fl_elastic_simulations.data.partition import check_partition_name
 from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [
+    "SETTLING",
     "DataSection",
     "DeadlineSection",
     "FleetSection",
@@ -24,6 +25,9 @@ __all__ = [
     "TargetSection",
     "TrainingSection",
 ]
+
+SETTLING = "settling"
+"""The cut of a method that freezes blocks from the input on, in simulations alone."""
 
 Count = Annotated[Whole, Ge(1)]
 Share = Annotated[Number, Ge(0), Lt(1)]
@@ -173,7 +177,8 @@ class FleetSection:
 
 def _check_cut(cut: str) -> None:
     """Raise RegistryError unless it is a cut that a server can announce."""
-    RoundTerms(cut=cut)
+    if cut != SETTLING:
+        RoundTerms(cut=cut)
 
 
 @dataclass(frozen=True)
@@ -226,8 +231,8 @@ class MethodSection:
     solve_every : int
         Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
-        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, or ``moving``, where the
-        server finds it.
+        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, ``moving``, where the
+        server finds it, or ``settling``, where blocks are frozen from the input on as they settle.
     keep_features : bool
         Whether clients keep the features at the cut from round to round.
     """

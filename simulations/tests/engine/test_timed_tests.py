@@ -25,8 +25,9 @@ def run(section: TrainingSection, *round_seconds: float) -> tuple[Cell, list[int
     """A cell whose model is as good as its round is late, and the rounds that were tested."""
     cell, tested = Cell("uneven", 0), []
 
-    def test(weights: Weights) -> tuple[float, float]:
-        tested.append(int(weights["round"]))
+    def test(weights: Weights, server_round: int) -> tuple[float, float]:
+        assert server_round == weights["round"]
+        tested.append(server_round)
         return float(weights["round"]) / 100, 1.0
 
     timed = TimedTests(section, cell, test, lambda *_: None)

@@ -30,6 +30,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "group_norm": lambda: conv_net("group"),
     "residual": Residual,
 }
+# Rounds in which a method that begins with a part of the model trains the whole.
+WHOLE = {"progfed": 60}
 every_peer = pytest.mark.parametrize("name", PEERS.names())
 
 
@@ -71,7 +73,8 @@ def prepared(name: str, kind: str) -> nn.Module:
 def test_the_published_methods_are_all_there() -> None:
     assert PEERS.names() == [
         "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "fedrolex", "ffa_lora", "flex_lora", "flora",
-        "fractrain", "full_steps", "heterofl", "random_blocks", "random_layers", "random_windows", "timelyfl",
+        "fractrain", "full_steps", "heterofl", "progfed", "random_blocks", "random_layers", "random_windows",
+        "timelyfl",
     ]  # fmt: skip
     for name in PEERS.names():
         peer = PEERS.make(name)
@@ -151,7 +154,7 @@ def test_all_the_time_in_the_world_is_plain_training(name: str) -> None:
         optimizer.zero_grad()
         torch.autograd.backward(nn.functional.cross_entropy(plain(inputs), targets))
         optimizer.step()
-    result = run(name, "group_norm", model, math.inf)
+    result = run(name, "group_norm", model, math.inf, server_round=WHOLE.get(name, 1))
     assert result.steps == 4
     assert result.host_seconds == pytest.approx(
         4 * known_costs(model, images()[0]).full_step_seconds
@@ -181,7 +184,8 @@ def test_a_client_with_little_data_is_priced_like_the_others(name: str) -> None:
     model = prepared(name, "group_norm")
     profile = costs("group_norm")
     small = images(1, size=2)
-    result = PEERS.make(name).train(task_of(model, small, profile=profile))
+    task = task_of(model, small, profile=profile, server_round=WHOLE.get(name, 1))
+    result = PEERS.make(name).train(task)
     assert result.host_seconds == pytest.approx(profile.full_step_seconds)
     assert result.update.num_examples == 2
 
