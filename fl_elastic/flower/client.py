@@ -105,7 +105,6 @@ def _digest_of(batches: Iterable[Batch], *, size: int) -> str:
     return found.hexdigest()
 
 
-<<<<<<< HEAD
 def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
     """Log why a client could not do what it was asked, and return it for a server that reads it."""
     foreseen = isinstance(error, ElasticError)
@@ -113,7 +112,8 @@ def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, 
     if not config.get(PACKED):
         raise error
     return failure(error)
-=======
+
+
 def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
     """Return what is to be forgotten; TrainingError if that is nothing, or can be read only once."""
     if forget is None:
@@ -125,7 +125,6 @@ def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
     if next(iter(forget), None) is None:
         raise TrainingError("there is no batch to be forgotten: leave forget out")
     return forget
->>>>>>> h4
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -20,7 +20,14 @@ from fl_elastic.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
-__all__ = ["SquaredGradients", "dampen", "digest_of", "forget", "squared_gradients", "under_every_name"]
+__all__ = [
+    "SquaredGradients",
+    "dampen",
+    "digest_of",
+    "forget",
+    "squared_gradients",
+    "under_every_name",
+]
 
 
 def squared_gradients(

@@ -434,6 +434,7 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     """A node's process lives for one message: a loader that shuffles must not make a new wish of it."""
     examples = TensorDataset(*(torch.cat(each) for each in zip(*THEIRS, strict=True)))
     shuffling = DataLoader(examples, batch_size=5, shuffle=True)
+
     def fresh(node: int) -> ElasticClient:
         made = client(node, trains_it=False)
         made.forget = shuffling if node == 2 else None
