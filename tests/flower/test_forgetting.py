@@ -426,7 +426,7 @@ def test_what_a_policy_looked_at_goes_as_well() -> None:
 
 @pytest.mark.parametrize("empty", [[], DataLoader([], batch_size=4), iter(THEIRS)])
 def test_nothing_to_forget_is_refused_when_a_client_is_made(empty: Any) -> None:
-    with pytest.raises(TrainingError, match="leave forget out|not an iterator"):
+    with pytest.raises(TrainingError, match=r"leave forget out|not an iterator"):
         ElasticClient(build(), data(1, 0, 1), [], budget=Budget(), forget=empty)
 
 
