@@ -54,9 +54,12 @@ def settling_blocks(graph: BackwardGraph) -> tuple[SettlingBlock, ...]:
 
     Examples
     --------
-    >>> from fl_elastic.testing import made_up_graph
-    >>> [(block.parameters, block.above) for block in settling_blocks(made_up_graph(3))]
-    [(('group2.weight',), 'group1'), (('group1.weight',), 'group0')]
+    >>> import torch
+    >>> from fl_elastic.groups.trace import trace_step
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    >>> batch = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    >>> settling_blocks(trace_step(model, torch.nn.functional.cross_entropy, batch).graph)
+    (SettlingBlock(parameters=('0.weight', '0.bias'), above='2'),)
     """
     blocks = blocks_between(block_ends(graph), len(graph.groups))
     return tuple(
