@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, ElasticError, UpdateError
+from fl_elastic.errors import BudgetError, ElasticError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
@@ -92,9 +92,9 @@ def _told_by_data(loader: Iterable[Batch]) -> str:
     return _digest_of([first], size=8)
 
 
-def _digest_of(batches: Iterable[Batch], client: str = "", *, size: int = 16) -> str:
-    """Return a digest of all tensors of some batches of one client."""
-    found = hashlib.blake2b(client.encode(), digest_size=size)
+def _digest_of(batches: Iterable[Batch], *, size: int) -> str:
+    """Return a digest of all tensors of some batches."""
+    found = hashlib.blake2b(digest_size=size)
 
     def note(tensor: Tensor) -> Tensor:
         found.update(tensor_bytes(tensor))
@@ -103,6 +103,19 @@ def _digest_of(batches: Iterable[Batch], client: str = "", *, size: int = 16) ->
     for batch in batches:
         map_tensors(note, batch)
     return found.hexdigest()
+
+
+def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
+    """Return what is to be forgotten; TrainingError if that is nothing, or can be read only once."""
+    if forget is None:
+        return None
+    if iter(forget) is forget:
+        raise TrainingError(
+            "what is to be forgotten is read again until it is: pass a list or a DataLoader, not an iterator"
+        )
+    if next(iter(forget), None) is None:
+        raise TrainingError("there is no batch to be forgotten: leave forget out")
+    return forget
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -216,7 +229,7 @@ class ElasticClient(NumPyClient):
         self.manifest = Manifest.of(model).with_base(model)
         self.report: FitReport | None = None
         self.client_id = client_id
-        self.forget = forget
+        self.forget = _wished(forget)
         self.forgotten = False
         self._forget_digest = ""
         self._profile = profile
@@ -347,7 +360,9 @@ class ElasticClient(NumPyClient):
         if self.forget is None or self.forgotten:
             return ""
         if not self._forget_digest:
-            self._forget_digest = _digest_of(self.forget, self.client_id)
+            from fl_elastic.training.forget import digest_of
+
+            self._forget_digest = digest_of(self.forget, self.client_id)
         self.forgotten = told.forgotten == self._forget_digest
         if self.forgotten:
             _LOG.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterable
@@ -12,12 +13,21 @@ from torch import nn
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
+from fl_elastic.groups.pairs import as_pair
+from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
-__all__ = ["SquaredGradients", "dampen", "forget", "squared_gradients", "under_every_name"]
+__all__ = [
+    "SquaredGradients",
+    "dampen",
+    "digest_of",
+    "forget",
+    "squared_gradients",
+    "under_every_name",
+]
 
 
 def squared_gradients(
@@ -74,6 +84,21 @@ def squared_gradients(
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
     return SquaredGradients({name: each.cpu().numpy() for name, each in sums.items()}, examples)
+
+
+def digest_of(loader: Iterable[Batch], client: str) -> str:
+    """Return a digest of a client's examples, whatever their order and the batches that they come in.
+
+    Examples
+    --------
+    >>> x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 2])
+    >>> digest_of([(x, y)], "") == digest_of([(x[2:], y[2:]), (x[:2].flip(0), y[:2].flip(0))], "")
+    True
+    """
+    examples = sorted(each for batch in loader for each in sample_ids(as_pair(batch)))
+    found = hashlib.blake2b(client.encode(), digest_size=16)
+    found.update(repr(examples).encode())
+    return found.hexdigest()
 
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:

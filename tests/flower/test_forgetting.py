@@ -17,9 +17,10 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -32,7 +33,7 @@ from fl_elastic.flower.instructions import SQUARES, Instructions
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
-from fl_elastic.training.forget import dampen, squared_gradients
+from fl_elastic.training.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.squared_gradients import (
     SquaredGradients,
@@ -421,3 +422,26 @@ def test_what_a_policy_looked_at_goes_as_well() -> None:
         assert not any(
             np.array_equal(row, each) for row in array for x in kept for each in x.numpy()
         )
+
+
+@pytest.mark.parametrize("empty", [[], DataLoader([], batch_size=4), iter(THEIRS)])
+def test_nothing_to_forget_is_refused_when_a_client_is_made(empty: Any) -> None:
+    with pytest.raises(TrainingError, match=r"leave forget out|not an iterator"):
+        ElasticClient(build(), data(1, 0, 1), [], budget=Budget(), forget=empty)
+
+
+def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
+    """A node's process lives for one message: a loader that shuffles must not make a new wish of it."""
+    examples = TensorDataset(*(torch.cat(each) for each in zip(*THEIRS, strict=True)))
+    shuffling = DataLoader(examples, batch_size=5, shuffle=True)
+
+    def fresh(node: int) -> ElasticClient:
+        made = client(node, trains_it=False)
+        made.forget = shuffling if node == 2 else None
+        return made
+
+    strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))
+    apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}
+    run(strategy, apps, known, 3)
+    tried = strategy.fleet.wishes.to_arrays()["tried"]
+    assert tried.tolist() == [digest_of(THEIRS, "2")]
