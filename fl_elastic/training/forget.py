@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from fl_elastic.errors import TrainingError, UpdateError
+from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.pairs import as_pair
@@ -52,6 +52,8 @@ def squared_gradients(
     ------
     TrainingError
         If there is no example, or a loss or a gradient is not finite.
+    ModelError
+        If no parameter requires a gradient.
 
     Examples
     --------
@@ -62,9 +64,13 @@ def squared_gradients(
     (10.0, 2)
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ModelError(
+            "no parameter of the model requires a gradient: set requires_grad on what shall forget"
+        )
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     examples, device, until = 0, model_device(model), time.monotonic() + seconds
-    with untouched(model):
+    with untouched(model), torch.enable_grad():
         model.eval()
         for batch in loader:
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
@@ -134,7 +140,8 @@ def dampen(
     Raises
     ------
     UpdateError
-        If a number means nothing, a sum is of another model, or ``alpha`` is so large that it selects no weight.
+        If a number means nothing, a sum is of another model, ``everything`` does not contain ``forgotten``, or
+        ``alpha`` is so large that it selects no weight.
 
     Examples
     --------

@@ -173,11 +173,12 @@ def _alike(model: nn.Module, widths: list[Width], inputs: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
-        return bool(
-            isinstance(other, Tensor)
-            and one.shape == other.shape
-            and torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-6)
-        )
+        if not isinstance(other, Tensor) or one.shape != other.shape:
+            return False
+        # Numbers of few bits are rounded in each layer.
+        rounding = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
+        atol = max(1e-4, 4 * rounding) * float(one.abs().max()) + 1e-6
+        return torch.allclose(one, other, rtol=max(1e-3, 4 * rounding), atol=atol)
     if isinstance(one, Mapping):
         return all(_same(value, other[name]) for name, value in one.items())
     if isinstance(one, (tuple, list)):
@@ -194,7 +195,7 @@ def _masked(model: nn.Module, kept: Kept) -> Iterator[None]:
             for reader in width.readers:
                 module, span = model.get_submodule(reader.module), spans[reader.module][1]
                 weight: Any = module.weight
-                mask = torch.zeros(weight.shape[1], device=weight.device)
+                mask = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
                 for first, count in span.pieces(len(mask)):
                     mask[first : first + count] = 1
                 if not isinstance(module, nn.Linear):

@@ -9,6 +9,8 @@ over devices are those of all examples together.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -110,8 +112,8 @@ def dampening(
     Raises
     ------
     UpdateError
-        If a number means nothing, the two are of other parameters, or ``alpha`` is so large that it selects no
-        weight.
+        If a number means nothing, the two are of other parameters, ``everything`` lacks the ``forgotten``, or
+        ``alpha`` is so large that it selects no weight.
 
     Examples
     --------
@@ -119,8 +121,11 @@ def dampening(
     >>> dampening(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
     [0.25, 1.0]
     """
-    if not alpha > 0 or not strength > 0:
-        raise UpdateError(f"alpha {alpha} and strength {strength} must be above 0")
+    for name, number in {"alpha": alpha, "strength": strength}.items():
+        if not isinstance(number, numbers.Real) or not 0 < number < math.inf:
+            raise UpdateError(
+                f"{name} {number!r} must be above 0 and finite: give a number such as 3.0"
+            )
     if {n: s.shape for n, s in forgotten.sums.items()} != {
         n: s.shape for n, s in everything.sums.items()
     }:
@@ -131,6 +136,7 @@ def dampening(
             f"alpha {alpha:g} selects nothing: {forgotten.examples} of {everything.examples} examples are to be "
             f"forgotten, so that a weight matters at most {most:.3g} times as much to them; give less than that"
         )
+    _refuse_what_is_no_part(forgotten, everything)
     factors: dict[str, _Floats] = {}
     for name, squares in forgotten.sums.items():
         own, of_all = squares / forgotten.examples, everything.sums[name] / everything.examples
@@ -192,9 +198,9 @@ def decode_squares(
         raise UpdateError(
             f"payload has {len(payload)} bytes, squares need {4 * parts * sum(sizes)}"
         )
-    numbers = np.frombuffer(payload, "<f4").reshape(parts, -1)
+    sent = np.frombuffer(payload, "<f4").reshape(parts, -1)
     found = []
-    for row, count in zip(numbers, (examples, few), strict=False):
+    for row, count in zip(sent, (examples, few), strict=False):
         pieces = np.split(row, np.cumsum(sizes)[:-1])
         sums = {
             n: piece.reshape(shape)
@@ -203,9 +209,16 @@ def decode_squares(
         found.append(SquaredGradients(sums, count))
     if few == 0:
         return found[0], None
-    # Each was added up by itself, and rounded.
-    if (numbers[1] > numbers[0] * np.float32(1.001)).any():
-        raise UpdateError(
-            "squares of what is to be forgotten are larger than those of all examples"
-        )
+    _refuse_what_is_no_part(found[1], found[0])
     return found[0], found[1]
+
+
+def _refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradients) -> None:
+    """Raise UpdateError unless everything may contain what is to be forgotten."""
+    for name, squares in forgotten.sums.items():
+        # Each was added up by itself, and rounded.
+        if (squares > everything.sums[name] * np.float32(1.001)).any():
+            raise UpdateError(
+                f"squares of what is to be forgotten are larger than those of all examples, as of {name!r}: all "
+                "examples contain those to be forgotten, without random changes"
+            )

@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError, UpdateError
+from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.training.forget import SquaredGradients, dampen, forget, squared_gradients
@@ -90,11 +90,11 @@ def test_devices_add_up_to_all_of_their_examples() -> None:
 
 
 def test_only_what_matters_more_than_alpha_times_as_much_is_dampened() -> None:
-    # Twice as much is not more than twice; nothing to both is nothing; nothing to all the others goes to zero.
+    # Twice as much is not more than twice; nothing to both is nothing; nothing to the others leaves a share.
     model = layer(1.0, 1.0, 1.0, 1.0)
-    found = dampen(model, sums(2.0, 3.0, 0.0, 1.0), sums(4.0, 4.0, 0.0, 0.0, examples=4), alpha=2.0)
+    found = dampen(model, sums(2.0, 3.0, 0.0, 1.0), sums(4.0, 4.0, 0.0, 1.0, examples=4), alpha=2.0)
     assert found == {"weight": 2}
-    assert model.weight.tolist() == [[1.0, pytest.approx(1 / 3), 1.0, 0.0]]
+    assert model.weight.tolist() == [[1.0, pytest.approx(1 / 3), 1.0, 0.25]]
     model = layer(1.0, 1.0)
     assert dampen(model, sums(2.0, 2.1), sums(4.0, 4.0, examples=4), alpha=2.0) == {"weight": 1}
     assert model.weight[0, 0] == 1.0
@@ -118,7 +118,7 @@ def test_what_a_device_says_is_no_sum_if_it_cannot_be_one(
 
 def test_no_weight_grows_however_strong() -> None:
     model = layer(2.0, -2.0)
-    dampen(model, sums(3.0, 8.0), sums(4.0, 4.0, examples=4), alpha=2.0, strength=4.0)
+    dampen(model, sums(3.0, 8.0), sums(16.0, 16.0, examples=16), alpha=2.0, strength=4.0)
     assert model.weight.tolist() == [[2.0, -1.0]]
 
 
@@ -183,3 +183,23 @@ def test_classes_of_digits_are_forgotten_and_the_others_are_kept() -> None:
         kept.append(accuracy(after, others) - accuracy(model, others))
     assert np.mean(gone) < 0.1
     assert np.mean(kept) > -0.05
+
+
+def test_what_cannot_forget_is_refused_in_a_sentence() -> None:
+    frozen = net().requires_grad_(False)
+    with pytest.raises(ModelError, match="requires a gradient"):
+        squared_gradients(frozen, classification_loss, batches())
+    for numbers in ({"alpha": "3"}, {"strength": float("inf")}, {"alpha": None}):
+        with pytest.raises(UpdateError, match="must be above 0"):
+            dampen(layer(1.0), sums(4.0), sums(4.0, examples=9), **numbers)
+
+
+def test_others_instead_of_everything_are_refused_before_anything_changes() -> None:
+    model = net()
+    before = deepcopy(model.state_dict())
+    theirs, others = batches(1, seed=1), batches(6, seed=2)
+    with pytest.raises(UpdateError, match="contain those to be forgotten"):
+        forget(model, classification_loss, theirs, others, alpha=1.5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        assert forget(model, classification_loss, theirs, [*theirs, *others], alpha=1.5)

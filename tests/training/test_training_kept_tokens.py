@@ -18,6 +18,7 @@ from vision_transformers import (
     class_loss,
     of_timm,
     of_torchvision,
+    of_transformers,
     small_images,
     vision_transformer,
 )
@@ -248,6 +249,20 @@ def test_models_that_see_places_above_are_refused(make: Any, words: str) -> None
     batch = torch.randn(4, 17, 16), torch.tensor([0, 1, 2, 0])
     with pytest.raises(PlanError, match=words):
         trainer_of(make()).fit([batch])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_models_of_few_bits_are_judged_as_others(seed: int) -> None:
+    """Rounding in every block is no sign of places."""
+    torch.manual_seed(seed)
+    model = of_transformers().bfloat16()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    batches = [(x.bfloat16(), y) for x, y in small_images(seed=seed)]
+    assert trainer_of(model).fit(batches).plan.tokens is not None
+    with pytest.raises(PlanError, match="in which places"):
+        blocks = OfBlocks(lambda: PlacesInEveryBlock(fixed=True)).bfloat16()
+        trainer_of(blocks).fit([(torch.randn(4, 17, 16).bfloat16(), torch.tensor([0, 1, 2, 0]))])
 
 
 def test_models_without_a_class_token_or_blocks_are_refused_and_left_alone() -> None:

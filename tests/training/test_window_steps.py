@@ -260,7 +260,7 @@ class ByConstant(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.relu(self[0](x))
-        return self[1](hidden * torch.arange(1.0, 9.0))
+        return self[1](hidden * torch.arange(1.0, 9.0, dtype=x.dtype))
 
 
 class BySide(nn.Sequential):
@@ -284,6 +284,27 @@ def test_what_the_graph_does_not_show_is_found_out_before_a_step(kind: type[nn.S
     ):
         pass
     assert model.training and model[0].weight.shape == (8, 6)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_few_bits_train_in_windows(kind: str, dtype: torch.dtype) -> None:
+    for seed in range(5):
+        model = MODELS[kind]().to(dtype)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.5)
+        x, y = data_for(MODELS[kind]())[0]
+        batch = x.to(dtype), y
+        widths = widths_of(model, batch)
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        with WindowSteps(model, Windows(widths, 0.5), WindowLog()).step(optimizer, batch):
+            compute_loss(model, loss_fn, batch).backward()
+            optimizer.step()
+    model, batch = ByConstant(nn.Linear(6, 8), nn.Linear(8, 3)).to(dtype), vectors()[0]
+    batch = batch[0].to(dtype), batch[1]
+    with pytest.raises(PlanError, match="change more"):
+        prove_widths(model, widths_of(model, batch), batch)
 
 
 def test_a_width_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
