@@ -105,7 +105,6 @@ def _digest_of(batches: Iterable[Batch], *, size: int) -> str:
     return found.hexdigest()
 
 
-<<<<<<< HEAD
 def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
     """Log why a client could not do what it was asked, and return it for a server that reads it."""
     foreseen = isinstance(error, ElasticError)
@@ -115,8 +114,6 @@ def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, 
     return failure(error)
 
 
-=======
->>>>>>> h4
 def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
     """Return what is to be forgotten; TrainingError if that is nothing, or can be read only once."""
     if forget is None:
