@@ -154,6 +154,7 @@ def adjusted_importance(
 
     Examples
     --------
+    >>> from fl_elastic.groups.graph import GroupKind
     >>> groups = [TensorGroup(n, (n,), ((1,),), GroupKind.OTHER) for n in "ab"]
     >>> adjusted_importance(np.array([4.0, -1.0]), groups, {"b": 9.0}).tolist()
     [0.6, 0.25]
