@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -11,7 +12,7 @@ from importlib import resources
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
 
-__all__ = ["Device", "catalogue", "device"]
+__all__ = ["Device", "catalogue", "device", "told_apart"]
 
 OVERRIDABLE = (
     "slowdown",
@@ -135,3 +136,35 @@ pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
         return known[name]
     source = f"{known[name].source} Overridden: {', '.join(sorted(changed))}."
     return replace(known[name], source=source, **changed)  # type: ignore[arg-type]
+
+
+def told_apart(
+    devices: Sequence[Device], figures: Sequence[Mapping[str, float | None]]
+) -> list[Device]:
+    """Return the devices, those of one name with what differs between them in name and label.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+        Of the entries of a fleet.
+    figures : sequence of mapping
+        What sets clients on each of them apart, by its name for readers; None where it is not limited. Entries that
+        agree in everything are one class.
+
+    Examples
+    --------
+    >>> figures = [{"slowdown": 2.0, "memory": None}, {"slowdown": 8.0, "memory": None}]
+    >>> [entry.name for entry in told_apart([device("pi_5"), device("pi_5")], figures)]
+    ['pi_5, slowdown 2', 'pi_5, slowdown 8']
+    """
+    found = []
+    for entry, own in zip(devices, figures, strict=True):
+        alike = [f for d, f in zip(devices, figures, strict=True) if d.name == entry.name]
+        differing = [name for name in own if len({f[name] for f in alike}) > 1]
+        said = "".join(f", {_said(name, own[name])}" for name in differing)
+        found.append(replace(entry, name=entry.name + said, label=entry.label + said))
+    return found
+
+
+def _said(name: str, value: float | None) -> str:
+    return f"no limit of {name}" if value is None else f"{name} {value:.10g}"

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from fl_elastic.errors import ScenarioError
 from fl_elastic.settings import Text, Whole, approved, read_settings
 from fl_elastic_simulations.data.datasets import DATASETS
-from fl_elastic_simulations.scenario.devices import Device, device
+from fl_elastic_simulations.scenario.devices import Device, device, told_apart
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
     DeadlineSection,
@@ -184,15 +184,7 @@ class Scenario:
     def clients(self) -> tuple[Client, ...]:
         """The fleet, one entry per client, numbered in the order of the file."""
         clients: list[Client] = []
-        for entry in self.fleet:
-            hardware = device(
-                entry.device,
-                slowdown=entry.slowdown,
-                uplink_bytes_per_second=entry.uplink_bytes_per_second,
-                downlink_bytes_per_second=entry.downlink_bytes_per_second,
-            )
-            if entry.name is not None:
-                hardware = replace(hardware, name=entry.name, label=entry.name)
+        for entry, hardware in zip(self.fleet, self._hardware(), strict=True):
             for _ in range(entry.count):
                 clients.append(
                     Client(
@@ -201,6 +193,31 @@ class Scenario:
                     )
                 )  # fmt: skip
         return tuple(clients)
+
+    def _hardware(self) -> list[Device]:
+        """Return the device of each entry of the fleet; two of one name say what they differ in."""
+        devices, figures = [], []
+        for entry in self.fleet:
+            made = device(
+                entry.device,
+                slowdown=entry.slowdown,
+                uplink_bytes_per_second=entry.uplink_bytes_per_second,
+                downlink_bytes_per_second=entry.downlink_bytes_per_second,
+            )
+            figures.append(
+                {
+                    "slowdown": made.slowdown,
+                    "speed-up": entry.speedup,
+                    "memory in bytes": entry.memory_bytes,
+                    "uplink share": entry.uplink_share,
+                    "uplink in bytes/s": made.uplink_bytes_per_second,
+                    "downlink in bytes/s": made.downlink_bytes_per_second,
+                    "watts": entry.watts,
+                }
+            )
+            named = made if entry.name is None else replace(made, name=entry.name, label=entry.name)
+            devices.append(named)
+        return told_apart(devices, figures)
 
     def method_named(self, name: str) -> MethodSection:
         """Return the method of this name.
