@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_CLASSES = 10
+
 
 def plan(
     model: Annotated[str, typer.Argument(help="A torchvision name, or module:callable.")],
@@ -38,7 +40,13 @@ def plan(
     ] = None,
     policy: Annotated[str, typer.Option(help="Who chooses: elastic, full, head, ...")] = "elastic",
     importance: Annotated[str, typer.Option(help="Score that the policy uses.")] = "elastic",
-    classes: Annotated[int, typer.Option(min=2, help="Classes of a torchvision model.")] = 10,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Classes of a torchvision model, 10 if left out; of yours, what it puts out.",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="File to keep the cost profile in; read if it is there.")
@@ -79,7 +87,7 @@ def plan(
     import torch
 
     from fl_elastic.cli.cost_tables import print_costs, print_schedule
-    from fl_elastic.cli.planned import ForwardTerms, planned
+    from fl_elastic.cli.planned import ForwardTerms, classes_of, planned
     from fl_elastic.named_models import build_model
     from fl_elastic.planning.run_schedule import RunLength, run_schedule
 
@@ -87,9 +95,10 @@ def plan(
         torch.set_num_threads(threads)
     terms = ForwardTerms(forward, epochs, examples, feature_bytes)
     torch.manual_seed(seed)
-    network = build_model(model, shape, classes, seed)
+    network = build_model(model, shape, classes or _CLASSES, seed)
+    told = classes or classes_of(network, shape, _CLASSES)
     found = planned(
-        network, shape, batch_size, classes, budget, policy, importance,
+        network, shape, batch_size, told, budget, policy, importance,
         profile=profile, seed=seed, measure=measure, forward=terms, compare=not only,
     )  # fmt: skip
     result = describe(found)

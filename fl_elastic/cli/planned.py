@@ -13,6 +13,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
+from fl_elastic.groups.forward import call_model
+from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.importance.base import Scores
 from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
@@ -29,7 +31,7 @@ from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
 from fl_elastic.training.planner import with_channels, worth_for
 
-__all__ = ["ForwardTerms", "Planned", "Refused", "planned", "random_batch", "sgd"]
+__all__ = ["ForwardTerms", "Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,19 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 def random_batch(shape: tuple[int, ...], batch_size: int, classes: int) -> Batch:
     """Return random inputs and classes."""
     return torch.randn(batch_size, *shape), torch.randint(0, classes, (batch_size,))
+
+
+def classes_of(model: nn.Module, shape: tuple[int, ...], most: int) -> int:
+    """Return up to how many classes a model tells apart: one of one's own may have fewer than is assumed."""
+    try:
+        with untouched(model), torch.no_grad():
+            outputs = call_model(model.eval(), torch.randn(1, *shape))
+    except Exception:
+        # The first step says what is wrong.
+        return most
+    scores = getattr(outputs, "logits", outputs)
+    told = isinstance(scores, torch.Tensor) and scores.dim() == 2 and scores.shape[1] > 0
+    return min(most, scores.shape[1]) if told else most
 
 
 def planned(

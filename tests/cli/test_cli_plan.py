@@ -27,6 +27,10 @@ def tiny():
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
 
 
+def of_three():
+    return nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 3))
+
+
 def broken():
     raise RuntimeError("no weights\\nanywhere")
 
@@ -126,6 +130,13 @@ def test_without_a_budget_everything_is_trained(plan: Plan) -> None:
     assert found["requested_speedup"] == 1.0
     assert found["step_fraction"] == 1.0
     assert all(group["mode"] == "full" for group in found["groups"])
+
+
+def test_a_model_of_few_classes_is_planned(plan: Plan) -> None:
+    """It is given no class that it does not have, and its targets are drawn as for others."""
+    found = result(plan("mine:of_three", "--input", "6", "--batch-size", "4", "--json"))
+    assert [group["name"] for group in found["groups"]] == ["4", "2", "0"]
+    assert found["full_step_seconds"] > 0
 
 
 def test_a_torchvision_model_is_planned(plan: Plan) -> None:

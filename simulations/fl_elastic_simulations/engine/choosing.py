@@ -160,6 +160,10 @@ def measure_choosing(
     Medians of several: of an estimate of the costs, and of one plan under the time that each class of devices has,
     relative to the fastest. A probe of importance is not part of it: a profile says what its passes take.
     """
+    for method in scenario.methods:
+        if method.peer is None:
+            # Clients would refuse one by one, in every round.
+            POLICIES.make(method.policy).refuse_misfit(profile)
     batch = first_batch(scenario, data_root)
     make_optimizer = optimizer_fn(scenario.training)
     choosing = [method for method in scenario.methods if chooses(method)]

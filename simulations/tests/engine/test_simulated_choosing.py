@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from choosing_costs import flat_choosing, steady
 
-from fl_elastic.errors import ScenarioError
+from fl_elastic.errors import PlanError, ScenarioError
 from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine.cell import Cell
@@ -223,3 +223,13 @@ def test_seconds_that_were_not_measured_are_no_zero(tmp_path: Path, profile: Cos
             ChoosingCosts.load(path)
     with pytest.raises(ScenarioError, match="cannot read"):
         ChoosingCosts.load(tmp_path / "missing.json")
+
+
+def test_a_policy_that_cannot_train_the_model_is_refused_before_the_first_round(
+    profile: CostProfile,
+) -> None:
+    section = json.loads(scenario(profile).to_json())
+    section["method"]["fewer"]["policy"] = "e_vit"
+    made = Scenario.from_json(json.dumps(section))
+    with pytest.raises(PlanError, match="policy 'e_vit' leaves tokens"):
+        measure_choosing(made, None, profile)
