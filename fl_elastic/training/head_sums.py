@@ -216,6 +216,11 @@ class _Gathered:
             raise TrainingError("the loader gave no batch: check the client's data")
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         layer, classes = self._kind
+        if not all(each is None or id(each) in names for each in (layer.weight, layer.bias)):
+            raise TrainingError(
+                "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in "
+                "closed form has nowhere to go; take the parametrisation off, or train the head"
+            )
         if not all(all_finite(each) for each in self._sums):
             raise TrainingError(
                 "what enters the last layer, or a target, is not finite: check the data for NaN, and the "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import images, loss_fn
+from small_models import images, loss_fn, same_weights, weights_of
 from torch import Tensor, nn
 
 import fl_elastic
@@ -278,3 +278,17 @@ def test_numbers_that_are_none_are_an_error_wherever_they_stand(value: float, cu
     with pytest.raises(TrainingError, match="not finite"):
         fine_tune(model, loss_fn, sgd, data, cut=cut, epochs=1)
     assert all(torch.equal(kept, before[name]) for name, kept in state(model).items())
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_head_that_is_computed_from_others_is_refused_and_nothing_changed(name: str) -> None:
+    class Twice(nn.Module):
+        def forward(self, tensor: Tensor) -> Tensor:
+            return 2 * tensor
+
+    model = build()
+    nn.utils.parametrize.register_parametrization(model[-1], name, Twice())
+    before = weights_of(model)
+    with pytest.raises(TrainingError, match="computed from other parameters"):
+        fine_tune(model, loss_fn, sgd, images(4))
+    assert same_weights(before, model)
