@@ -49,11 +49,19 @@ class ChannelScore(ABC):
     def once(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return what `score` gives, from an earlier call on this probe if there was one."""
         options, scores = probe.found.get(type(self), (None, {}))
-        if options == vars(self):
+        if _equal(options, vars(self)):
             return dict(scores)
         scores = self.score(probe, graph)
         probe.found[type(self)] = dict(vars(self)), scores
         return scores
+
+
+def _equal(one: object, other: object) -> bool:
+    """Whether two settings are told to be the same; arrays among them do not say so in one word."""
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):
+        return False
 
 
 CHANNEL_SCORES: Factories[ChannelScore] = Factories(

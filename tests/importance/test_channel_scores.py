@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,9 +16,16 @@ from fl_elastic.groups import Mode, tensor_groups
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScores, Probe, choose_channels
+from fl_elastic.importance import (
+    CHANNEL_SCORES,
+    IMPORTANCES,
+    ChannelScore,
+    ChannelScores,
+    Probe,
+    choose_channels,
+)
 from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
-from fl_elastic.testing import Check, channel_score_checks, made_up_training, name_of
+from fl_elastic.testing import Check, channel_score_checks, made_up_graph, made_up_training, name_of
 
 NAMES = ["fisher", "gradient", "l2", "learned", "random"]
 
@@ -340,3 +347,36 @@ def test_a_head_that_shares_its_weight_with_the_embedding_is_scored_by_what_it_p
     (gradient,) = torch.autograd.grad(cross_entropy(outputs, batch[1], reduction="sum"), outputs)
     expected = (outputs * gradient).detach().square().sum(0) / (2 * len(outputs))
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+
+
+class Settled(ChannelScore):
+    """A score of one's own, whose settings are arrays or numbers."""
+
+    batches_needed = 0
+    taken: ClassVar[list[Any]] = []
+
+    def __init__(self, setting: Any) -> None:
+        self.setting = setting
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        """Note who was asked."""
+        self.taken.append(self)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "other", "passes"),
+    [
+        (1.0, 1.0, 1),
+        (1.0, 2.0, 2),
+        # Arrays are not compared: what may differ is taken anew.
+        (np.ones(2), np.ones(2), 2),
+        (torch.ones(2), torch.ones(2), 2),
+    ],
+)
+def test_a_probe_is_scored_once_by_the_same_settings(setting: Any, other: Any, passes: int) -> None:
+    Settled.taken.clear()
+    probe, graph = made_up_training().probe(0), made_up_graph(3)
+    for each in (setting, other):
+        Settled(each).once(probe, graph)
+    assert len(Settled.taken) == passes
