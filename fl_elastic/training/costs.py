@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,8 +19,20 @@ from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["costs_for", "lasting_costs", "passes_above_cut", "refined", "with_prefix"]
+if TYPE_CHECKING:
+    from fl_elastic.training.elastic_forward import ElasticForward
 
+__all__ = [
+    "accumulated",
+    "costs_for",
+    "lasting_costs",
+    "passes_above_cut",
+    "planned_with",
+    "refined",
+    "with_prefix",
+]
+
+_GRADIENT_BYTES = 4.0
 _MOST_SCALE = 2.0
 _MOST_PASSES = 16
 
@@ -66,8 +79,35 @@ def with_prefix(
     return measure_prefix(profile, model, batch, clock, repeats=1)
 
 
+def accumulated(profile: CostProfile, batches: int) -> CostProfile:
+    """Return what a batch costs where the optimiser takes a step after every so many of them.
+
+    Its time is spread over them; gradients wait while the next batch's activations are there.
+    """
+    if batches == 1:
+        return profile
+    return replace(
+        profile,
+        optimizer_seconds=profile.optimizer_seconds / batches,
+        optimizer_bytes_per_weight=profile.optimizer_bytes_per_weight + _GRADIENT_BYTES,
+    )
+
+
+def planned_with(
+    profile: CostProfile,
+    forward: ElasticForward | None,
+    groups_above: int | None = None,
+    kept_head: str = "",
+) -> CostProfile:
+    """Return the costs that plans are made with: of the forward pass as it will run, and of what may be trained."""
+    if forward is not None:
+        profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
+    return trainable_part(profile, groups_above, kept_head)
+
+
 def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:
     """Return the costs of steps in what may be trained, once features of so many examples are kept."""
+    profile = accumulated(profile, options.accumulate)
     above, forward = None, options.forward
     if options.cut:
         above = profile.graph.groups_above(options.cut)
@@ -97,8 +137,9 @@ def passes_above_cut(
     """
     if not options.cut:
         return 1
+    full = accumulated(profile, options.accumulate).full_step_seconds
     above = lasting_costs(profile, options, examples).full_step_seconds
-    return max(1, min(int(profile.full_step_seconds / (speedup * above)), _MOST_PASSES))
+    return max(1, min(int(full / (speedup * above)), _MOST_PASSES))
 
 
 def refined(

@@ -6,7 +6,7 @@ import logging
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,28 +20,26 @@ from fl_elastic.groups.finite import all_finite
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
-from fl_elastic.profiling.prefix import elastic_forward, prefix_seconds
-from fl_elastic.profiling.trainable_part import trainable_part
+from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import realised
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import stepped
+from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
 
 if TYPE_CHECKING:
-    from fl_elastic.training.elastic_forward import ElasticForward
+    pass
 
-__all__ = ["READ_ONCE", "Fit", "planned_with"]
+__all__ = ["READ_ONCE", "Fit"]
 
 READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
 _LOG = logging.getLogger("fl_elastic")
 _NEARLY_FULL = 0.9
-_GRADIENT_BYTES = 4.0
 _TELLING_SHARE = 0.25
 _MOST_FOR_LOOKING = 0.2
 
@@ -146,8 +144,8 @@ class Fit:
             self.plans = list(stepped(self.plans, control.steps))
         if control.steps == 0:
             raise self._no_step(plan)
-        if self.plan is not self.plans[0][1] and len(self.plans) == 1:
-            self._note_plan(self.plans[0][1])
+        if self.plans[0][1] is rest:
+            self._note_plan(rest)
         self._settle()
         log.ended = log.clock()
         self._refuse_overflow()
@@ -249,8 +247,8 @@ class Fit:
         """Tell the planner what steps cost now that some of the features are there."""
         forward = self.step.forward
         if forward is not None:
-            options = self.planner.options
-            costs = planned_with(self.profile, forward, self.groups_above, options)
+            kept_head = self.planner.options.kept_head
+            costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
 
     def _reserve_settling(self, plan: Plan) -> None:
@@ -354,9 +352,12 @@ class Fit:
         Of a few weights a step takes what its call does, and tells nothing of many.
         """
         seconds, taken = self.profile.optimizer_seconds, self.step.optimizer_seconds
-        predicted = float(seconds[plan.mask].sum())
+        # The profile spreads it over the batches of a step.
+        predicted = self.step.accumulate * float(seconds[plan.mask].sum())
         whole = all(mode.kind in ("full", "frozen") for mode in plan.modes)
-        if not (whole and taken) or predicted < _TELLING_SHARE * float(seconds.sum()):
+        if not (whole and taken) or predicted < _TELLING_SHARE * self.step.accumulate * float(
+            seconds.sum()
+        ):
             return 1.0
         return statistics.median(taken) / predicted if predicted > 0 else 1.0
 
@@ -436,22 +437,6 @@ class Fit:
             f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
             f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
         )
-
-
-def planned_with(
-    profile: CostProfile,
-    forward: ElasticForward | None,
-    groups_above: int | None,
-    options: TrainerOptions,
-) -> CostProfile:
-    """Return the costs that plans are made with: of the forward pass as it will run, and of what may be trained."""
-    if forward is not None:
-        profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
-    if options.accumulate > 1:
-        # Gradients wait while the next batch's activations are there.
-        kept = profile.optimizer_bytes_per_weight + _GRADIENT_BYTES
-        profile = replace(profile, optimizer_bytes_per_weight=kept)
-    return trainable_part(profile, groups_above, options.kept_head)
 
 
 def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:

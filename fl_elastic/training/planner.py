@@ -299,7 +299,7 @@ class Planner:
         if own or not (self.policy.uses_importance and self.options.deep_every):
             return 0, ""
         if self._must_learn():
-            return _STEPS_THAT_TELL, "everything, to learn its worth"
+            return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
         planning, deadline = self.state.planning_seconds, self.budget.deadline
         if self.options.charge_probes and deadline and planning > _MOST_FOR_A_PLAN * deadline:
             # What was slow once is tried again some day.

@@ -30,8 +30,8 @@ from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl, StepLog
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
-from fl_elastic.training.costs import costs_for, refined
-from fl_elastic.training.fit import READ_ONCE, Fit, planned_with
+from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined
+from fl_elastic.training.fit import READ_ONCE, Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
@@ -203,16 +203,17 @@ class ElasticTrainer:
         closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
         began, known = clock(), self.profile
         self._optimizing()
-        profile = self._profile_for(batches[0])
+        whole = self._profile_for(batches[0])
         estimating = self.options.profile_seconds
         if closed_loop:
-            estimating = clock() - began if profile is not known else 0.0
+            estimating = clock() - began if whole is not known else 0.0
+        profile = accumulated(whole, self.options.accumulate)
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
         cut = self.options.cut
         above = profile.graph.groups_above(cut) if cut else None
         step.forward = self._elastic_forward(epochs, clock, above)
         step.accumulate = self.options.accumulate
-        costs = planned_with(profile, step.forward, above, self.options)
+        costs = planned_with(profile, step.forward, above, self.options.kept_head)
         self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)
@@ -237,7 +238,12 @@ class ElasticTrainer:
             and step.forward is None
             and not self.options.leaves_out
         ):
-            self.profile = _refined(profile, fit)
+            found = _refined(profile, fit)
+            self.profile = replace(
+                found,
+                optimizer_seconds=found.optimizer_seconds * step.accumulate,
+                optimizer_bytes_per_weight=whole.optimizer_bytes_per_weight,
+            )
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)

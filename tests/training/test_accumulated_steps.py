@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_models import Batch, chain, flat_profile, loss_fn, trainer_of, vectors
@@ -12,6 +14,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError, TrainingError
+from fl_elastic.policies.slice_out import SliceOutPolicy
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
@@ -98,6 +101,40 @@ def test_gradients_that_wait_count_against_the_memory() -> None:
     ).total  # fmt: skip
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_the_optimisers_time_is_spread_over_the_batches_of_a_step(accumulate: int) -> None:
+    model, batches = chain(), vectors(20)
+    trainer = trainer_of(model, batches[0], GROUPS, optimizer_fn=adam, accumulate=accumulate)
+    profile = trainer.profile
+    assert profile is not None
+    trainer.profile = replace(profile, optimizer_seconds=np.full(len(profile), 2.0))
+    full = profile.full_step_seconds + 2.0 * len(profile) / accumulate
+    report = trainer.fit(batches)
+    assert report.full_step_seconds == pytest.approx(full)
+    assert report.plan.full_step_seconds == pytest.approx(full)
+    # The costs of a step by itself stay what they are.
+    assert trainer.profile.optimizer_seconds.tolist() == [2.0] * len(profile)
+
+
+def test_costs_that_are_measured_while_training_are_those_of_a_step_by_itself() -> None:
+    model, batches = chain(), vectors(40)
+    profile = replace(
+        flat_profile(model, batches[0], adam),
+        estimated=True, optimizer_seconds=np.full(4, 2.0), optimizer_bytes_per_weight=8.0,
+    )  # fmt: skip
+    trainer = ElasticTrainer(
+        model, loss_fn, adam, budget=Budget(speedup=1.0), policy="full", profile=profile,
+        options=TrainerOptions(accumulate=4),
+    )  # fmt: skip
+    trainer.fit(batches)
+    found = trainer.profile
+    assert found is not None and found.optimizer_bytes_per_weight == 8.0
+    # Every part of the estimate was scaled by what steps took, and by the same.
+    scales = found.optimizer_seconds / profile.optimizer_seconds
+    backward = found.node_path_seconds.sum() / profile.node_path_seconds.sum()
+    assert scales.tolist() == pytest.approx([backward] * 4)
+
+
 def test_windows_of_channels_are_refused() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -109,7 +146,7 @@ def test_windows_of_channels_are_refused() -> None:
     )
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 4) for _ in range(6)]
     trainer = ElasticTrainer(
-        model, nn.functional.cross_entropy, adam, budget=Budget(speedup=1.3), policy="slice_out",
+        model, nn.functional.cross_entropy, adam, budget=Budget(), policy=SliceOutPolicy(0.5),
         options=TrainerOptions(accumulate=2, deep_every=0),
     )  # fmt: skip
     with pytest.raises(PlanError, match="accumulate 2"):
