@@ -32,8 +32,8 @@ class SliceOutPolicy(Policy):
     whole model is used afterwards. The largest keep-rate is taken whose step fits the budget, as predicted from the
     share of the operations, but no smaller one than a half for the sake of time: then fewer steps are taken.
 
-    It is for training from scratch: a window of a pretrained network knows next to nothing, and its steps spoil
-    the whole.
+    It is for training from scratch: half of the channels of a pretrained network know next to nothing, and steps
+    for them spoil the whole.
 
     Parameters
     ----------
