@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.groups import TensorGroup
 from fl_elastic.importance.base import Scores
@@ -18,6 +18,8 @@ from fl_elastic.importance.base import Scores
 __all__ = ["StepImportance"]
 
 _TELLING = 2
+# Differences of a big layer as a whole are fresh memory that costs more than the step: a part fits into the cache.
+_PART = 1 << 18
 
 
 class StepImportance:
@@ -69,9 +71,7 @@ class StepImportance:
                     self._stepped.add(name)
                     continue
                 del unread[name]
-                with torch.no_grad():
-                    moved = parameter - torch.as_tensor(self._before[name]).to(parameter)
-                    read = -float(torch.sum(gradient * moved, dtype=torch.float32))
+                read = -_along(gradient, parameter, torch.as_tensor(self._before[name]))
                 if math.isfinite(read):
                     self._scores[index] = np.nan_to_num(self._scores[index]) + read
             if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
@@ -83,3 +83,13 @@ class StepImportance:
         found = self._scores.copy()
         self._scores[:] = np.nan
         return found
+
+
+@torch.no_grad()
+def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
+    """Return the sum of gradient times change, taken part by part."""
+    tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
+    rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
+    parts = zip(*(each.split(rows) for each in tensors), strict=True)
+    sums = [torch.sum(g * (w - b.to(w)), dtype=torch.float32) for g, w, b in parts]
+    return float(torch.stack(sums).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from small_models import (
     vectors,
 )  # fmt: skip
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_elastic import Budget
 from fl_elastic.groups import Batch
@@ -30,7 +32,7 @@ from fl_elastic.importance import Probe
 from fl_elastic.importance.elastic import ElasticImportance
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.step_importance import StepImportance
+from fl_elastic.training.step_importance import StepImportance, _along
 
 
 def probed(model: nn.Module, batches: list[Batch], optimizer_fn: OptimizerFn) -> dict[str, float]:
@@ -171,3 +173,38 @@ def by_plain_steps(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
         assert gradient is not None
         found[name] = -float((gradient * (parameters[name].detach() - before[name])).sum())
     return found
+
+
+@pytest.mark.parametrize("shape", [(3000, 1000), (1, 2_000_000), (64, 40, 33, 33), (5,)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_no_copy_of_a_big_layer_is_made_and_the_sum_is_that_of_the_whole(
+    shape: tuple[int, ...], channels_last: bool
+) -> None:
+    """Fresh memory as large as a layer takes longer than the step that it tells of."""
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor) and not func.is_view:
+                made.append(found.numel())
+            return found
+
+    layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+    generator = torch.Generator().manual_seed(0)
+    gradient, now, before = (torch.randn(shape, generator=generator) for _ in range(3))
+    gradient, now = gradient.to(memory_format=layout), now.to(memory_format=layout)
+    expected = float((gradient.double() * (now.double() - before.double())).sum())
+    scale = float((gradient.double() * (now.double() - before.double())).square().sum().sqrt())
+    with Watch():
+        found = _along(gradient, now, before)
+    assert abs(found - expected) < 1e-3 * scale
+    assert max(made) <= max(1 << 18, now[:1].numel())
+
+
+def test_a_single_number_and_nothing_at_all_have_a_worth_too() -> None:
+    """Scales without dimensions and empty layers are parameters as well."""
+    assert _along(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1.5)) == 1.5
+    assert _along(*[torch.zeros(0, 3)] * 3) == 0.0
