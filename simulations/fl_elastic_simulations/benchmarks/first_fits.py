@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,8 @@ from fl_elastic_simulations.benchmarks.results import Results
 __all__ = ["bench_first_fits", "first_fits_markdown"]
 
 _CLASSES = 10
-_REPEATS, _OF_QUICK_ONES, _QUICK = 3, 9, 0.02
+# The shorter a step, the more often: what else the machine does is as long as some of them.
+_REPEATS = {0.02: 9, 0.5: 5, math.inf: 3}
 _SPEEDUPS = (1.5, 2.0, 3.0)
 _DEADLINES = (5, 15)
 
@@ -99,20 +101,21 @@ def _measure(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str,
     torch.manual_seed(0)
     base = make().train()
     batches = _batches(shape)
-    # Steps of a few milliseconds are measured more often: what else the machine does is as long as they are.
-    quick = _full(base, batches[:5]) / 5 < _QUICK
+    first_look = _full(base, batches[:5]) / 5
     ratios: dict[str, list[float]] = {}
     refused: dict[str, int] = {}
-    for _ in range(_OF_QUICK_ONES if quick else _REPEATS):
+    for _ in range(next(count for seconds, count in _REPEATS.items() if first_look < seconds)):
         full = _full(base, batches[:50])
         trainer, first, _ = _fit(base, batches[:50], Budget(speedup=2.0))
         ratios.setdefault("first_50", []).append(full / first)
         _, short, _ = _fit(base, batches[:10], Budget(speedup=2.0))
         ratios.setdefault("first_10", []).append(_full(base, batches[:10]) / short)
         for speedup in _SPEEDUPS:
-            full = _full(base, batches[:50])
             trainer, _, _ = _fit(base, batches[:50], Budget(speedup=speedup))
+            # Full steps on both sides of the fit: what else the machine does comes and goes meanwhile.
+            full = _full(base, batches[:50])
             second, report = _timed(trainer, batches[:50])
+            full = (full + _full(base, batches[:50])) / 2
             ratios.setdefault(f"second_{speedup:g}", []).append(full / second)
             ratios.setdefault("choosing_share", []).append(report.selection_seconds / second)
         step = _full(base, batches[:20]) / 20
