@@ -63,13 +63,16 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:
     """Return the shape of the first input tensor: what a cost profile is keyed by."""
+    inputs = as_pair(batch)[0]
+    if isinstance(inputs, Tensor):
+        return tuple(inputs.shape)
     found: list[tuple[int, ...]] = []
 
     def note(tensor: Tensor) -> Tensor:
         found.append(tuple(tensor.shape))
         return tensor
 
-    map_tensors(note, as_pair(batch)[0])
+    map_tensors(note, inputs)
     return found[0] if found else ()
 
 
