@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
-from fl_elastic.training.apply_plan import apply_plan, frozen_outside
+from fl_elastic.training.apply_plan import apply_plan
 from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
+from fl_elastic.training.frozen import frozen_outside
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.report import FitReport, ForwardReport
 from fl_elastic.training.selection import SelectionState

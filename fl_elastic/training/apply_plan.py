@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers, uncompiled
-from fl_elastic.groups.trainable import flags_kept
-from fl_elastic.groups.untouched import Chances
+from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.planning import Plan
 from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.frozen import frozen_outside
 
-__all__ = ["apply_plan", "frozen_outside", "held_in_eval", "realised", "training_statistics"]
-
-_Buffers = list[tuple[dict[str, Any], str, Tensor]]
+__all__ = ["apply_plan", "realised"]
 
 
 @contextmanager
@@ -125,8 +120,11 @@ def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
             from fl_elastic.training.kept_tokens import on_kept_tokens
 
             stack.enter_context(on_kept_tokens(model, plan))
-        for name in plan.recomputed:
-            stack.enter_context(_recomputed(model.get_submodule(name)))
+        if plan.recomputed:
+            from fl_elastic.training.recomputed import recomputed
+
+            for name in plan.recomputed:
+                stack.enter_context(recomputed(model.get_submodule(name)))
         yield
 
 
@@ -151,183 +149,3 @@ def _channels_by_module(plan: Plan) -> dict[str, tuple[int, ...]]:
         for layers, group in zip(plan.layers, plan.groups, strict=bool(plan.layers))
         if group.name in plan.channels and group.kind is not GroupKind.NORM
     }
-
-
-@contextmanager
-def _recomputed(module: nn.Module) -> Iterator[None]:
-    plain = module.forward
-    before = [(module, module.__dict__.get("forward"))]
-
-    def forward(x: Tensor) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(x)
-        chances, buffers = Chances.now(), _other_buffers(module)
-        return checkpoint(
-            plain,
-            x,
-            use_reentrant=False,
-            context_fn=lambda: (ExitStack(), _as_before(module, chances, buffers)),
-        )
-
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        _put_back(before)
-
-
-def _other_buffers(module: nn.Module) -> _Buffers:
-    """Return copies of the buffers of all but torch's norms, with where each is held."""
-    return [
-        (own_buffers(inner), name, buffer.detach().clone())
-        for inner in module.modules()
-        if not isinstance(inner, NormWithStatistics)
-        for name, buffer in own_buffers(inner).items()
-        if buffer is not None
-    ]
-
-
-@contextmanager
-def _as_before(module: nn.Module, chances: Chances, buffers: _Buffers) -> Iterator[None]:
-    """Let a block run again as it ran, also where its own statistics and its draws have moved on since."""
-    now, held = Chances.now(), [own[name] for own, name, _ in buffers]
-    # Other tensors for the while: the values of one that the backward pass needs must not be written.
-    for own, name, before in buffers:
-        own[name] = before
-    chances.put_back()
-    try:
-        with _still_norms(module):
-            yield
-    finally:
-        now.put_back()
-        for (own, name, _), value in zip(buffers, held, strict=True):
-            own[name] = value
-
-
-@contextmanager
-def _still_norms(module: nn.Module) -> Iterator[None]:
-    """Keep running statistics from moving a second time while a block runs again."""
-    norms = [
-        m for m in module.modules() if isinstance(m, NormWithStatistics) and m.track_running_stats
-    ]
-    moving = [(norm, norm.momentum) for norm in norms if norm.training]
-    counts = [(n.num_batches_tracked, n.num_batches_tracked.clone()) for n, _ in moving
-              if n.num_batches_tracked is not None]  # fmt: skip
-    for norm, _ in moving:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in moving:
-            norm.momentum = momentum
-        for count, value in counts:
-            count.copy_(value)
-
-
-def _put_back(before: list[tuple[nn.Module, Any]]) -> None:
-    for module, forward in reversed(before):
-        if forward is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.__dict__["forward"] = forward
-
-
-@contextmanager
-def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
-    """Train only what ``plan`` trains inside the block.
-
-    Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
-    that has a stale one. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
-    neither uses nor updates batch statistics. So does all that is frozen where a plan leaves tokens out, for what a
-    block attends to must not change by chance. On leaving, also by an exception, flags and modes are as before.
-    """
-    trained = set(plan.trained_parameters)
-    parameters = dict(model.named_parameters())
-    with flags_kept(parameters.values()):
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
-            if name not in trained:
-                parameter.grad = None
-        held = _frozen_norms if plan.tokens is None else _frozen_modules
-        with held_in_eval(model, held(model, trained)):
-            yield
-
-
-@contextmanager
-def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Run norms with the statistics that they have, also after ``model.train()``; all modes are put back.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Whose modes are put back.
-    norms : sequence of nn.Module, optional
-        Which; all of the model that have statistics, if left out.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    if norms is None:
-        norms = [each for each in model.modules() if isinstance(each, NormWithStatistics)]
-    before = [(norm, norm.__dict__.get("train")) for norm in norms]
-    for norm in norms:
-        norm.eval()
-        # An instance attribute shadows the method, so that model.train() passes this module by.
-        norm.__dict__["train"] = _StaysInEval(norm)
-    try:
-        yield
-    finally:
-        for norm, shadow in before:
-            norm.__dict__.pop("train", None)
-            if shadow is not None:
-                norm.__dict__["train"] = shadow
-        for module, mode in modes:
-            module.training = mode
-
-
-class _StaysInEval:
-    """Stands in for the ``train`` method of a norm."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        self._norm = norm
-
-    def __call__(self, mode: bool = True) -> nn.Module:
-        del mode
-        return self._norm
-
-
-def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    norms: list[nn.Module] = []
-    for prefix, module in model.named_modules():
-        if isinstance(module, NormWithStatistics):
-            own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-            if own and not any(name in trained for name in own):
-                norms.append(module)
-    return norms
-
-
-def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    """Return the outermost modules that hold parameters, of which none is trained."""
-    frozen: list[nn.Module] = []
-    inside: set[nn.Module] = set()
-    for prefix, module in model.named_modules():
-        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-        if own and module not in inside and trained.isdisjoint(own):
-            frozen.append(module)
-            inside.update(module.modules())
-    return frozen
-
-
-def training_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the running statistics that a training step would update now."""
-    names = []
-    for prefix, module in model.named_modules():
-        if (
-            isinstance(module, NormWithStatistics)
-            and module.training
-            and module.track_running_stats
-        ):
-            names += [
-                f"{prefix}.{name}" if prefix else name
-                for name, buffer in module.named_buffers(recurse=False)
-                if buffer.is_floating_point()
-            ]
-    return names

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,16 +21,14 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.budget_control import BudgetControl, StepLog
+from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import stepped
 from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.step import TrainingStep
-
-if TYPE_CHECKING:
-    pass
+from fl_elastic.training.step_log import StepLog
 
 __all__ = ["READ_ONCE", "Fit"]
 

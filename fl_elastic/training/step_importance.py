@@ -90,6 +90,6 @@ def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
     """Return the sum of gradient times change, taken part by part."""
     tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
     rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
-    parts = zip(*(each.split(rows) for each in tensors), strict=True)
+    parts = zip(*(torch.split(each, rows) for each in tensors), strict=True)
     sums = [torch.sum(g * (w - b.to(w)), dtype=torch.float32) for g, w, b in parts]
     return float(torch.stack(sums).sum())

@@ -9,7 +9,8 @@ import pytest
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning import Mode, Plan
-from fl_elastic.training.budget_control import BudgetControl, StepLog
+from fl_elastic.training.budget_control import BudgetControl
+from fl_elastic.training.step_log import StepLog
 
 GROUP = TensorGroup("only", ("only.weight",), ((1,),), GroupKind.LINEAR)
 WINDOW = 20

@@ -17,8 +17,8 @@ from fl_elastic.groups.forward import batch_shape, to_device
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.apply_plan import training_statistics
 from fl_elastic.training.changes import changes
+from fl_elastic.training.frozen import training_statistics
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
