@@ -42,6 +42,11 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
     >>> [group["lr"] for group in made.param_groups]
     [0.1, 0.01]
     """
+    if not callable(optimizer_fn):
+        raise TrainingError(
+            f"optimizer_fn is a {type(optimizer_fn).__name__}, not a function: give one that makes the optimiser, "
+            "such as lambda parameters: torch.optim.SGD(parameters, lr=0.01)"
+        )
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     given: Any = named if _wants_names(optimizer_fn) else [each for _, each in named]
     made: object = optimizer_fn(given)

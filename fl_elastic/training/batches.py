@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
@@ -21,7 +21,12 @@ _MOST_BATCHES = 1_000_000
 
 
 def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batch]:
-    """Return up to ``count`` batches on ``device``; raises TrainingError if the loader is empty."""
+    """Return up to ``count`` batches on ``device``; raises TrainingError if the loader is empty, or is none."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise TrainingError(
+            f"the loader is a dataset ({type(loader).__name__}), whose single examples would be taken for batches: "
+            "give DataLoader(dataset, batch_size=...)"
+        )
     batches = [to_device(as_pair(batch), device) for batch in islice(iter(loader), max(count, 1))]
     if not batches:
         raise TrainingError("the loader gave no batch: check the client's data and batch size")

@@ -156,8 +156,12 @@ class ElasticTrainer:
         -----
         Whatever fails, also in the loader or the loss function, leaves model and optimiser as before the fit.
         """
-        if epochs < 1:
-            raise TrainingError(f"epochs {epochs} must be at least 1")
+        if not isinstance(epochs, int) or epochs < 1:
+            raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
+        if not torch.is_grad_enabled():
+            raise TrainingError(
+                "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
+            )
         _refuse_untrainable(self.model)
         batches = first_batches(loader, self.planner.batches_needed, model_device(self.model))
         per_epoch, self._num_examples = loader_size(loader, batches[0])

@@ -81,7 +81,7 @@ class Manifest:
         Raises
         ------
         UpdateError
-            If a tensor's dtype cannot travel (complex, quantised).
+            If a tensor's dtype cannot travel (complex, quantised), or it has no shape before the first batch.
 
         Examples
         --------
@@ -91,11 +91,19 @@ class Manifest:
         >>> Manifest.of(model).names
         ('1.weight', '1.bias')
         """
+        # A server of arrays alone does without torch.
+        from torch.nn.parameter import is_lazy
+
         model = _uncompiled(model)
         trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
         if not whole:
             state = {name: state[name] for name in travelling(model)}
+        for name, tensor in state.items():
+            if is_lazy(tensor):
+                raise UpdateError(
+                    f"tensor {name!r} has no shape yet: run the model on a batch before it is trained or sent"
+                )
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.items()}
         return cls(
             names=tuple(state),

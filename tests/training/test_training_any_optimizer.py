@@ -202,3 +202,10 @@ def test_mixed_precision_and_checkpointing_train_by_every_policy(
     assert report.steps > 0
     trained = [name for name, delta in trainer.update().deltas.items() if abs(delta).max() > 0]
     assert any(name.startswith("inner.11") for name in trained)
+
+
+def test_an_optimizer_in_the_place_of_what_makes_one_is_refused() -> None:
+    model = conv_net()
+    made: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TrainingError, match="optimizer_fn is a SGD, not a function"):
+        ElasticTrainer(model, loss_fn, made, budget=Budget()).fit(images(2))

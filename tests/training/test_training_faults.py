@@ -26,10 +26,19 @@ from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 
-@pytest.mark.parametrize("epochs", [0, -1])
-def test_there_must_be_an_epoch(epochs: int) -> None:
+@pytest.mark.parametrize("epochs", [0, -1, 1.5])
+def test_there_must_be_an_epoch(epochs: Any) -> None:
     with pytest.raises(TrainingError, match=f"epochs {epochs}"):
         ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(vectors(2), epochs=epochs)
+
+
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_gradients_must_be_on(switched_off: Any) -> None:
+    model = chain()
+    before = weights_of(model)
+    with switched_off(), pytest.raises(TrainingError, match="gradients are switched off"):
+        ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(vectors(2))
+    assert same_weights(before, model)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -124,3 +124,11 @@ def test_a_loader_that_can_be_read_only_once_is_one_line(count: int) -> None:
     with pytest.raises(TrainingError, match="read again") as caught:
         ElasticTrainer(model, loss_fn, sgd, budget=Budget(speedup=1.2)).fit(iter(vectors(count)))
     assert "\n" not in str(caught.value) and before.differences() == []
+
+
+def test_a_dataset_in_the_place_of_a_loader_is_refused() -> None:
+    """Its examples have the form of batches: as many examples would be told as an example has numbers."""
+    (inputs, targets), *_ = vectors(1)
+    model = chain()
+    with pytest.raises(TrainingError, match=r"TensorDataset.*DataLoader\(dataset, batch_size="):
+        ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(TensorDataset(inputs, targets))

@@ -204,3 +204,13 @@ def test_a_bfloat16_model_has_one_hash_on_both_sides() -> None:
     assert decode(encode(update, client), server).deltas["0.weight"].tolist() == [[0.25] * 3] * 2
     # A model of halves is another one.
     assert Manifest.of(model.to(torch.float16)).hash != client.hash
+
+
+def test_a_lazy_model_is_asked_to_see_a_batch_first() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    with pytest.raises(
+        UpdateError, match=r"'0\.weight' has no shape yet: run the model on a batch"
+    ):
+        Manifest.of(model)
+    model(torch.zeros(1, 3))
+    assert Manifest.of(model).shapes[0] == (4, 3)
