@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape, outputs_and_loss, to_device
+from fl_elastic.groups.forward import outputs_and_loss, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.batches import batch_size, refuse_nothing
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]
 
@@ -73,7 +74,7 @@ def evaluate(
     Raises
     ------
     TrainingError
-        If the loader is empty, a batch does not fit the model, or a metric is no finite number.
+        If the loader is empty or none, a batch does not fit the model, or a metric is no finite number.
 
     Examples
     --------
@@ -84,6 +85,7 @@ def evaluate(
     >>> found.accuracy, found.metrics
     (None, {'mae': 0.0})
     """
+    refuse_nothing(loader)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     loss, examples = 0.0, 0
@@ -96,7 +98,7 @@ def evaluate(
                 batch = to_device(as_pair(batch), model_device(model))
                 with nullcontext() if running is None else running(batch):
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
-                size = (batch_shape(batch) or (1,))[0]
+                size = batch_size(batch)
                 loss += float(batch_loss) * size
                 found = right_examples(outputs, batch[1])
                 right = None if right is None or found is None else right + int(found.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -165,3 +165,43 @@ def test_scores_that_a_model_calls_logits_count_as_well() -> None:
     labels[:3] = (labels[:3] + 1) % 3
     found = evaluate(model, own_loss_or_cross_entropy, [{"x": x, "labels": labels}])
     assert found.accuracy == 0.7
+
+
+class Pictures(nn.Module):
+    """Takes a list of pictures, as detectors do, and returns a list of scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(3, 2)
+
+    def forward(self, pictures: list[Tensor]) -> list[Tensor]:
+        return [self.score(each.mean((1, 2))) for each in pictures]
+
+
+def test_lists_count_as_many_examples_as_they_have_entries() -> None:
+    """Of unlike batches the mean is over pictures, not over their channels."""
+
+    def error(outputs: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
+        pairs = zip(outputs, targets, strict=True)
+        return torch.stack([(out - each["y"]).square().mean() for out, each in pairs]).mean()
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = (7, 2)
+    batches = [
+        (
+            [torch.randn(3, 5, 5, generator=generator) for _ in range(size)],
+            [{"y": torch.randn(2, generator=generator)} for _ in range(size)],
+        )
+        for size in sizes
+    ]
+    model = Pictures()
+    found = evaluate(model, error, batches)
+    with torch.no_grad():
+        losses = [float(error(model(pictures), targets)) for pictures, targets in batches]
+    assert found.num_examples == sum(sizes)
+    assert found.loss == pytest.approx((7 * losses[0] + 2 * losses[1]) / 9)
+
+
+def test_a_client_without_such_data_is_told_so() -> None:
+    with pytest.raises(TrainingError, match="the loader is None"):
+        evaluate(nn.Linear(2, 2), nn.functional.mse_loss, cast(Any, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -132,3 +132,13 @@ def test_a_dataset_in_the_place_of_a_loader_is_refused() -> None:
     model = chain()
     with pytest.raises(TrainingError, match=r"TensorDataset.*DataLoader\(dataset, batch_size="):
         ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(TensorDataset(inputs, targets))
+
+
+def test_examples_of_several_inputs_and_outputs_are_those_of_each() -> None:
+    """Two inputs and two targets are not two examples."""
+    batch = ((torch.zeros(8, 3), torch.zeros(8, 4)), (torch.zeros(8), torch.zeros(8, 2)))
+    assert loader_size([batch] * 3, batch) == (3, 24)
+    one: Any = ([torch.zeros(3, 9, 9)], [torch.zeros(9, 9)])
+    assert loader_size([one] * 3, one) == (3, 3)
+    with pytest.raises(TrainingError, match="the loader is None"):
+        first_batches(cast(Any, None), 1, torch.device("cpu"))
