@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +41,24 @@ class Reference:
         Steps that gave a parameter a gradient, or in whose block a float buffer moved; absent for none.
     losses : tuple of float
         One a step.
+    moved : mapping of str to int
+        Steps in which a float buffer moved; absent for none.
     """
 
     weights: dict[str, Tensor]
     steps: dict[str, int]
     losses: tuple[float, ...]
+    moved: dict[str, int]
+
+    def miscounted(self, counted: Mapping[str, int]) -> list[str]:
+        """Return the names whose count is wrong: a buffer's lies between its moves and the steps by those plans."""
+        return [
+            name
+            for name in sorted({*self.steps, *counted})
+            if not self.moved.get(name, self.steps.get(name, 0))
+            <= counted.get(name, 0)
+            <= self.steps.get(name, 0)
+        ]
 
 
 def trained_by_plans(
@@ -78,14 +91,17 @@ def trained_by_plans(
         How a plain loop writes the loss of a model on a batch; left out, of a tensor and its targets.
     """
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
+    # What travels is the model's, whatever a plan freezes for a while.
+    travelling = Manifest.of(model).index
     before_modes = {name: module.training for name, module in model.named_modules()}
     optimizer = optimizer_fn([p for p in model.parameters() if p.requires_grad])
     counts: Counter[str] = Counter()
+    moves: Counter[str] = Counter()
     losses = []
     ends = [*(start for start, _ in plans[1:]), steps]
     for (start, plan), end in zip(plans, ends, strict=True):
         trained = set(plan.trained_parameters)
-        floats = _float_buffers(model)
+        floats = _float_buffers(model, travelling)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
         frozen = _frozen_norms(model, trained)
@@ -95,6 +111,7 @@ def trained_by_plans(
                 if modes:
                     module.training = modes[step][name]
             batch = copy.deepcopy(batches[step % len(batches)])
+            before = _float_buffers(model, travelling)
             optimizer.zero_grad(set_to_none=True)
             for parameter in model.parameters():
                 parameter.grad = None
@@ -104,14 +121,16 @@ def trained_by_plans(
                 loss.backward()
                 optimizer.step()
             counts.update(n for n, p in model.named_parameters() if p.grad is not None)
-        now = _float_buffers(model)
+            after = _float_buffers(model, travelling)
+            moves.update(n for n, value in after.items() if not torch.equal(value, before[n]))
+        now = _float_buffers(model, travelling)
         counts.update(
             {n: end - start for n, value in now.items() if not torch.equal(value, floats[n])}
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(flags[name])
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return Reference(weights, {n: c for n, c in counts.items() if c}, tuple(losses))
+    return Reference(weights, {n: c for n, c in counts.items() if c}, tuple(losses), dict(moves))
 
 
 def _frozen_norms(model: nn.Module, trained: set[str]) -> set[str]:
@@ -125,8 +144,7 @@ def _frozen_norms(model: nn.Module, trained: set[str]) -> set[str]:
     return found
 
 
-def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
-    known = Manifest.of(model).index
+def _float_buffers(model: nn.Module, known: Collection[str]) -> dict[str, Tensor]:
     return {
         name: buffer.detach().clone()
         for name, buffer in model.named_buffers()

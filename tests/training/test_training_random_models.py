@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -56,8 +59,33 @@ def budget_of(name: str, profile: Any) -> Budget:
     return Budget()
 
 
+@contextmanager
+def drawn_times(seed: int) -> Iterator[None]:
+    """Let every time that is measured inside the block be a draw: the plans are not those of this machine.
+
+    Layers cost anything between nothing and hundreds of others, in any order.
+    """
+    generator, now = np.random.default_rng(seed), 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += generator.lognormal(-9.0, 1.5)
+        return now
+
+    with ExitStack() as stack:
+        for module in ("profiling.estimate", "training.costs", "training.trainer"):
+            patch = mock.patch(f"fl_elastic.{module}.clock_for", lambda *_: clock)
+            stack.enter_context(patch)
+        yield
+
+
 def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list[str] | None:
     """Return what is wrong with one fit; None if the plan was refused."""
+    with drawn_times(seed):
+        return _problems_of(seed, policy, budget_name, forward)
+
+
+def _problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list[str] | None:
     drawn = random_model(seed)
     torch.set_num_threads(1)
     model, batches = drawn.model, drawn.batches
@@ -145,12 +173,14 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
         ]
         update = trainer.update()
         counted = {n: s for n, s in update.steps.items()}
-        expected = {n: s for n, s in _every_name(twin, reference.steps).items()}
+        expected = replace(
+            reference,
+            steps=_every_name(twin, reference.steps),
+            moved=_every_name(twin, reference.moved),
+        )
         # Where some weights differ, content may go another way.
-        if counted != expected and not odd:
-            missing = {n: s for n, s in expected.items() if counted.get(n) != s}
-            extra = {n: s for n, s in counted.items() if expected.get(n) != s}
-            found.append(f"steps: reference {missing}, trainer {extra}")
+        wrong = [] if odd else expected.miscounted(counted)
+        found += [f"steps of {n}: {expected.steps.get(n)}, trainer {counted.get(n)}" for n in wrong]
         found += [
             f"delta of {n}"
             for n, d in update.deltas.items()
@@ -255,8 +285,10 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
         views = any(
             node.name.endswith(("CopySlices", "AsStridedBackward0")) for node in profile.graph.nodes
         )
+        # Filtered convolutions in a row keep patches of what lies between them; plans count each layer alone.
+        chains = sum(mode.filters_input for mode in each.modes) > 1
         if kept - predicted > 0.05 * kept + 1200 or (
-            predicted - kept > 0.05 * kept + 1200 and not views
+            predicted - kept > 0.05 * kept + 1200 and not (views or chains)
         ):
             found.append(
                 f"memory of {[str(m) for m in each.modes]} lean={each.lean} {each.recomputed}: predicted "
