@@ -1,9 +1,9 @@
 """Whatever is kept on disk: files that a reader sees as they were or as they are, a lock, the form of all state.
 
 State is facts, arrays, and a digest over all of it. Layout, little-endian: magic ``FLEA``, format version (u16),
-zero (u16), length of the text (u32), BLAKE2b digest of all the rest (32 bytes), text (JSON: kind and version of what
-is kept, facts, a table of name, dtype and shape of each array), the arrays' numbers one after the other. Files keep
-the names that they had before there was this form: an upgrade replaces each of them at once.
+zero (u16), length of the text (u32), BLAKE2b digest of all the rest (32 bytes), text (JSON: kind and version of
+what is kept, facts, a table of name, dtype and shape of each array), the arrays' numbers one after the other. Files
+keep the names that they had before there was this form: an upgrade replaces each of them at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a device says about itself when the server asks: how fast it trains and sends, what each tensor group costs."""
+"""What a device says about itself when the server asks: how fast it trains and sends, what each group costs it."""
 
 from __future__ import annotations
 
