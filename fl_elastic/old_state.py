@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.archive import Archive, Kind, OldForm
 from fl_elastic.errors import ArchiveError, ArchiveVersionError
+from fl_elastic.storage import Archive, Kind, OldForm
 
 __all__ = ["json_file", "npz_file", "residuals_file"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -11,16 +12,83 @@ from pathlib import Path
 
 from fl_elastic.devices.platform_cgroup import group_limits
 from fl_elastic.devices.platform_files import HERE, text_in
-from fl_elastic.devices.platform_memory import Memory, memory
 
 __all__ = [
+    "Memory",
     "Platform",
     "Processors",
     "board_model",
     "disk_free_bytes",
+    "memory",
+    "parse_meminfo",
     "processors",
     "read_platform",
 ]
+
+_LINE = re.compile(r"([A-Za-z0-9_()]+):\s+([0-9]{1,18})(?: (kB))?\s*")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory in bytes; None where the platform says nothing.
+
+    Parameters
+    ----------
+    total_bytes : int or None
+        All that this process could ever get.
+    available_bytes : int or None
+        What it could get now without swapping.
+    swap_total_bytes, swap_free_bytes : int or None
+        Swap of the machine, zram included.
+    """
+
+    total_bytes: int | None
+    available_bytes: int | None
+    swap_total_bytes: int | None
+    swap_free_bytes: int | None
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    r"""Return the amounts in ``/proc/meminfo`` in bytes; lines that cannot be read are left out.
+
+    Examples
+    --------
+    >>> parse_meminfo("MemTotal:  1000 kB\nHugePages_Total:  2\nnonsense")
+    {'MemTotal': 1024000, 'HugePages_Total': 2}
+    """
+    found = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
+    return {line[1]: int(line[2]) * (1024 if line[3] else 1) for line in found if line}
+
+
+def _smaller(first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def memory(root: Path = HERE) -> Memory:
+    """Return what this process may use, bounded by its control group.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``proc`` and ``sys`` are found.
+
+    Examples
+    --------
+    >>> memory(Path("/nowhere")).total_bytes is None
+    True
+    """
+    amounts = parse_meminfo(text_in(root / "proc/meminfo") or "")
+    limits = group_limits(root)
+    free = amounts.get("MemAvailable", amounts.get("MemFree"))
+    return Memory(
+        total_bytes=_smaller(amounts.get("MemTotal"), limits.memory_bytes),
+        available_bytes=_smaller(free, limits.memory_free_bytes),
+        swap_total_bytes=amounts.get("SwapTotal"),
+        swap_free_bytes=amounts.get("SwapFree"),
+    )
+
 
 _PLACEHOLDERS = frozenset({"", "none", "default string", "to be filled by o.e.m."})
 _LONGEST_NAME = 200

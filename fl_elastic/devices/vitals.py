@@ -3,17 +3,145 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fl_elastic.devices.energy import EnergyMeter
-from fl_elastic.devices.platform import disk_free_bytes
-from fl_elastic.devices.platform_files import HERE
-from fl_elastic.devices.platform_memory import memory
+from fl_elastic.devices.platform import disk_free_bytes, memory
+from fl_elastic.devices.platform_files import HERE, command_output, integer, matching, text_in
 from fl_elastic.devices.power import power_supply
-from fl_elastic.devices.thermal import temperature, throttling
 
-__all__ = ["Vitals"]
+__all__ = [
+    "Throttling",
+    "Vitals",
+    "parse_celsius",
+    "parse_throttled",
+    "temperature",
+    "throttling",
+]
+
+_COLDEST, _HOTTEST = -55.0, 150.0
+"""What a working sensor on silicon can show; others are broken or not wired."""
+
+_HEXADECIMAL = re.compile(r"(?:throttled=)?(?:0[xX])?([0-9a-fA-F]{1,8})")
+_EVER = 16
+"""The flags of the present start at bit 0, the same flags since the start of the device here."""
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """What the firmware of a Raspberry Pi says about its power supply and its heat.
+
+    Parameters
+    ----------
+    under_voltage, capped, throttled, soft_limit : bool
+        Now: the supply is too weak; the clock is capped; it is throttled; the soft temperature limit
+        is active.
+    ever_under_voltage, ever_capped, ever_throttled, ever_soft_limit : bool
+        The same, at any time since the device started.
+
+    Notes
+    -----
+    Bits of ``vcgencmd get_throttled``, from the documentation of Raspberry Pi OS.
+    """
+
+    under_voltage: bool
+    capped: bool
+    throttled: bool
+    soft_limit: bool
+    ever_under_voltage: bool
+    ever_capped: bool
+    ever_throttled: bool
+    ever_soft_limit: bool
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the device runs slower than it could, now."""
+        return self.capped or self.throttled or self.soft_limit
+
+
+def parse_celsius(text: str | None) -> float | None:
+    """Return the degrees Celsius in a sensor's file, which counts thousandths, or None.
+
+    Examples
+    --------
+    >>> parse_celsius("48312"), parse_celsius("-274000"), parse_celsius("n/a")
+    (48.312, None, None)
+    """
+    value = integer(text)
+    if value is None or not _COLDEST <= value / 1000 <= _HOTTEST:
+        return None
+    return value / 1000
+
+
+def parse_throttled(text: str | None) -> Throttling | None:
+    """Return the flags in what the firmware answers, with or without the words around it.
+
+    Examples
+    --------
+    >>> parse_throttled("throttled=0x50005").under_voltage
+    True
+    >>> parse_throttled("0").slowed, parse_throttled("error") is None
+    (False, True)
+    """
+    found = _HEXADECIMAL.fullmatch((text or "").strip())
+    if not found:
+        return None
+    bits = int(found[1], 16)
+    names = [field.name for field in fields(Throttling)]
+    places = [place + offset for offset in (0, _EVER) for place in range(len(names) // 2)]
+    return Throttling(**{n: bool(bits >> p & 1) for n, p in zip(names, places, strict=True)})
+
+
+def temperature(root: Path = HERE) -> float | None:
+    """Return the degrees Celsius of the hottest sensor of the processor, or of any, or None.
+
+    Thermal zones are asked first: there the platform says what it acts upon itself. Other sensors
+    (disks, radios) count only where there are no zones.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``sys`` is found.
+
+    Examples
+    --------
+    >>> temperature(Path("/nowhere")) is None
+    True
+    """
+    for pattern in ("sys/class/thermal/thermal_zone*/temp", "sys/class/hwmon/hwmon*/temp*_input"):
+        shown = (parse_celsius(text_in(path)) for path in matching(root, pattern))
+        degrees = [value for value in shown if value is not None]
+        if degrees:
+            return max(degrees)
+    return None
+
+
+def throttling(root: Path = HERE) -> Throttling | None:
+    """Return what the firmware of a Raspberry Pi says, from its file or its command, or None.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``sys`` and ``usr`` are found.
+
+    Notes
+    -----
+    The command needs access to ``/dev/vcio`` (group ``video``).
+    """
+    # "soc:firmware" below "soc" up to the Pi 4; the name has an address in it on the Pi 5.
+    for pattern in (
+        "sys/devices/platform/*/*firmware/get_throttled",
+        "sys/devices/platform/*firmware/get_throttled",
+    ):
+        for path in matching(root, pattern):
+            flags = parse_throttled(text_in(path))
+            if flags is not None:
+                return flags
+    return parse_throttled(command_output(root, ["vcgencmd", "get_throttled"]))
+
 
 _KIB = 1024
 

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
 from fl_elastic.flower.strategy import PartialUpdates
@@ -31,8 +30,8 @@ from fl_elastic.flower.strategy_state import (
     tested,
 )
 from fl_elastic.old_state import npz_file
-from fl_elastic.storage import remove_leftovers
-from fl_elastic.update.frozen_base import FROZEN_BASE
+from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 

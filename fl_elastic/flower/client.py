@@ -60,7 +60,7 @@ from fl_elastic.update import (
     weights_of,
 )
 from fl_elastic.update.frame import peek
-from fl_elastic.update.frozen_base import hex_of
+from fl_elastic.update.manifest import hex_of
 
 if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport

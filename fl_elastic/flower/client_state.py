@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError
 from fl_elastic.old_state import json_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.storage import remove_leftovers
+from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, decode_weights
 

@@ -1,11 +1,13 @@
-"""A ClientApp for real devices: it looks after the device, and anybody's client does the training."""
+"""A ClientApp for real devices: it looks after the device by its node's settings, and anybody's client trains."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -13,12 +15,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.devices.platform import processors
-from fl_elastic.devices.power import power_supply
+from fl_elastic.devices.power import PowerSupply, power_supply
 from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.instructions import DEADLINE
-from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import (
     ERROR,
     as_asked,
@@ -36,7 +37,106 @@ from fl_elastic.profiling.execution import (
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.lean_start import without_compiler
 
-__all__ = ["JOURNAL", "CaredFor", "app_of", "node_app", "use_fastest_execution"]
+__all__ = ["JOURNAL", "CaredFor", "NodeConfig", "app_of", "node_app", "use_fastest_execution"]
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What a node knows about itself: none of it comes from the server.
+
+    Parameters
+    ----------
+    partition : int
+        Which part of the data is its own, where data are split by number.
+    state_dir : Path
+        What lasts.
+    data_root : str, optional
+        Where datasets are.
+    name : str
+        For logs.
+    threads : int
+        Of torch; 0 for the fastest number by measurement.
+    speedup, deadline : float, optional
+        Its own budget for a round; with both, the earlier limit holds.
+    least_battery : float
+        Charge, from 0 to 1, below which it takes no part in a round; 0 for never.
+    mains_only : bool
+        Whether it takes part only on mains power. Where the platform does not tell, it does.
+    stream_dir : Path, optional
+        State folder of a learner of a stream on this device, whose samples take the place of other data.
+    joining : str
+        Registered rule by which the global model is joined with that learner's.
+    """
+
+    partition: int
+    state_dir: Path
+    data_root: str | None = None
+    name: str = ""
+    threads: int = 0
+    speedup: float | None = None
+    deadline: float | None = None
+    least_battery: float = 0.0
+    mains_only: bool = False
+    stream_dir: Path | None = None
+    joining: str = "measured"
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> NodeConfig:
+        """Read Flower's node config.
+
+        Raises
+        ------
+        FleetError
+            If a setting is missing or not what it should be.
+        """
+        state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
+        if not state:
+            raise FleetError("node config lacks 'state-dir', the folder for what lasts")
+        return cls(
+            partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
+            state_dir=Path(state),
+            data_root=str(node_config.get("data-root", "")) or None,
+            name=str(node_config.get("node-name", "")),
+            threads=int(_number(node_config, "threads", 0.0, lowest=0) or 0),
+            speedup=_number(node_config, "speedup", None, lowest=1),
+            deadline=_number(node_config, "deadline", None, lowest=1e-9),
+            least_battery=_number(node_config, "least-battery", 0.0, lowest=0) or 0.0,
+            mains_only=bool(node_config.get("mains-only", False)),
+            stream_dir=Path(stream) if stream else None,
+            joining=str(node_config.get("joining", "measured")),
+        )
+
+    def refusal(self, supply: PowerSupply) -> str:
+        """Return why the node takes no part with this power supply; empty if it does.
+
+        >>> settings = NodeConfig(0, Path("state"), least_battery=0.3)
+        >>> settings.refusal(PowerSupply(on_mains=False, battery=0.2))
+        'the battery is at 20 %, its least is 30 %'
+        >>> settings.refusal(PowerSupply(on_mains=True, battery=0.2))
+        ''
+        """
+        if supply.on_mains is not False:
+            return ""
+        if self.mains_only:
+            return "the device is not on mains power"
+        if supply.battery is not None and supply.battery < self.least_battery:
+            return f"the battery is at {supply.battery:.0%}, its least is {self.least_battery:.0%}".replace(
+                "%", " %"
+            )
+        return ""
+
+
+def _number(
+    config: Mapping[str, Any], key: str, default: float | None, lowest: float
+) -> float | None:
+    value = config.get(key, default)
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < lowest:
+        raise FleetError(f"node config {key} = {value!r} is not a number of at least {lowest:g}")
+    return float(value)
+
 
 JOURNAL = "metrics.jsonl"
 """In a node's state folder: a line per round that it took part in."""

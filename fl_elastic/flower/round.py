@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.downlink import Outbox
-from fl_elastic.flower.left_alone import LeftAlone
+from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.planning import prefix_knapsack
 from fl_elastic.training import SelectionState, TrainerOptions
 

@@ -29,6 +29,7 @@ from fl_elastic.flower.between_rounds import BetweenRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
 from fl_elastic.flower.inner import (
@@ -44,7 +45,6 @@ from fl_elastic.flower.inner import (
     whole_model,
 )
 from fl_elastic.flower.intake import Intake
-from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
 from fl_elastic.flower.round import (
     Round,
@@ -60,7 +60,7 @@ from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest
-from fl_elastic.update.frozen_base import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE
 from fl_elastic.update.partial import Limits
 
 __all__ = ["PartialUpdates"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.round_zero import LastSolved
-from fl_elastic.update.frozen_base import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = [
     "EvaluateFn",

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, TrainingError
 from fl_elastic.importance.base import IMPORTANCES
 from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
 from fl_elastic.importance.fisher import FisherImportance
 from fl_elastic.importance.set_summary import FEATURES, LayerSummary, SummaryScore
+from fl_elastic.storage import Kind, read_archive, write_archive
 
 __all__ = ["LearnedChannels", "LearnedImportance", "SelectorNetwork"]
 

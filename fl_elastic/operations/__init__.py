@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
-from fl_elastic.operations.journal import Journal, read_journal
-from fl_elastic.operations.logs import log_to_file
+from fl_elastic.operations.journal import Journal, log_to_file, read_journal
 
 if TYPE_CHECKING:
     from fl_elastic.operations.model_export import export_model

@@ -20,12 +20,11 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.prefix import measure_prefix
-from fl_elastic.profiling.profile import CostProfile, Seconds
+from fl_elastic.profiling.profile import CostProfile, ModeCosts, Seconds
 from fl_elastic.profiling.profile_key import model_device, profile_key
 
 __all__ = ["estimate_profile", "estimated_modes"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, split_batch
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.old_state import json_file
+from fl_elastic.storage import Kind, read_archive, write_archive
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
 

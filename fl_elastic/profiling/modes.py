@@ -14,8 +14,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.ops.lean_forward import lean_forward, owns_weights
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.mode_costs import ModeCosts
-from fl_elastic.profiling.profile import CostProfile
+from fl_elastic.profiling.profile import CostProfile, ModeCosts
 
 __all__ = ["STANDARD_MODES", "convolution_module", "measure_modes", "with_modes"]
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import (
@@ -24,8 +23,8 @@ from fl_elastic.groups.graph import (
     Width,
 )
 from fl_elastic.old_state import json_file
-from fl_elastic.profiling.mode_costs import ModeCosts
-from fl_elastic.profiling.profile import CostProfile, ProfileKey, SavedTensors
+from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors
+from fl_elastic.storage import Archive, Kind, read_archive, write_archive
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 

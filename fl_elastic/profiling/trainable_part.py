@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fl_elastic.profiling.mode_costs import ModeCosts
-from fl_elastic.profiling.profile import CostProfile
+from fl_elastic.profiling.profile import CostProfile, ModeCosts
 
 __all__ = ["trainable_part"]
 

@@ -12,13 +12,13 @@ from typing import Any, Self
 
 from torch import nn
 
-from fl_elastic.archive import Archive
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.storage import Archive
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import (
     ArchiveError,
     ArchiveVersionError,
@@ -18,7 +17,7 @@ from fl_elastic.errors import (
 )
 from fl_elastic.old_state import npz_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.storage import remove_leftovers
+from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.streaming.aside import put_aside
 
 __all__ = ["StateFolder", "load_state", "save_state", "taking_over"]

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.old_state import json_file
+from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming.body import Body, Prepare
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Guard, Row

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_elastic.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.errors import ArchiveError, ModelError
-from fl_elastic.update.frozen_base import base_digest, hex_of
+from fl_elastic.storage import Archive, Kind, read_archive, write_archive
+from fl_elastic.update.manifest import base_digest, hex_of
 
 if TYPE_CHECKING:
     from torch import nn

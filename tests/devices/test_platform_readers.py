@@ -14,6 +14,8 @@ from fl_elastic.devices.platform import (
     Processors,
     board_model,
     disk_free_bytes,
+    memory,
+    parse_meminfo,
     processors,
     read_platform,
 )
@@ -24,7 +26,6 @@ from fl_elastic.devices.platform_cgroup import (
     parse_membership,
 )
 from fl_elastic.devices.platform_files import integer
-from fl_elastic.devices.platform_memory import memory, parse_meminfo
 
 GIB = 1 << 30
 MEMINFO = """MemTotal:        8247784 kB

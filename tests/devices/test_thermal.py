@@ -9,7 +9,7 @@ from device_tree import NOISE, command, grow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.devices.thermal import (
+from fl_elastic.devices.vitals import (
     Throttling,
     parse_celsius,
     parse_throttled,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from fleet_folders import make_fleet
 
-from fl_elastic.devices.platform_memory import Memory
-from fl_elastic.devices.thermal import Throttling
+from fl_elastic.devices.platform import Memory
+from fl_elastic.devices.vitals import Throttling
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet import FleetFolder, Server
 from fl_elastic.fleet.doctor import Finding, World, check_up

@@ -32,9 +32,9 @@ from small_federation import (
     silent_app,
 )
 
-from fl_elastic.archive import Kind, write_archive
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
+from fl_elastic.storage import Kind, write_archive
 
 SERVERS: dict[str, Callable[[], Strategy]] = {
     "fedavg": lambda: quiet(FedAvg),

@@ -16,12 +16,12 @@ from small_models import conv_net
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
 from fl_elastic.planning import Mode
 from fl_elastic.policies.neurons import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
+from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.training import SelectionState, TrainerOptions
 from fl_elastic.update import Manifest, decode, encode_weights, weights_of
 
@@ -199,7 +199,7 @@ def test_a_full_disk_does_not_lose_the_round(
     def full(*_: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.archive.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
     fit(elastic(tmp_path))
     assert caplog.text.count("No space left on device") == 2
     assert list(tmp_path.iterdir()) == []

@@ -18,9 +18,9 @@ from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import assert_identical, quiet, run, scripted_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
-from fl_elastic.archive import Kind, read_archive
 from fl_elastic.errors import CheckpointError, ElasticError
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundTerms, load_checkpoint
+from fl_elastic.storage import Kind, read_archive
 
 KIND = "fl_elastic.checkpoint"
 

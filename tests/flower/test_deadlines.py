@@ -39,8 +39,7 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.capabilities import QUERY
-from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.capabilities import QUERY, GroupCosts
 from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
 from fl_elastic.profiling import CostProfile

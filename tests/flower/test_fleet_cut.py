@@ -16,9 +16,9 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
+from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.flower.initial import fresh_statistics
 from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.left_alone import LeftAlone
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport

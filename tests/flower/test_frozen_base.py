@@ -29,7 +29,7 @@ from fl_elastic.flower import (
 from fl_elastic.flower.records import PACKED
 from fl_elastic.operations.model_export import export_model
 from fl_elastic.update import Manifest, load_weights, weights_of
-from fl_elastic.update.frozen_base import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE
 
 NODES = range(1, 5)
 # Of a header, and what JSON says of each tensor.

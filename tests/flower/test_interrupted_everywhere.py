@@ -25,8 +25,7 @@ from fl_elastic.flower import (
     RoundTerms,
     load_checkpoint,
 )
-from fl_elastic.flower.capabilities import QUERY
-from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.capabilities import QUERY, GroupCosts
 from fl_elastic.flower.instructions import IMPORTANCE, KEEP, Instructions
 from fl_elastic.flower.records import (
     ERROR,

@@ -14,7 +14,7 @@ from test_round_terms import watched
 
 from fl_elastic.flower import Capabilities, Deadline, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.attendance import Attendance, inner_times
-from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.capabilities import GroupCosts
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.instructions import IMPORTANCE, read_importance
 from fl_elastic.flower.records import believed_metrics

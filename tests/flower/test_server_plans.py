@@ -34,7 +34,7 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.group_costs import GroupCosts
+from fl_elastic.flower.capabilities import GroupCosts
 from fl_elastic.flower.instructions import GROUPS, read_groups
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.server_plan import ServerPlanner

@@ -16,12 +16,12 @@ from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.archive import Kind, read_archive, write_archive
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.flower.instructions import IMPORTANCE, Instructions
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.ops.split import SplitModel
+from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming import Latent, StreamLearner
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums

@@ -18,8 +18,8 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.profiling.mode_costs import ModeCosts
 from fl_elastic.profiling.modes import STANDARD_MODES
+from fl_elastic.profiling.profile import ModeCosts
 from fl_elastic.testing import made_up_profile
 
 N, K = 8, len(STANDARD_MODES)

@@ -14,8 +14,7 @@ from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.policy_memory import MOST_BYTES, PolicyMemory
 from fl_elastic.policies.neurons import NeqPolicy, ScottiPolicy, VelocityPolicy
-from fl_elastic.policies.neurons.outputs import change_of, neuron_outputs
-from fl_elastic.policies.neurons.probe_inputs import kept_inputs, with_kept
+from fl_elastic.policies.neurons.outputs import change_of, kept_inputs, neuron_outputs, with_kept
 
 
 def net(seed: int) -> nn.Sequential:

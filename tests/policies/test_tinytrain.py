@@ -28,8 +28,7 @@ from fl_elastic.policies.sparse_update import PUBLISHED_MODELS
 from fl_elastic.policies.tinytrain import TinyTrainPolicy, layer_worth
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
-from fl_elastic.profiling.mode_costs import ModeCosts
-from fl_elastic.profiling.profile import ProfileKey
+from fl_elastic.profiling.profile import ModeCosts, ProfileKey
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training import ElasticTrainer
 

@@ -14,11 +14,11 @@ from crafted_archives import crafted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.archive import read_archive
 from fl_elastic.errors import ProfileError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.store import _ARRAYS, KIND, load_or_measure
+from fl_elastic.storage import read_archive
 from fl_elastic.testing import made_up_profile
 
 ARRAYS = [

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forked_service import Life, arguments
 
-from fl_elastic.archive import Archive
+from fl_elastic.storage import Archive
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import load_state
 

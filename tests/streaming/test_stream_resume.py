@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from toy_streams import Sample, blobs, closed, learner_in, learner_state, net, run, same, weights
 
-from fl_elastic import archive
+from fl_elastic import storage
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
@@ -149,7 +149,7 @@ def test_a_full_disk_costs_the_state_and_not_the_stream(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(archive, "write_atomically", full)
+        patched.setattr(storage, "write_atomically", full)
         seen = run(learner, blobs(60, seed=1))
     assert sum(each.adapted for each in seen) == 1 and learner.progress.saves_failed == 1
     assert "No space left" in caplog.text and (tmp_path / STATE).read_bytes() == before
@@ -192,13 +192,13 @@ def test_the_state_of_another_model_or_release_is_refused(tmp_path: Path) -> Non
     path = tmp_path / STATE
     state = load_state(path)
     assert state is not None
-    archive.write_archive(path, archive.Kind("fl_elastic.stream", 99), state.facts, state.arrays)
+    storage.write_archive(path, storage.Kind("fl_elastic.stream", 99), state.facts, state.arrays)
     with pytest.raises(StreamError, match="version 99"):
         learner_in(tmp_path)
 
 
 def test_a_state_needs_no_pickle(tmp_path: Path) -> None:
-    save_state(tmp_path / "s.npz", archive.Archive({"a": [1, None]}, {"b.c": np.eye(2)}))
+    save_state(tmp_path / "s.npz", storage.Archive({"a": [1, None]}, {"b.c": np.eye(2)}))
     state = load_state(tmp_path / "s.npz")
     assert state is not None and state.facts["a"] == [1, None]
     assert state.under("b.")["c"].tolist() == [[1, 0], [0, 1]]
@@ -245,12 +245,12 @@ def test_a_state_that_somebody_wrote_is_read_or_refused_in_one_line(
         facts = {**state.facts, name: value}
         if value == "missing":
             del facts[name]
-        crafted.append(archive.Archive(facts, state.arrays))
+        crafted.append(storage.Archive(facts, state.arrays))
     for name in state.arrays:
         arrays = {**state.arrays, name: np.array("x" if value is None else str(value))}
         if value == "missing":
             del arrays[name]
-        crafted.append(archive.Archive(state.facts, arrays))
+        crafted.append(storage.Archive(state.facts, arrays))
     refused = 0
     for each in crafted:
         save_state(path, each)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fl_elastic.archive import is_archive
 from fl_elastic.errors import ModelError
 from fl_elastic.flower import initial_arrays
+from fl_elastic.storage import is_archive
 from fl_elastic.update.backbone import load_backbone, write_backbone
-from fl_elastic.update.frozen_base import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE
 
 HEAD = ("3.weight", "3.bias")
 

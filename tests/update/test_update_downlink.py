@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from small_models import conv_net
 
 from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.flower.downlink import ChangeLog
 from fl_elastic.update import Manifest, decode_weights, encode_weights, weights_of
-from fl_elastic.update.change_log import ChangeLog
 from fl_elastic.update.manifest import Role
 
 MODEL = conv_net()

@@ -16,8 +16,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.training import apply_plan, plan_for
 from fl_elastic.update import Manifest, decode_weights, encode_weights, load_weights, weights_of
 from fl_elastic.update.frame import peek
-from fl_elastic.update.frozen_base import FROZEN_BASE
-from fl_elastic.update.manifest import Role
+from fl_elastic.update.manifest import FROZEN_BASE, Role
 
 
 def test_the_manifest_holds_the_adapters_alone() -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fl_elastic.devices.platform import Platform, read_platform
-from fl_elastic.devices.thermal import throttling
+from fl_elastic.devices.vitals import throttling
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.doctor.finding import Finding, Status, fail, ok
 from fl_elastic.fleet.doctor.machine import (

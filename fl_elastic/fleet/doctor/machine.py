@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from fl_elastic.devices.platform_memory import Memory
-from fl_elastic.devices.thermal import Throttling
+from fl_elastic.devices.platform import Memory
+from fl_elastic.devices.vitals import Throttling
 from fl_elastic.fleet.doctor.finding import Finding, fail, ok, skipped, warn
 
 __all__ = [

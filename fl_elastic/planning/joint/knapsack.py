@@ -1,8 +1,11 @@
 """The joint solver: which groups to train, and how, within seconds, memory and uplink at once.
 
 Once the depth is fixed this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
-Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth; one search for all depths keeps what
-can still beat the best known answer.
+Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth. One search for all depths decides the
+options group by group, from the deepest one towards the loss. A state is what is decided so far: its value, and the
+room that it leaves; the prices say how good it can still become. States that cannot beat the best known answer, or
+no longer fit, are dropped. Of the others those are kept that promise most; as long as none has to go, the search is
+exact.
 """
 
 from __future__ import annotations
@@ -15,15 +18,33 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
-from fl_elastic.planning.joint.problem import problem_of
-from fl_elastic.planning.joint.solve import Best, priced, solve, sweep
+from fl_elastic.planning.joint.problem import (
+    Problem,
+    best_prices,
+    bounds_above,
+    bounds_of_depths,
+    lane,
+    problem_of,
+)
 
 __all__ = ["JointSelection", "joint_knapsack"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
-_REPRICINGS, _STATES = 4, 1000
-_TOLERANCE = 1e-6
+
+# Up to this many groups nothing short of the optimum is good enough.
+_FEW_GROUPS = 16
+_TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
+_TOLERANCE_OF_THE_LEAST = 1e-6
+# States that are kept, sweep after sweep, until the bound is met.
+_STATES, _STATES_OF_ONE_COST = (100, 1000), (300, 3000, 20_000)
+_ANSWERS, _REPRICINGS = 8, 4
+# Room below zero by rounding alone still counts as room.
+_ROUNDING = 1e-12
+# What prices are raised by until the room is kept, and how far they are moved to judge states of unlike room.
+_RAISES = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.5, 5.0)
+_SPREAD = 1.6
+_PRICED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,40 +95,31 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     """
     if not len(choices.value):
         return JointSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
-    best, harmless = Best(choices, limits), choices
-    best.offer_nothing()
+    harmless = choices
     if choices.damaging.any():
         available = choices.available & ~choices.damaging
         harmless = replace(choices, available=available, damage=np.zeros_like(choices.damage))
-    problem = problem_of(harmless, limits)
-    bound = solve(problem, best)
-    if best.options is None:
-        best.offer(_feasible(choices, limits))
-        bound = max(bound, solve(problem, best))
-    if harmless is not choices:
-        _improve_with_damage(choices, limits, best)
-        bound = math.nan
-    assert best.options is not None
-    return JointSelection(best.options, choices.totals(best.options), bound)
+    options, bound = _solved(harmless, limits)
+    if options is None:
+        options, bound = _solved(choices, limits, _feasible(choices, limits))
+    if options is not None and harmless is not choices:
+        options, bound = _improved_with_damage(choices, limits, options), math.nan
+    assert options is not None
+    return JointSelection(options, choices.totals(options), bound)
 
 
-def _improve_with_damage(choices: Choices, limits: Limits, best: Best) -> None:
-    """Offer choices with damaging options: one change after another, then a sweep that counts the damage."""
-    assert best.options is not None
+def _improved_with_damage(choices: Choices, limits: Limits, known: _Ints) -> _Ints | None:
+    """Return options that are best with damage: by one change after another, then by a search that counts it."""
+    best = _Best(choices, limits)
+    found: _Ints | None = known
     for _ in range(_REPRICINGS):
-        kept, deeper = _kept_and_deeper(choices, best.options)
+        if found is None or not best.offer(found):
+            break
+        kept, deeper = _kept_and_deeper(choices, found)
         value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
         linear = replace(choices, value=value, damage=np.zeros_like(choices.damage))
-        found = Best(linear, limits)
-        solve(problem_of(linear, limits), found)
-        if found.options is None or not best.offer(found.options):
-            break
-    problem = problem_of(choices, limits)
-    prices, promise = priced(problem, best)
-    kept, _ = _kept_and_deeper(choices, best.options)
-    problem = replace(problem, damage=choices.damage, kept=kept)
-    for options in sweep(problem, prices[:2][-1:], promise, _STATES, -np.inf)[0]:
-        best.offer(options)
+        found, _ = _solved(linear, limits)
+    return _solved(choices, limits, best.options, found)[0]
 
 
 def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
@@ -136,7 +148,7 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
 
     short = []
     for name in bounded:
-        alone = _least(choices, Limits(), name)
+        alone = _solved(choices, Limits(), least=name)[0]
         if alone is None:
             raise BudgetError(
                 f"forced groups {list(choices.forced)} have no available option of finite cost; "
@@ -147,7 +159,7 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
     rest = limits
     for place, name in enumerate(bounded if not any(short) else []):
         rest = replace(rest, **{name: np.inf})
-        options = _least(choices, rest, name)
+        options = _solved(choices, rest, least=name)[0]
         if options is None:
             continue
         others = [f"{each} within {getattr(limits, each):g}" for each in bounded[place + 1 :]]
@@ -160,9 +172,148 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
     raise BudgetError(f"{what}: {why}")
 
 
-def _least(choices: Choices, limits: Limits, name: str) -> _Ints | None:
-    """Return the options that cost least of one kind within the limits."""
-    best = Best(choices, limits, name)
-    best.offer_nothing()
-    solve(problem_of(choices, limits, least=name), best, tolerance=_TOLERANCE)
-    return best.options
+@dataclass(eq=False)
+class _Best:
+    """The best choice so far within the limits: of largest value, or least of the cost that is named."""
+
+    choices: Choices
+    limits: Limits
+    least: str | None = None
+    options: _Ints | None = None
+    value: float = -np.inf
+
+    def offer(self, options: _Ints | None) -> bool:
+        """Take over a choice that is allowed and better, if there is one; groups it does not name are frozen."""
+        if options is None:
+            return False
+        chosen = np.zeros(len(self.choices.value), dtype=np.intp)
+        chosen[: len(options)] = options
+        totals = self.choices.totals(chosen)
+        value = totals.value if self.least is None else -float(getattr(totals, self.least))
+        if not self.limits.admit(totals) or value <= self.value:
+            return False
+        self.value, self.options = value, chosen
+        return True
+
+
+def _solved(
+    choices: Choices, limits: Limits, *known: _Ints | None, least: str | None = None
+) -> tuple[_Ints | None, float]:
+    """Return the best options, or those that cost least of one kind, and the bound; known ones are a beginning."""
+    best, problem = _Best(choices, limits, least), problem_of(choices, limits, least=least)
+    nothing = None if choices.forced else np.zeros(0, dtype=np.intp)
+    for options in (nothing, *known):
+        best.offer(options)
+    one = len(problem.room) == 1
+    tolerance = _TOLERANCE_OF_ONE_COST if one else _TOLERANCE
+    if least is not None:
+        tolerance = _TOLERANCE_OF_THE_LEAST
+    elif len(problem.damage) <= _FEW_GROUPS:
+        tolerance = _TOLERANCE_OF_FEW_GROUPS
+    prices, promise = _priced(problem, best)
+    bound = float(promise.max(initial=-np.inf))
+    for states in _STATES_OF_ONE_COST if one else _STATES:
+        goal = best.value
+        if np.isfinite(goal):
+            goal += tolerance * abs(goal)
+        if not bound > goal:
+            break
+        answers, dropped = _swept(problem, prices, promise, states, goal)
+        for options in answers:
+            best.offer(options)
+        # What was pruned could not reach the goal.
+        bound = min(bound, max(goal, dropped))
+        if dropped <= goal:
+            break
+    return best.options, max(bound, best.value)
+
+
+def _priced(problem: Problem, best: _Best) -> tuple[_Floats, _Floats]:
+    """Return prices (P, D) for the depths that promise most, and the bound of every depth; offer fair choices."""
+    prices = np.zeros((1, len(problem.room)))
+    promise = bounds_of_depths(problem, prices)[:, 0]
+    left, most = np.isfinite(promise), None
+    while len(prices) < _PRICED and (left & (promise > best.value)).any():
+        depth = int(np.where(left, promise, -np.inf).argmax())
+        left[depth] = False
+        known = lane(problem, depth)
+        if known is None:
+            promise[depth] = -np.inf
+            continue
+        found, own = best_prices(*known)
+        prices = np.concatenate([prices, found[None]])
+        promise = np.minimum(promise, bounds_of_depths(problem, prices[-1:])[:, 0])
+        promise[depth] = min(promise[depth], own)
+        most = found if most is None or promise[depth] >= promise.max() else most
+        best.offer(_rounded(*known, found))
+    return (prices if most is None else np.concatenate([prices, _moved(most)])), promise
+
+
+def _moved(prices: _Floats) -> _Floats:
+    """Return prices with each of them moved up and down, shape (2 D, D)."""
+    own = np.eye(len(prices), dtype=bool)
+    factors = [np.where(own, by, 1.0) for by in (_SPREAD, 1 / _SPREAD)]
+    return np.asarray(prices * np.concatenate(factors))
+
+
+def _rounded(value: _Floats, cost: _Floats, room: _Floats, prices: _Floats) -> _Ints | None:
+    """Return the options that are best at just high enough prices; None if no factor is enough."""
+    groups, charge = np.arange(len(value)), cost @ prices
+    for factor in _RAISES:
+        options: _Ints = (value - factor * charge).argmax(axis=1)
+        if (cost[groups, options].sum(axis=0) <= room + _ROUNDING).all():
+            return options
+    return None
+
+
+def _swept(
+    problem: Problem, prices: _Floats, promise: _Floats, states: int, goal: float
+) -> tuple[list[_Ints], float]:
+    """Go over all groups once, from the deepest towards the loss.
+
+    States are judged by the price that promises least. After each group no more are kept than `states`, and none
+    that does not promise more than the goal. Returns the best choices, and what was dropped because of the cap
+    could still have been worth.
+    """
+    begins = promise > goal
+    groups, dims = len(problem.damage), len(problem.room)
+    above, needed = bounds_above(problem, prices), problem.needed
+    value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
+    history: list[tuple[int, _Ints, _Ints]] = []
+    for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
+        inner = np.flatnonzero(problem.allowed[0, group])
+        last = np.flatnonzero(problem.allowed[1, group] & begins[group])
+        share = 1.0 - problem.damage[group, inner]
+        going_on = problem.value[0, group, inner] + share * value[:, None]
+        values = np.concatenate([going_on.ravel(), problem.value[1, group, last]])
+        left = (room[:, None] - problem.cost[0, group, inner]).reshape(-1, dims)
+        rooms = np.concatenate([left, problem.room - problem.cost[1, group, last]])
+        parent = np.concatenate(
+            [np.repeat(np.arange(len(value)), len(inner)), np.full(len(last), -1)]
+        )
+        option = np.concatenate([np.tile(inner, len(value)), last])
+        reach = values + (rooms @ prices.T + above[group]).min(axis=1)
+        fits = (rooms >= needed[group] - _ROUNDING).all(axis=-1) & (reach > goal)
+        chosen = np.flatnonzero(fits)
+        if dims == 1:
+            # What another state of more room equals in value is not needed.
+            chosen = chosen[np.lexsort((-values[chosen], -rooms[chosen, 0]))]
+            best = np.maximum.accumulate(values[chosen])
+            chosen = chosen[np.diff(best, prepend=-np.inf) > 0]
+        if len(chosen) > states:
+            chosen = chosen[np.argsort(-reach[chosen], kind="stable")]
+            dropped, chosen = max(dropped, float(reach[chosen[states]])), chosen[:states]
+        value, room = values[chosen], rooms[chosen]
+        history.append((group, parent[chosen], option[chosen]))
+    answers = np.argsort(-value, kind="stable")[:_ANSWERS].tolist()
+    return [_traced(history, state, groups) for state in answers], dropped
+
+
+def _traced(history: list[tuple[int, _Ints, _Ints]], state: int, groups: int) -> _Ints:
+    options = np.zeros(groups, dtype=np.intp)
+    for group, parent, option in reversed(history):
+        options[group] = option[state]
+        state = int(parent[state])
+        if state < 0:
+            break
+    return options

@@ -11,7 +11,7 @@ Optimization, 11.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,11 @@ __all__ = ["Problem", "best_prices", "bounds_above", "bounds_of_depths", "lane",
 
 # A limit far below the largest cost is no unit for it.
 _LEAST_UNIT = 1e-9
-# Room below zero by rounding alone still counts as room.
-_ROUNDING = 1e-12
 # Smoothing, in shares of the value at stake per group: the first, the last, and what it shrinks by.
 _FIRST, _LAST, _SHRINK = 0.25, 1e-3, 0.5
-_STEPS = 30
-# A price changes by no more than this factor per step.
-_LEAP = 4.0
+# Newton steps, and the factor by which a price changes at most in one.
+_STEPS, _LEAP = 30, 4.0
+_ROUNDING = 1e-12
 # Weights below exp(-60) mean nothing, and numbers near the smallest ones are slow.
 _FAR = 60.0
 
@@ -40,54 +38,36 @@ _Bools = NDArray[np.bool_]
 class Problem:
     """Values and costs of every option, first as a group above the deepest one (inner), then as the deepest (last).
 
+    What comes with reaching a depth, as the path to it, counts to the options of the last group.
+
     Attributes
     ----------
     value : array, shape (2, N, K)
     cost : array, shape (2, N, K, D)
         In units of the D limits that are finite.
     allowed : array of bool, shape (2, N, K)
-    base : array, shape (N,)
-        Value that comes with reaching a depth.
-    room : array, shape (N, D)
-        What each limit leaves when the path to a depth is paid; minus infinity for depths out of reach.
+        A depth out of reach has no option as the last.
+    room : array, shape (D,)
+        The limits.
     damage : array, shape (N, K)
-        Share of the deeper groups' value that an option loses.
-    kept : array, shape (N,)
-        Share of a group's value that the groups above it are taken to leave.
+        Share of the deeper groups' value that an option loses. The bounds leave it out.
     """
 
     value: _Floats
     cost: _Floats
     allowed: _Bools
-    base: _Floats
     room: _Floats
     damage: _Floats
-    kept: _Floats
-
-    @property
-    def reachable(self) -> _Bools:
-        """Depths that can be had at all, shape (N,)."""
-        return np.asarray(np.isfinite(self.room).all(axis=-1))
 
     @property
     def least(self) -> _Floats:
         """The least of each cost among a group's options, shape (2, N, D)."""
-        least: _Floats = np.where(self.allowed[..., None], self.cost, np.inf).min(axis=2)
-        return least
+        return np.asarray(np.where(self.allowed[..., None], self.cost, np.inf).min(axis=2))
 
     @property
     def needed(self) -> _Floats:
         """The least of each cost that the groups above each one take, shape (N, D)."""
         return _above(self.least[0])
-
-    def within(self, depths: _Bools) -> Problem:
-        """Return the problem without options that fit above none of these depths, beside the cheapest others."""
-        slack, (inner, last) = np.full_like(self.room, -np.inf), self.least
-        slack[depths] = self.room[depths] - (self.needed + last)[depths]
-        deeper = np.maximum.accumulate(slack[::-1])[::-1]
-        most = np.concatenate([deeper[1:], np.full((1, slack.shape[1]), -np.inf)])
-        fits = (self.cost[0] - inner[:, None] <= most[:, None] + _ROUNDING).all(axis=-1)
-        return replace(self, allowed=np.stack([self.allowed[0] & fits, self.allowed[1]]))
 
 
 def _above(of_groups: _Floats) -> _Floats:
@@ -96,7 +76,7 @@ def _above(of_groups: _Floats) -> _Floats:
 
 
 def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) -> Problem:
-    """Return the tables of a choice, without regard to damage.
+    """Return the tables of a choice.
 
     Parameters
     ----------
@@ -105,38 +85,34 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
     least : str, optional
         Name of a cost; if given, the value to maximise is minus this cost.
     """
+    path = {name: np.cumsum(getattr(choices, f"path_{name}")) for name in ("seconds", "memory")}
+    path["uplink"] = np.zeros(len(choices.value))
+    reachable = np.isfinite(path["seconds"]) & np.isfinite(path["memory"])
+    reachable[: max(choices.forced, default=0)] = False
     open_to = choices.available.copy()
     for name in COSTS:
         open_to &= np.isfinite(np.where(open_to, getattr(choices, name), 0.0))
-    allowed = np.stack([open_to, open_to])
+    allowed = np.stack([open_to, open_to & reachable[:, None]])
     allowed[:, :, 0] = [[True], [False]]
     allowed[0, list(choices.forced), 0] = False
-    change = np.where(open_to, choices.path_change, 0.0)
-    cost = {name: np.stack([np.where(open_to, getattr(choices, name), 0.0)] * 2) for name in COSTS}
-    cost["seconds"][0] += change
-    path = {name: np.cumsum(getattr(choices, f"path_{name}")) for name in ("seconds", "memory")}
-    path["uplink"] = np.zeros(len(open_to))
-    reachable = np.isfinite(path["seconds"]) & np.isfinite(path["memory"])
-    reachable[: max(choices.forced, default=0)] = False
+    cost = {}
+    for name in COSTS:
+        own = np.where(open_to, getattr(choices, name), 0.0)
+        cost[name] = np.stack([own, own + np.where(reachable, path[name], 0.0)[:, None]])
+    cost["seconds"][0] += np.where(open_to, choices.path_change, 0.0)
+    value = np.stack([np.where(open_to, choices.value, 0.0)] * 2)
     limit = {name: limits.with_slack(name) for name in COSTS if limits.with_slack(name) < np.inf}
-    unit = {name: _unit(limit[name], cost[name][1]) for name in limit}
-    # Without any limit, one cost that nobody has keeps the shapes regular.
-    costs = [cost[name] / unit[name] for name in limit] or [np.zeros(allowed.shape)]
-    room = [(limit[name] - path[name]) / unit[name] for name in limit] or [np.ones(len(change))]
-    base, value = np.zeros(len(change)), np.stack([np.where(open_to, choices.value, 0.0)] * 2)
-    if least is not None:
-        base, value = -path[least], -cost[least]
+    unit = {name: _unit(limit[name], cost[name]) for name in limit}
     problem = Problem(
-        value=value,
-        cost=np.stack(costs, -1),
+        value=value if least is None else -cost[least],
+        # Without any limit, one cost that nobody has keeps the shapes regular.
+        cost=np.stack([cost[name] / unit[name] for name in limit] or [0.0 * value], -1),
         allowed=allowed,
-        base=np.where(reachable, base, 0.0),
-        room=np.where(reachable[:, None], np.stack(room, -1), -np.inf),
-        damage=np.zeros_like(change),
-        kept=np.ones(len(change)),
+        room=np.array([limit[name] / unit[name] for name in limit] or [1.0]),
+        damage=choices.damage,
     )
-    fits = np.asarray((problem.room >= problem.needed + problem.least[1]).all(axis=-1))
-    return replace(problem, room=np.where(fits[:, None], problem.room, -np.inf))
+    allowed[1] &= (problem.needed + problem.least[1] <= problem.room).all(axis=-1)[:, None]
+    return problem
 
 
 def _unit(limit: float, cost: _Floats) -> float:
@@ -145,55 +121,40 @@ def _unit(limit: float, cost: _Floats) -> float:
 
 
 def bounds_above(problem: Problem, prices: _Floats) -> _Floats:
-    """Return what the groups above each one are worth at most, less their costs at some prices.
-
-    Parameters
-    ----------
-    prices : array, shape (P, D)
-
-    Returns
-    -------
-    array, shape (N, P)
-    """
+    """Return what the groups above each one are worth at most, less their costs at some prices, shape (N, P)."""
     return _above(_best(problem, prices)[0])
 
 
 def bounds_of_depths(problem: Problem, prices: _Floats) -> _Floats:
     """Return the Lagrangian bound of all depths at some prices, shape (N, P); minus infinity out of reach."""
     inner, last = _best(problem, prices)
-    reachable = problem.reachable[:, None]
-    room = np.where(reachable, problem.room, 0.0) @ prices.T
-    return np.where(reachable, problem.base[:, None] + _above(inner) + last + room, -np.inf)
+    reachable = np.isfinite(last)
+    return np.where(reachable, _above(inner) + last + prices @ problem.room, -np.inf)
 
 
 def _best(problem: Problem, prices: _Floats) -> _Floats:
-    """Return what each group is worth at most, less its cost at some prices, shape (2, N, P)."""
+    """Return what each group is worth at most, less its cost at some prices (P, D), shape (2, N, P)."""
     value = np.where(problem.allowed, problem.value, -np.inf)[..., None]
-    best: _Floats = (value - problem.cost @ prices.T).max(axis=2)
-    return best
+    return np.asarray((value - problem.cost @ prices.T).max(axis=2))
 
 
 def lane(problem: Problem, depth: int) -> tuple[_Floats, _Floats, _Floats] | None:
     """Return values, costs and room of the options that fit where one depth is the deepest; None if none do.
 
-    The cheapest option of every group costs nothing. An option that does not fit beside these is struck out, and
-    has a value of minus infinity.
+    The least that every group costs is taken off. An option that does not fit beside these has a value of minus
+    infinity.
     """
     value, cost, allowed = (
         np.concatenate([inner[:depth], last[depth : depth + 1]])
         for inner, last in (problem.value, problem.cost, problem.allowed)
     )
-    room = problem.room[depth]
-    while True:
-        cheapest = np.where(allowed[..., None], cost, np.inf).min(axis=1, keepdims=True)
-        cost = np.where(allowed[..., None], cost - cheapest, 0.0)
-        room = room - cheapest.sum(axis=(0, 1))
-        too_dear = allowed & (cost > room).any(axis=-1)
-        allowed = allowed & ~too_dear
-        if not allowed.any(axis=1).all():
-            return None
-        if not too_dear.any():
-            return np.where(allowed, value, -np.inf), cost, room
+    cheapest = np.where(allowed[..., None], cost, np.inf).min(axis=1, keepdims=True)
+    cost = np.where(allowed[..., None], cost - cheapest, 0.0)
+    room = problem.room - cheapest.sum(axis=(0, 1))
+    allowed &= (cost <= room).all(axis=-1)
+    if not allowed.any(axis=1).all():
+        return None
+    return np.where(allowed, value, -np.inf), np.where(allowed[..., None], cost, 0.0), room
 
 
 def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, float]:
@@ -218,7 +179,9 @@ def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, 
         # In shares of the present prices, which may differ by many powers of ten.
         slope = prices * (1.0 - mean.sum(axis=0)) - smooth
         curve = np.einsum("nk,nkd,nke->de", weight, cost, cost) - mean.T @ mean
-        curve = prices[:, None] * curve * prices / smooth + smooth * np.eye(dims)
+        curve = prices[:, None] * curve * prices / smooth
+        # Where nothing fits prices grow without end, and would drown the barrier.
+        curve += (smooth + _ROUNDING * np.trace(curve)) * np.eye(dims)
         step = np.linalg.solve(curve, -slope)
         decrement = np.sqrt(max(-float(slope @ step) / smooth, 0.0)) / np.sqrt(groups)
         prices = prices * np.clip(1.0 + step / (1.0 + decrement), 1 / _LEAP, _LEAP)

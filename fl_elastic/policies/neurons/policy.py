@@ -17,8 +17,13 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.policies.neurons.motion import Motion, Values, Variant
-from fl_elastic.policies.neurons.outputs import change_of, has_neurons, neuron_outputs
-from fl_elastic.policies.neurons.probe_inputs import kept_inputs, with_kept
+from fl_elastic.policies.neurons.outputs import (
+    change_of,
+    has_neurons,
+    kept_inputs,
+    neuron_outputs,
+    with_kept,
+)
 from fl_elastic.policies.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
 from fl_elastic.profiling import CostProfile
 

@@ -30,7 +30,7 @@ from fl_elastic.policies.sparse_update.published_schemes import (
 )
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape
-from fl_elastic.profiling.mode_costs import ModeCosts
+from fl_elastic.profiling.profile import ModeCosts
 
 __all__ = ["SparseUpdatePolicy", "published_model", "scheme_modes"]
 

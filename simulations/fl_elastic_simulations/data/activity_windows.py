@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError
+from fl_elastic_simulations.data.datasets import Dataset
+from fl_elastic_simulations.data.files import npz_arrays
 
-__all__ = ["ActivityWindows", "activity_windows"]
+__all__ = ["ActivityWindows", "activity_windows", "har"]
 
 WINDOW = 128
 STRIDE = 64
@@ -117,3 +120,31 @@ def _resample(
     ]
     at = np.searchsorted(moments, grid, side="right") - 1  # the latest sample not after the moment
     return np.stack(channels, axis=1), labels[first][at].astype(np.int64)
+
+
+def har(root: Path) -> Dataset:
+    """Human activity from phone and watch, as windows of 128 samples at 50 Hz; owner: the person.
+
+    See `activity_windows`. Mean and standard
+    deviation of each channel are those of the training windows.
+    """
+    arrays = npz_arrays(
+        "har",
+        root / "har_phone_watch" / "har_raw_100hz.npz",
+        ("x", "t_ms", "label", "off", "subject", "execution", "labels"),
+    )
+    windows = activity_windows(arrays)
+    mean = np.array([-5.10, -1.45, 0.16, -0.01, 0.02, 0.03], dtype=np.float32)[:, None]
+    std = np.array([5.33, 6.53, 3.75, 1.41, 1.25, 1.04], dtype=np.float32)[:, None]
+    x = (windows.x - mean) / std
+    train, test = ~windows.late, windows.late
+    return Dataset(
+        "har",
+        x[train],
+        windows.y[train],
+        x[test],
+        windows.y[test],
+        classes=len(arrays["labels"]),
+        input_shape=(6, 128),
+        owners=windows.subject[train],
+    )

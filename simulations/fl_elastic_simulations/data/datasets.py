@@ -7,13 +7,12 @@ Files are looked for under a data root: the argument, or else the environment va
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,7 @@ from torch import nn
 
 from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module
-from fl_elastic_simulations.data.files import (
-    cache_folder,
-    decode_jpegs,
-    decoded_jpegs,
-    idx_split,
-    npz_arrays,
-    torchvision_split,
-)
+from fl_elastic_simulations.data.files import cache_folder
 
 __all__ = [
     "DATASETS",
@@ -225,223 +217,21 @@ def _misfit(data: Dataset, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
     return ""
 
 
-def _images(images: npt.NDArray[np.uint8], mean: list[float], std: list[float]) -> FloatArray:
-    """Scale (n, height, width, channels) bytes to [0, 1], standardise, and put channels second."""
-    # In place and channel by channel: the whole of CIFAR-10 is 740 MB in this form already.
-    scaled = np.ascontiguousarray(np.moveaxis(images, -1, 1)).astype(np.float32)
-    for channel, (centre, spread) in enumerate(zip(mean, std, strict=True)):
-        scaled[:, channel] -= np.float32(255 * centre)
-        scaled[:, channel] /= np.float32(255 * spread)
-    return scaled
-
-
-def _digits(_: Path) -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels, the test set a fixed stratified 30 %.
-
-    Pixels lie in 0..16; 4.88 and 6.02 are their mean and standard deviation over all images.
-    """
-    # Its file alone: importing scikit-learn takes longer than a round of a small device.
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise DatasetError(
-            "digits: scikit-learn, which brings the images, is not installed: "
-            "pip install scikit-learn"
-        )
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    try:
-        with gzip.open(path, "rt") as lines:
-            table = np.loadtxt(lines, delimiter=",", dtype=np.float64)
-        images = table[:, :-1].reshape(-1, 8, 8)
-    except (OSError, ValueError, EOFError) as error:
-        raise DatasetError(f"digits: {path.name} of scikit-learn cannot be read: {error}") from None
-    x = ((images[:, None] - 4.88) / 6.02).astype(np.float32)
-    y = table[:, -1].astype(np.int64)
-    rng = np.random.default_rng(2024)  # fixed: the split is a part of the dataset
-    shuffled = [rng.permutation(np.flatnonzero(y == label)) for label in range(10)]
-    test = np.sort(np.concatenate([own[: round(0.3 * len(own))] for own in shuffled]))
-    train = np.setdiff1d(np.arange(len(y)), test)
-    return Dataset("digits", x[train], y[train], x[test], y[test], 10, (1, 8, 8))
-
-
-def _fashion_mnist(root: Path) -> Dataset:
-    """Fashion-MNIST: its original four gz files where present, or else downloaded.
-
-    0.2860 and 0.3530 are the mean and standard deviation of the training pixels.
-    """
-    raw = root / "FashionMNIST" / "raw"
-    splits = []
-    for train, prefix in ((True, "train"), (False, "t10k")):
-        images, labels = idx_split(raw, prefix) or torchvision_split("FashionMNIST", root, train)
-        splits.append((_images(images[..., None], [0.2860], [0.3530]), labels))
-    return _image_dataset("fashion_mnist", splits, classes=10)
-
-
-# Mean and standard deviation of the training pixels of CIFAR-10, as usually given.
-_CIFAR_MEAN = [0.4914, 0.4822, 0.4465]
-_CIFAR_STD = [0.2470, 0.2435, 0.2616]
-
-
-def _cifar10(root: Path) -> Dataset:
-    """CIFAR-10 in its published form, downloaded by torchvision where missing."""
-    splits = []
-    for train in (True, False):
-        images, labels = torchvision_split("CIFAR10", root, train)
-        splits.append((_images(images, _CIFAR_MEAN, _CIFAR_STD), labels))
-    return _image_dataset("cifar10", splits, classes=10)
-
-
-def _cifar100(root: Path) -> Dataset:
-    """CIFAR-100 with its hundred fine classes, downloaded by torchvision where missing."""
-    splits = []
-    for train in (True, False):
-        images, labels = torchvision_split("CIFAR100", root, train)
-        splits.append((_images(images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]), labels))
-    return _image_dataset("cifar100", splits, classes=100)
-
-
-def _by_owner(name: str) -> Callable[[Path], Dataset]:
-    """Return the reader of a data set of many owners, whose module is imported when it is read."""
+def _read_by(module: str, name: str) -> Callable[[Path], Dataset]:
+    """Return the reader of a data set, whose module is imported when it is read: a node needs one of them."""
 
     def read(root: Path) -> Dataset:
-        from fl_elastic_simulations.data import leaf
-
-        found: Dataset = getattr(leaf, name)(root)
+        found: Dataset = getattr(import_module(f"fl_elastic_simulations.data.{module}"), name)(root)
         return found
 
     return read
 
 
-def _cifar10_jpegq75(root: Path) -> Dataset:
-    """CIFAR-10 recompressed as JPEG of quality 75: lossy, not to compare with published figures."""
-    path = root / "cifar10_jpegq75" / "cifar10_jpegq75.npz"
-    images = decoded_jpegs("cifar10_jpegq75", path, (32, 32, 3))
-    splits = [
-        (
-            _images(images[f"x_{split}"], _CIFAR_MEAN, _CIFAR_STD),
-            images[f"y_{split}"].astype(np.int64),
-        )
-        for split in ("train", "test")
-    ]
-    return _image_dataset("cifar10_jpegq75", splits, classes=10)
-
-
-def _gtsrb(root: Path) -> Dataset:
-    """German traffic signs at 32x32; the owner of a training image is the physical sign it shows.
-
-    Tracks are numbered within a class, so the owner is class and track together. Mean and standard
-    deviation are those of the 5,160 training images.
-    """
-    arrays = npz_arrays(
-        "gtsrb",
-        root / "gtsrb32" / "gtsrb32_sub.npz",
-        ("x_train", "y_train", "track_train", "x_test", "y_test"),
-    )
-    mean, std = [0.3376, 0.3137, 0.3245], [0.2692, 0.2608, 0.2696]
-    splits = [
-        (_images(arrays[f"x_{split}"], mean, std), arrays[f"y_{split}"].astype(np.int64))
-        for split in ("train", "test")
-    ]
-    owners = splits[0][1] * 1000 + arrays["track_train"].astype(np.int64)
-    return _image_dataset("gtsrb", splits, classes=43, owners=owners)
-
-
-# Mean and standard deviation of ImageNet: what weights trained on it expect.
-_IMAGENET_MEAN = [0.485, 0.456, 0.406]
-_IMAGENET_STD = [0.229, 0.224, 0.225]
-
-
-def _cub50(root: Path) -> Dataset:
-    """Fifty bird species of CUB-200-2011 at 128x128, in its official split, normalised as ImageNet."""
-    path = root / "cub50_128" / "cub50_128.npz"
-    pack = npz_arrays("cub50", path, ("jpeg", "off", "y", "is_train"))
-    images = decode_jpegs("cub50", path, pack["jpeg"], pack["off"], (128, 128, 3))
-    if not len(images) == len(pack["y"]) == len(pack["is_train"]):
-        raise DatasetError(f"cub50: {path} is damaged (its arrays differ in length)")
-    labels, train = pack["y"].astype(np.int64), pack["is_train"].astype(bool)
-    splits = [
-        (_images(images[part], _IMAGENET_MEAN, _IMAGENET_STD), labels[part])
-        for part in (train, ~train)
-    ]
-    return _image_dataset("cub50", splits, classes=50)
-
-
-def _har(root: Path) -> Dataset:
-    """Human activity from phone and watch, as windows of 128 samples at 50 Hz; owner: the person.
-
-    See :func:`~fl_elastic_simulations.data.activity_windows.activity_windows`. Mean and standard
-    deviation of each channel are those of the training windows.
-    """
-    arrays = npz_arrays(
-        "har",
-        root / "har_phone_watch" / "har_raw_100hz.npz",
-        ("x", "t_ms", "label", "off", "subject", "execution", "labels"),
-    )
-    from fl_elastic_simulations.data.activity_windows import activity_windows
-
-    windows = activity_windows(arrays)
-    mean = np.array([-5.10, -1.45, 0.16, -0.01, 0.02, 0.03], dtype=np.float32)[:, None]
-    std = np.array([5.33, 6.53, 3.75, 1.41, 1.25, 1.04], dtype=np.float32)[:, None]
-    x = (windows.x - mean) / std
-    train, test = ~windows.late, windows.late
-    return Dataset(
-        "har",
-        x[train],
-        windows.y[train],
-        x[test],
-        windows.y[test],
-        classes=len(arrays["labels"]),
-        input_shape=(6, 128),
-        owners=windows.subject[train],
-    )
-
-
-def _plays(root: Path) -> Dataset:
-    """Characters of Shakespeare's plays in windows of 64, each with the one after it; owner: the role.
-
-    See :func:`~fl_elastic_simulations.data.plays.role_windows`. The last tenth of what each role says is the test.
-    """
-    from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH, role_windows
-
-    windows = role_windows(root / "tinyshakespeare" / "input.txt")
-    train, test = ~windows.late, windows.late
-    return Dataset(
-        "plays",
-        windows.x[train],  # type: ignore[arg-type]
-        windows.y[train],
-        windows.x[test],  # type: ignore[arg-type]
-        windows.y[test],
-        classes=CHARACTERS,
-        input_shape=(LENGTH,),
-        owners=windows.role[train],
-    )
-
-
-def _image_dataset(
-    name: str,
-    splits: list[tuple[FloatArray, IntArray]],
-    *,
-    classes: int,
-    owners: IntArray | None = None,
-) -> Dataset:
-    (train_x, train_y), (test_x, test_y) = splits
-    for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
-        if len(x) != len(y) or len(y) == 0 or y.min() < 0 or y.max() >= classes:
-            raise DatasetError(
-                f"{name}: {len(x)} {part} images and {len(y)} labels for {classes} classes do not "
-                "fit together: the files are damaged, fetch them again"
-            )
-    return Dataset(name, train_x, train_y, test_x, test_y, classes, train_x.shape[1:], owners)
-
-
-DATASETS.register("digits")(DatasetKind(_digits))
-DATASETS.register("fashion_mnist")(DatasetKind(_fashion_mnist))
-DATASETS.register("cifar10")(DatasetKind(_cifar10))
-DATASETS.register("cifar10_jpegq75")(DatasetKind(_cifar10_jpegq75))
-DATASETS.register("cifar100")(DatasetKind(_cifar100))
-DATASETS.register("cub50")(DatasetKind(_cub50))
-DATASETS.register("gtsrb")(DatasetKind(_gtsrb, owner="physical sign"))
-DATASETS.register("har")(DatasetKind(_har, owner="person"))
-DATASETS.register("femnist")(DatasetKind(_by_owner("femnist"), owner="writer"))
-DATASETS.register("shakespeare")(DatasetKind(_by_owner("shakespeare"), owner="role"))
-DATASETS.register("tinyshakespeare")(DatasetKind(_by_owner("tinyshakespeare"), owner="role"))
-DATASETS.register("plays")(DatasetKind(_plays, owner="role"))
+for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cifar100", "cub50"):
+    DATASETS.register(_name)(DatasetKind(_read_by("pictures", _name)))
+DATASETS.register("gtsrb")(DatasetKind(_read_by("pictures", "gtsrb"), owner="physical sign"))
+DATASETS.register("har")(DatasetKind(_read_by("activity_windows", "har"), owner="person"))
+DATASETS.register("femnist")(DatasetKind(_read_by("leaf", "femnist"), owner="writer"))
+DATASETS.register("plays")(DatasetKind(_read_by("plays", "plays"), owner="role"))
+for _name in ("shakespeare", "tinyshakespeare"):
+    DATASETS.register(_name)(DatasetKind(_read_by("leaf", _name), owner="role"))

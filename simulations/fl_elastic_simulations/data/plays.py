@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError
+from fl_elastic_simulations.data.datasets import Dataset
 
-__all__ = ["CHARACTERS", "LENGTH", "RoleWindows", "role_windows", "windows_of"]
+__all__ = ["CHARACTERS", "LENGTH", "RoleWindows", "plays", "role_windows", "windows_of"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -93,3 +94,22 @@ def windows_of(text: str) -> IntArray:
     count = max((len(codes) - 1) // LENGTH, 0)
     places = LENGTH * np.arange(count)[:, None] + np.arange(LENGTH + 1)
     return np.asarray(codes[places])
+
+
+def plays(root: Path) -> Dataset:
+    """Characters of Shakespeare's plays in windows of 64, each with the one after it; owner: the role.
+
+    See `role_windows`. The last tenth of what each role says is the test.
+    """
+    windows = role_windows(root / "tinyshakespeare" / "input.txt")
+    train, test = ~windows.late, windows.late
+    return Dataset(
+        "plays",
+        windows.x[train],  # type: ignore[arg-type]
+        windows.y[train],
+        windows.x[test],  # type: ignore[arg-type]
+        windows.y[test],
+        classes=CHARACTERS,
+        input_shape=(LENGTH,),
+        owners=windows.role[train],
+    )

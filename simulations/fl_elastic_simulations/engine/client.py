@@ -19,9 +19,8 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ProfileError, TrainingError
-from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.group_costs import GroupCosts
 from fl_elastic.flower.instructions import DEADLINE, Instructions
 from fl_elastic.flower.records import (
     ERROR,

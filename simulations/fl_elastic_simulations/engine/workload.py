@@ -20,8 +20,13 @@ from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
-from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
-from fl_elastic_simulations.data.partition import PARTITIONS, Indices, partition_indices
+from fl_elastic_simulations.data.partition import (
+    PARTITIONS,
+    Indices,
+    correlated_labels,
+    correlated_owners,
+    partition_indices,
+)
 
 # Registers models also where this package was not installed but sent.
 from fl_elastic_simulations.models import small as _small  # noqa: F401

@@ -3,7 +3,7 @@
 Run config, all of it the operator's: ``scenario`` (as JSON text), ``method`` (empty: the first whose policy
 selects), ``seed``, ``results`` (an absolute folder: journal, checkpoints, summary), ``data-root`` (the
 server's, for its test of the model), ``resume``, ``round-timeout`` and ``node-timeout`` in seconds. Node config,
-all of it the node's: see `fl_elastic.flower.node_config.NodeConfig`.
+all of it the node's: see `fl_elastic.flower.node_app.NodeConfig`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fl_elastic.flower.node_app import CaredFor, app_of
-from fl_elastic.flower.node_config import NodeConfig
+from fl_elastic.flower.node_app import CaredFor, NodeConfig, app_of
 
 __all__ = ["client_app", "server_app"]
 

@@ -9,8 +9,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.instructions import DEADLINE
-from fl_elastic.flower.node_app import CaredFor, use_fastest_execution
-from fl_elastic.flower.node_config import NodeConfig
+from fl_elastic.flower.node_app import CaredFor, NodeConfig, use_fastest_execution
 from fl_elastic.losses import classification_loss
 from fl_elastic_simulations.engine.place import Place
 from fl_elastic_simulations.scenario.scenario import Scenario

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.archive import is_archive
 from fl_elastic.errors import ModelError
+from fl_elastic.storage import is_archive
 from fl_elastic.update.backbone import load_backbone
 from fl_elastic_simulations.data.files import npz_arrays
 

@@ -11,8 +11,7 @@ from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.named_models import check_model_name
 from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
 from fl_elastic_simulations.data.datasets import check_dataset_name
-from fl_elastic_simulations.data.layout import LAYOUTS
-from fl_elastic_simulations.data.partition import check_partition_name
+from fl_elastic_simulations.data.partition import LAYOUTS, check_partition_name
 from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [

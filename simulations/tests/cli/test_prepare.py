@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fl_elastic.errors import DatasetError, ElasticError, ModelError
 from fl_elastic.laboratory import COMMANDS
-from fl_elastic.update.frozen_base import base_digest, hex_of
+from fl_elastic.update.manifest import base_digest, hex_of
 from fl_elastic_simulations.cli.prepare import prepare
 from fl_elastic_simulations.data.image_folder import images_of_folder
 from fl_elastic_simulations.engine.workload import scenario_model

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fl_elastic_simulations
-from fl_elastic_simulations.cli.progress import SimulationProgress
+from fl_elastic_simulations.cli.simulate import SimulationProgress
 from fl_elastic_simulations.scenario import Scenario
 
 DEMO = Path(fl_elastic_simulations.__file__).parents[1] / "scenarios" / "demo.toml"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.data.layout import correlated_labels, correlated_owners
+from fl_elastic_simulations.data.partition import correlated_labels, correlated_owners
 from fl_elastic_simulations.scenario import Scenario
 
 SPEEDS = [1.0, 4.0, 2.0, 3.0, 1.0, 4.0]

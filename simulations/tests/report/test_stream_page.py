@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import plotly.graph_objects as go
 import pytest
 
-from fl_elastic_simulations.report.still import marks
+from fl_elastic_simulations.report.document import marks
 from fl_elastic_simulations.report.stream_page import (
     shares_along,
     stream_sections,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl_elastic.update.change_log import ChangeLog
+from fl_elastic.flower.downlink import ChangeLog
 
 Weights = dict[str, NDArray[Any]]
 
