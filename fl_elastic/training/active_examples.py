@@ -116,8 +116,8 @@ class ActiveExamples(Sampler[list[int]]):
     """Draws batches of the examples in use, and swaps those that are never forgotten for others.
 
     For ``DataLoader(dataset, batch_sampler=...)``. `ElasticTrainer` tells it on which examples of each batch the
-    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits. Where examples come
-    as a stream, `grow` tells it of new ones and `leave` of those that are gone.
+    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits. Where examples
+    come as a stream, `grow` tells it of new ones and `leave` of those that are gone.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class ActiveExamples(Sampler[list[int]]):
         known = len(self.counts.events)
         if examples < known:
             raise TrainingError(
-                f"the dataset had {known} examples and cannot have {examples}: indices stay, tell leave() what is gone"
+                f"the dataset had {known} examples and cannot have {examples}: tell leave() what is gone"
             )
         self.counts.grow(examples)
         new = known + self._generator.permutation(examples - known)
