@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_elastic.errors import ModelError, RegistryError
-from fl_elastic.registry import Registry, closest, first_line, from_module
+from fl_elastic.registry import Registry, closest, first_line, from_module, or_own
 
 __all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
 
@@ -159,7 +159,7 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
     known = f"{', '.join(also)}, " if also else ""
     return ModelError(
         f"unknown model {spec!r}{hint}: give {known}a torchvision classification model"
-        f"{'' if torchvision_names() else ' (torchvision is not installed)'}, or module:callable"
+        f"{'' if torchvision_names() else ' (torchvision is not installed)'}{or_own(name)}"
         f"{'' if also else '; small models by name come with pip install fl-elastic-simulations'}"
     )
 

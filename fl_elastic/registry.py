@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
 
-__all__ = ["Factories", "Registry", "closest", "first_line", "from_module"]
+__all__ = ["Factories", "Registry", "closest", "first_line", "from_module", "or_own"]
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -30,6 +30,17 @@ def closest(name: str, known: list[str]) -> str:
     """
     match = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def or_own(name: str) -> str:
+    """Return how something of one's own is named instead of ``name``; for a path in dots, with its colon.
+
+    >>> or_own("digit"), or_own("my_project.read")
+    (', or module:callable', ", or module:callable, as in 'my_project:read'")
+    """
+    module, dot, attribute = name.partition(":")[0].rpartition(".")
+    written = f", as in {f'{module}:{attribute}'!r}" if module and dot and attribute else ""
+    return f", or module:callable{written}"
 
 
 def first_line(error: BaseException) -> str:

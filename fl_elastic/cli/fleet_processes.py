@@ -61,8 +61,8 @@ def node(
 ) -> None:
     """Run a node in the foreground: this process becomes flower-supernode.
 
-    A server that does not know its key refuses it, and Flower ends with a traceback: run "fl-elastic fleet register
-    FLEET" on the server first.
+    A server that does not know its key refuses it ("Failed to activate"), and it ends: run "fl-elastic fleet
+    register FLEET" on the server first.
     A node that died without saying goodbye and comes back within 60 seconds is refused by the server ("Failed to
     activate") and ends: let the service manager start it again until it is taken (RestartSec). The clock must be
     right to 300 seconds: start it after the time is synchronised.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,6 +182,7 @@ class _Requests:
         self._importance, self._seed = importance, seed
         self._states: dict[str, SelectionState] = {}
         self._fidelity: Fidelity | None = None
+        self._found: dict[type, Any] = {}
 
     def request_for(self, policy: Policy) -> PlanRequest:
         """Return what ``policy`` may look at, with a generator of its own."""
@@ -222,7 +224,7 @@ class _Requests:
             raise PlanError(f"a score asks for {batches} batches, {len(self.batches)} are there")
         return Probe(
             self.model, classification_loss, self._profile.graph.groups, self.batches, sgd,
-            np.random.default_rng(self._seed),
+            np.random.default_rng(self._seed), self._found,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ __all__ = [
     "state_folder",
 ]
 
+_IF_REFUSED = (
+    '{name}: a server that does not know the node\'s key answers "Failed to activate": let it in there, with '
+    "fl-elastic fleet register FLEET"
+)
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts that mean every address of this machine."""
 
@@ -53,6 +58,10 @@ class Launch:
         their own.
     host, port : str and int
         Where it will listen.
+    port_option : str
+        Of the command that chooses another port.
+    notice : str
+        What its user should know of how it may end: once it runs nobody can add a word to it.
     """
 
     command: tuple[str, ...]
@@ -60,6 +69,8 @@ class Launch:
     folders: tuple[Path, ...]
     host: str
     port: int
+    port_option: str = "--port"
+    notice: str = ""
 
     @property
     def folder(self) -> Path:
@@ -167,7 +178,10 @@ def node_launch(
     arguments = supernode_arguments(folder, settings, address, config, check_port(port))
     environment = flower_environment(base, home, addresses, _threads(folder, settings))
     command = (command_path("flower-supernode"), *arguments)
-    return Launch(command, environment, (place, home), LOOPBACK_HOST, port)
+    notice = "" if settings.server.insecure else _IF_REFUSED.format(name=settings.name)
+    return Launch(
+        command, environment, (place, home), LOOPBACK_HOST, port, "--runtime-port", notice
+    )
 
 
 def become(launch: Launch) -> None:
@@ -179,7 +193,9 @@ def become(launch: Launch) -> None:
         If its port is taken, or it cannot be started.
     """
     launch.prepare()
-    check_port_is_free(launch.host, launch.port)
+    check_port_is_free(launch.host, launch.port, launch.port_option)
+    if launch.notice:
+        print(launch.notice, file=sys.stderr, flush=True)
     try:
         os.chdir(launch.folder)
         os.execve(launch.command[0], list(launch.command), dict(launch.environment))
@@ -187,8 +203,8 @@ def become(launch: Launch) -> None:
         raise FleetError(f"cannot start {launch.command[0]}: {error.strerror or error}") from error
 
 
-def check_port_is_free(host: str, port: int) -> None:
-    """Return if the port can be listened on.
+def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
+    """Return if the port can be listened on; the error names the option that chooses another.
 
     Raises
     ------
@@ -203,7 +219,7 @@ def check_port_is_free(host: str, port: int) -> None:
         except OSError as error:
             raise FleetError(
                 f"cannot listen on {host} port {port}: {error.strerror or error}; "
-                "another server may be running already: stop it, or choose a port with --port"
+                f"another server may be running already: stop it, or choose a port with {option}"
             ) from error
 
 

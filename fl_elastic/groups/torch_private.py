@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperationMode
 __all__ = [
     "COMPILED",
     "BatchNorm",
+    "CheckpointedPart",
     "NormWithStatistics",
     "OperationMode",
     "called_hooks",
+    "checkpointed_parts",
     "compiled_parts",
     "named_arguments",
     "next_number",
@@ -28,6 +32,8 @@ __all__ = [
     "uncompiled",
     "writes_to",
 ]
+
+_CHECKPOINT_HOOK = "_checkpoint_hook"
 
 
 def number_of(node: Any) -> int:
@@ -101,3 +107,62 @@ def compiled_parts(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if module._compiled_call_impl is not None or name.endswith(_ORIGINAL)
     ]
+
+
+@dataclass(frozen=True)
+class CheckpointedPart:
+    """A part of a forward pass that ``torch.utils.checkpoint`` runs a second time on the way back.
+
+    Attributes
+    ----------
+    first, end : int
+        Numbers of its nodes, as `number_of` gives them: from the first up to and without the end.
+    inputs : tuple of Tensor
+        What is kept meanwhile.
+    """
+
+    first: int
+    end: int
+    inputs: tuple[Tensor, ...]
+
+
+@contextmanager
+def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
+    """Note which parts of forward passes inside the block are checkpointed, without reentrant ones.
+
+    Parameters
+    ----------
+    left_out : bool
+        Whether these parts keep what they need instead, as if nobody had asked to run them again.
+    """
+    noted: list[CheckpointedPart] = []
+    module = torch.utils.checkpoint
+    original = getattr(module, _CHECKPOINT_HOOK)
+
+    @contextmanager
+    def noting(frame: Any) -> Iterator[None]:
+        first = next_number()
+        if left_out:
+            inputs = _inputs_of(frame)
+            yield
+        else:
+            inputs = ()
+            with original(frame):
+                yield
+        noted.append(CheckpointedPart(first, next_number(), inputs))
+
+    setattr(module, _CHECKPOINT_HOOK, noting)
+    try:
+        yield noted
+    finally:
+        setattr(module, _CHECKPOINT_HOOK, original)
+
+
+def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
+    if hasattr(frame, "get_inputs"):
+        given = frame.get_inputs()
+    else:
+        # Up to torch 2.12 a node of their own keeps them.
+        node = frame.input_saver.grad_fn
+        given = node.get_args(node.saved_tensors)
+    return tuple(each for each in given if isinstance(each, Tensor))

@@ -35,6 +35,8 @@ _KINDS = (
 # Nodes that start the activation path when the input is made of integers and has no gradient itself.
 _LOOKUPS = ("Embedding", "IndexBackward", "IndexSelect", "Gather")
 
+_REENTRANT = "CheckpointFunctionBackward"
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -104,6 +106,12 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
         loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = _nodes_by_age(loss)
+    if any(node.name() == _REENTRANT for node in order):
+        raise ModelError(
+            "the model checkpoints its activations the reentrant way, by which layers above frozen ones get no "
+            "gradient: checkpoint with use_reentrant=False, in transformers by gradient_checkpointing_enable("
+            "gradient_checkpointing_kwargs={'use_reentrant': False})"
+        )
     leaves = {node: name for node in order if (name := _leaf_parameter(node, names)) is not None}
     if not leaves:
         raise ModelError(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +13,17 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
-from fl_elastic.groups.forward import compute_loss, map_tensors, split_batch
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.modes import convolution_module
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
+from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
+from fl_elastic.profiling.own_checkpoints import saved_by_step
+from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, ModeCosts, Seconds
 from fl_elastic.profiling.profile_key import model_device, profile_key
@@ -39,7 +40,6 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 # processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
-_FEWEST_EXAMPLES = 2
 _TRIES = 2
 _TINY = 1e-6
 
@@ -81,7 +81,7 @@ def estimate_profile(
         If the loss on the batch is not finite.
     """
     timer = clock_for(model_device(model), clock)
-    part, scale = _part_of(batch, limited=memory is not None)
+    part, scale = part_of(batch) if memory is not None else (batch, 1.0)
     with untouched(model), same_chances(model):
         traced: list[Trace] = []
 
@@ -89,7 +89,7 @@ def estimate_profile(
             traced.append(trace_step(model, loss_fn, part))
             return traced[0]
 
-        saved = saved_tensors(run, model)
+        saved = saved_by_step(run, model, loss_fn, part)
         trace = traced.pop()
         if not torch.isfinite(trace.loss):
             raise TrainingError(
@@ -173,33 +173,6 @@ def _gradients_let_go(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _part_of(batch: Batch, *, limited: bool) -> tuple[Batch, float]:
-    """Return a part of the batch whose full step is small, and by how much the whole is larger."""
-    inputs, targets = split_batch(batch)
-    lengths: set[int] = set()
-
-    def note(tensor: Tensor) -> Tensor:
-        lengths.add(len(tensor) if tensor.dim() else 0)
-        return tensor
-
-    map_tensors(note, [inputs, targets])
-    whole = min(lengths, default=0)
-    count = max(_FEWEST_EXAMPLES, whole // 16)
-    # What is in a list is of one example each, as pictures and boxes for detectors.
-    if not limited or len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
-        return batch, 1.0
-
-    def cut(value: Any) -> Any:
-        return map_tensors(lambda tensor: tensor[:count], value)
-
-    return (cut(inputs), cut(targets)), whole / count
-
-
-def _has_list(value: Any) -> bool:
-    entries = tuple(value.values()) if isinstance(value, Mapping) else value
-    return isinstance(value, list) or (isinstance(entries, tuple) and any(map(_has_list, entries)))
 
 
 def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:

@@ -23,8 +23,9 @@ from fl_elastic.groups.untouched import same_chances, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, saved_tensors, time_nodes
+from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds
 from fl_elastic.profiling.profile_key import model_device, profile_key
@@ -72,7 +73,7 @@ def profile_model(
         full = _time_full(model, loss_fn, batch, trace, timer)
         path = _time_path(model, loss_fn, batch, trace, timer)
         update_seconds, path_seconds = _split(trace, full, path)
-        saved = saved_tensors(lambda: trace_step(model, loss_fn, batch), model)
+        saved = saved_by_step(lambda: trace_step(model, loss_fn, batch), model, loss_fn, batch)
         raw = CostProfile(
             key=profile_key(model, batch, optimizer_fn),
             graph=trace.graph,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.torch_private import next_number, number_of
+from fl_elastic.groups.torch_private import CheckpointedPart, next_number, number_of
 from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
@@ -68,21 +68,27 @@ def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
     return list(pairs.items())
 
 
-def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTensors:
-    """Return which tensors each node keeps for the backward pass, told apart by their storage."""
+def saved_tensors(
+    run_forward: Callable[[], Trace], model: nn.Module, parts: Sequence[CheckpointedPart] = ()
+) -> SavedTensors:
+    """Return which tensors each node keeps for the backward pass, told apart by their storage.
+
+    What ``parts`` of the forward pass keep of their inputs, as noted while it runs, each of their nodes keeps.
+    """
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
     alive: list[Tensor] = []
     outputs: dict[Any, tuple[int, int]] = {}
 
-    def pack(tensor: Tensor) -> None:
+    def pack(tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             # The node that saves this tensor was numbered just before.
             kept.setdefault(next_number() - 1, []).append((storage.data_ptr(), storage.nbytes()))
-            # Nothing runs backward here; a hook that hands an operation its own output makes a cycle that
-            # is never freed. The storage must live on all the same, or another would get its address.
-            alive.append(tensor.detach())
+        # A hook that hands an operation its own output makes a cycle that is never freed. The storage must live on
+        # all the same, or another would get its address.
+        alive.append(tensor.detach())
+        return len(alive) - 1
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.grad_fn is not None:
@@ -92,13 +98,19 @@ def saved_tensors(run_forward: Callable[[], Trace], model: nn.Module) -> SavedTe
 
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
+        with torch.autograd.graph.saved_tensors_hooks(pack, alive.__getitem__):
             trace = run_forward()
     finally:
         for handle in handles:
             handle.remove()
     places = _places_by_number(trace)
     by_number = _by_known_number(kept, list(places))
+    for part in parts:
+        inputs = [each.untyped_storage() for each in part.inputs]
+        held = [(each.data_ptr(), each.nbytes()) for each in inputs if each.data_ptr() not in own]
+        for number in places:
+            if part.first <= number < part.end:
+                by_number.setdefault(number, []).extend(held)
     ids: dict[int, int] = {}
     sizes: list[int] = []
 

@@ -57,6 +57,12 @@ class ForgettingCounts:
             self._right[example] = bool(now)
             self._ever[example] |= bool(now)
 
+    def grow(self, examples: int) -> None:
+        """Make room for so many examples; those that come are behind those that are known."""
+        more = examples - len(self.events)
+        for name in ("events", "_right", "_ever"):
+            setattr(self, name, np.pad(getattr(self, name), (0, more)))
+
     def clear(self) -> None:
         """Begin anew."""
         for each in (self.events, self._right, self._ever):
@@ -110,7 +116,8 @@ class ActiveExamples(Sampler[list[int]]):
     """Draws batches of the examples in use, and swaps those that are never forgotten for others.
 
     For ``DataLoader(dataset, batch_sampler=...)``. `ElasticTrainer` tells it on which examples of each batch the
-    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits.
+    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits. Where examples
+    come as a stream, `grow` tells it of new ones and `leave` of those that are gone.
 
     Parameters
     ----------
@@ -121,12 +128,12 @@ class ActiveExamples(Sampler[list[int]]):
     aside : float
         Share of the examples that are out of use at any time, in (0, 1).
     swap : float
-        Share of the examples that change places at once, in (0, 1).
+        Share of the examples that change places at once, in (0, 1); at least one does.
     every : int
         Passes over the examples in use between two swaps. Published are 30 of 300 epochs; where there are few
         passes a tenth of them.
-    swaps : int
-        How often they are swapped; then what is active stays.
+    swaps : int, optional
+        How often they are swapped; then what is active stays. None for a stream, which has no last time.
     seed : int
         Of what is drawn.
 
@@ -150,10 +157,10 @@ class ActiveExamples(Sampler[list[int]]):
         aside: float = 0.2,
         swap: float = 0.05,
         every: int = 30,
-        swaps: int = 5,
+        swaps: int | None = 5,
         seed: int = 0,
     ) -> None:
-        if batch_size < 1 or every < 1 or swaps < 0:
+        if batch_size < 1 or every < 1 or (swaps is not None and swaps < 0):
             raise TrainingError(
                 f"batch_size {batch_size} and every {every} must be at least 1, swaps {swaps} at least 0"
             )
@@ -169,7 +176,8 @@ class ActiveExamples(Sampler[list[int]]):
         self._generator = np.random.default_rng(seed)
         order = self._generator.permutation(examples)
         self.aside, self.active = order[:out], order[out:]
-        self._swap, self._every, self._left = round(swap * examples), every, swaps
+        self._share_aside, self._share_swapped = aside, swap
+        self._every, self._left = every, swaps
         self._judged = 0
         self._given: deque[list[int]] = deque()
 
@@ -178,6 +186,11 @@ class ActiveExamples(Sampler[list[int]]):
         """The examples in use, as a DataLoader's batch sampler names what it draws from."""
         return self.active
 
+    @property
+    def _swap(self) -> int:
+        # Of few examples the published share is less than one, and what was drawn first would stay for ever.
+        return max(1, round(self._share_swapped * (len(self.active) + len(self.aside))))
+
     def __len__(self) -> int:
         """Return the batches of a pass."""
         return -(-len(self.active) // self.batch_size)
@@ -185,17 +198,55 @@ class ActiveExamples(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of a pass in random order; a swap that is due comes first."""
         self._given.clear()
-        if self._left and self._judged >= self._every * len(self.active):
+        if self._left != 0 and self._judged >= self._every * len(self.active):
             self.active, self.aside = swapped(
                 self.active, self.aside, self.counts, self._swap, self._generator
             )
             self.counts.clear()
-            self._judged, self._left = 0, self._left - 1
+            self._judged = 0
+            self._left = None if self._left is None else self._left - 1
         order = self._generator.permutation(self.active)
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size].tolist()
             self._given.append(batch)
             yield batch
+
+    def grow(self, examples: int) -> None:
+        """Take in that the dataset has so many examples by now; of the new ones as large a share goes aside.
+
+        From the next pass on.
+
+        Raises
+        ------
+        TrainingError
+            If there were more of them before.
+        """
+        known = len(self.counts.events)
+        if examples < known:
+            raise TrainingError(
+                f"the dataset had {known} examples and cannot have {examples}: tell leave() what is gone"
+            )
+        self.counts.grow(examples)
+        new = known + self._generator.permutation(examples - known)
+        # By the share of all that are there, or what comes one by one would never go aside.
+        there = len(self.active) + len(self.aside) + len(new)
+        out = min(max(round(self._share_aside * there) - len(self.aside), 0), len(new))
+        self.aside = np.concatenate([self.aside, new[:out]])
+        self.active = np.concatenate([self.active, new[out:]])
+
+    def leave(self, examples: Sequence[int] | Indices) -> None:
+        """Draw these examples no more, from the next pass on; their indices stay taken.
+
+        Raises
+        ------
+        TrainingError
+            If none would be left in use.
+        """
+        active = self.active[~np.isin(self.active, examples)]
+        aside = self.aside[~np.isin(self.aside, examples)]
+        if not len(active):
+            raise TrainingError("no example would be left in use: grow() the sampler first")
+        self.active, self.aside = active, aside
 
     def judge(self, right: torch.Tensor) -> None:
         """Take in on which examples of the next batch, in the order they were drawn in, the model was right.

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
@@ -108,8 +109,8 @@ def fine_tune(
     Raises
     ------
     TrainingError
-        If the model does not end in a linear layer, targets do not fit it, or a loss is not finite. The model is
-        as before.
+        If the model does not end in a linear layer, targets do not fit it, the loader can be read only once, or a
+        loss is not finite. The model is as before.
     PlanError
         If the model has no group or module of the name of ``cut``.
 
@@ -126,6 +127,7 @@ def fine_tune(
     ('2', 8, 64)
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
+    _refuse_read_once(loader)
     first = first_batches(loader, 2, model_device(model))
     before = deepcopy(model.state_dict())
     try:
@@ -166,6 +168,14 @@ def fine_tune(
         model.load_state_dict(before)
         put_head(model, start, head)
     return FineTuned(cut, start.error, end.error, report, kept)
+
+
+def _refuse_read_once(loader: Iterable[Batch]) -> None:
+    if iter(loader) is loader:
+        raise TrainingError(
+            f"the loader is a {type(loader).__name__}, which can be read only once, and fine_tune reads it for "
+            "each head and each epoch: pass a list or a DataLoader"
+        )
 
 
 def _solve_above_cut(

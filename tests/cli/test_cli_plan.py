@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Ended, call
+from torch import nn
 
+from fl_elastic.budget import Budget
 from fl_elastic.cli import planned
-from fl_elastic.planning import policies
-from fl_elastic.profiling import load_profile, modes
+from fl_elastic.groups import Mode
+from fl_elastic.importance.channel_scores import FisherChannels
+from fl_elastic.losses import classification_loss
+from fl_elastic.planning import POLICIES, policies
+from fl_elastic.profiling import load_profile, modes, profile_model
 
 MODELS = """
 import torch
@@ -130,6 +136,27 @@ def test_without_a_budget_everything_is_trained(plan: Plan) -> None:
     assert found["requested_speedup"] == 1.0
     assert found["step_fraction"] == 1.0
     assert all(group["mode"] == "full" for group in found["groups"])
+
+
+def test_all_plans_that_are_timed_share_one_fisher_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    score = FisherChannels.score
+
+    def counted(*given: Any) -> Any:
+        passes.append(given)
+        return score(*given)
+
+    monkeypatch.setattr(FisherChannels, "score", counted)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    batch, policy = planned.random_batch((3, 8, 8), 4, 10), POLICIES.make("tinytrain")
+    costs = profile_model(model, classification_loss, batch, optimizer_fn=planned.sgd)
+    requests = planned._Requests(model, costs, [batch], Budget(), "elastic", 0)
+    everything = POLICIES.make("full").plan(requests.request_for(policy))
+    for count, share in ((2, 1 / 2), (1, 1 / 4)):
+        modes = Mode.FULL, Mode.channels(share, "out")
+        ready = requests.with_channels(policy, replace(everything, modes=modes, channels={}))
+        assert len(ready.channels["0"]) == count
+    assert len(passes) == 1
 
 
 def test_a_model_of_few_classes_is_planned(plan: Plan) -> None:

@@ -237,6 +237,10 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path) -> None:
         launch = Launch(("/bin/false",), {}, (tmp_path / "home",), "127.0.0.1", port)
         with pytest.raises(FleetError, match="in use"):
             become(launch)
+        node = make_fleet(tmp_path / "fleet", "pi0").node("pi0")
+        # Two nodes of one machine.
+        with pytest.raises(FleetError, match=f"{port}.*in use.*--runtime-port"):
+            become(node_launch(node, {}, runtime_port=port))
     check_port_is_free("127.0.0.1", port)
 
 
@@ -244,10 +248,32 @@ def test_a_program_that_cannot_be_started_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serve_module, "check_port_is_free", lambda host, port: None)
+    monkeypatch.setattr(serve_module, "check_port_is_free", lambda *given: None)
     launch = Launch((str(tmp_path / "nothing"),), {}, (tmp_path / "home",), "127.0.0.1", 1)
     with pytest.raises(FleetError, match="cannot start"):
         become(launch)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_node_is_told_what_to_do_if_its_server_refuses_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    insecure: bool,
+) -> None:
+    node = make_fleet(tmp_path / "fleet", "pi0", insecure=insecure).node("pi0")
+    started: list[str] = []
+    monkeypatch.setattr(serve_module, "check_port_is_free", lambda *given: None)
+    monkeypatch.setattr(serve_module.os, "chdir", lambda folder: None)
+    monkeypatch.setattr(serve_module.os, "execve", lambda path, *given: started.append(path))
+    become(node_launch(node, {}))
+    told = capsys.readouterr().err
+    assert Path(started[0]).name == "flower-supernode"
+    if insecure:
+        assert told == ""
+    else:
+        assert told.startswith("pi0: ") and told.count("\n") == 1
+        assert "Failed to activate" in told and "fl-elastic fleet register" in told
 
 
 def test_names_that_nobody_knows_are_not_resolved() -> None:

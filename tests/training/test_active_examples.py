@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -165,3 +166,47 @@ def test_judging_what_was_not_drawn_is_refused() -> None:
     next(iter(sampler))
     with pytest.raises(TrainingError, match="drew 2"):
         sampler.judge(torch.ones(3))
+
+
+def judged_pass(sampler: ActiveExamples, right: Callable[[int], bool]) -> set[int]:
+    """Draw and judge a whole pass; return what was drawn."""
+    drawn = set()
+    for batch in sampler:
+        sampler.judge(torch.tensor([right(example) for example in batch]))
+        drawn |= set(batch)
+    return drawn
+
+
+@pytest.mark.parametrize("examples", [3, 5, 9, 10])
+def test_of_few_examples_one_is_swapped(examples: int) -> None:
+    sampler = ActiveExamples(examples, 2, every=1, swaps=2 * examples, seed=0)
+    seen = set[int]()
+    for _ in range(2 * examples + 1):
+        before = set(sampler.active.tolist())
+        drawn = judged_pass(sampler, lambda example: True)
+        assert len(drawn) == len(before) and len(drawn - before) <= 1
+        seen |= drawn
+    assert seen == set(range(examples))
+
+
+def test_on_a_stream_examples_come_and_go() -> None:
+    sampler = ActiveExamples(10, 4, aside=0.2, swap=0.1, every=1, swaps=None, seed=0)
+    judged_pass(sampler, lambda example: True)
+    for there in range(11, 31):
+        sampler.grow(there)
+        assert len(sampler.aside) == round(0.2 * there)
+    everything = set(range(30))
+    assert set(sampler.active.tolist()) | set(sampler.aside.tolist()) == everything
+    sampler.leave(range(10))
+    for _ in range(40):
+        drawn = judged_pass(sampler, lambda example: example % 2 == 0)
+        assert drawn <= everything - set(range(10))
+        # What is never right is what the model forgets most: it is in use and stays.
+    odd = {example for example in range(10, 30) if example % 2}
+    assert odd <= set(sampler.active.tolist())
+    with pytest.raises(TrainingError, match="had 30 examples and cannot have 29"):
+        sampler.grow(29)
+    before = sampler.active.tolist()
+    with pytest.raises(TrainingError, match="no example would be left"):
+        sampler.leave(before)
+    assert sampler.active.tolist() == before

@@ -235,6 +235,11 @@ def test_whatever_fails_the_model_is_as_before(passes: int) -> None:
         (lambda given: given.update(feature_bytes=-1), BudgetError, "feature_bytes -1"),
         (lambda given: given.update(loader=[]), TrainingError, "gave no batch"),
         (
+            lambda given: given.update(loader=(batch for batch in images(4))),
+            TrainingError,
+            "the loader is a generator, which can be read only once, .* pass a list or a DataLoader",
+        ),
+        (
             lambda given: given.update(model=nn.Sequential(build(), nn.Softmax(1)), cut="0.6"),
             TrainingError,
             "that of a linear layer",

@@ -44,8 +44,9 @@ METHODS: dict[str, Table] = {
     "flexlora-style": {"peer": "flex_lora"},
     "flora-style": {"peer": "flora"},
     "lisa-style": {"peer": "random_blocks"},
-    # LEGEND (2412.20004) and FedQuad (2506.01001) give each device a depth from the output that it can afford; here
-    # all adapters have one rank, and nothing is quantised.
+    "legend-style": {"peer": "legend"},
+    # FedQuad (2506.01001) gives each device a depth from the output that it can afford, and quantises activations
+    # besides; here nothing is quantised, and unlike in LEGEND all adapters have one rank.
     "depth by budget, legend-style": {"policy": "last_k"},
     "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},
     "fixed cut, kept features": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}"},

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fl_elastic.errors import DatasetError, RegistryError
-from fl_elastic.registry import Registry, first_line, from_module
+from fl_elastic.registry import Registry, first_line, from_module, or_own
 from fl_elastic_simulations.data.files import cache_folder
 
 __all__ = [
@@ -143,8 +143,12 @@ def load_dataset(
 def check_dataset_name(name: str) -> None:
     """Raise RegistryError unless ``name`` is registered, or ``module:callable``, which is not imported."""
     module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
+    if colon and module and attribute:
+        return
+    try:
         DATASETS.check(name)
+    except RegistryError as error:
+        raise RegistryError(f"{error}{or_own(name)}") from None
 
 
 @cache

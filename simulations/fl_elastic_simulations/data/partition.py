@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.registry import closest
+from fl_elastic.registry import closest, or_own
 
 __all__ = [
     "LAYOUTS",
@@ -48,7 +48,7 @@ def check_partition_name(name: str) -> None:
 def _unknown(method: str) -> ScenarioError:
     return ScenarioError(
         f"unknown partition {method!r}{closest(str(method), list(PARTITIONS))}: "
-        f"known are {', '.join(PARTITIONS)}"
+        f"known are {', '.join(PARTITIONS)}{or_own(str(method))}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -370,6 +371,7 @@ class _Role:
             seed=self.place.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
+            memory_bytes=math.inf if (held := self.client.memory_bytes) is None else held,
             check_memory=partial(self.place.check_memory, self.profile),
         )
 

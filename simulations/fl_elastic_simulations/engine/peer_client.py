@@ -67,6 +67,8 @@ class PeerClient:
         How updates are written.
     state_directory : Path
         Where the method's notes are kept from round to round.
+    memory_bytes : float
+        What a step may take on the device.
     check_memory : callable
         Returns the bytes of a step that trains these parameters; TrainingError if the device cannot hold it.
     """
@@ -85,6 +87,7 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
+    memory_bytes: float
     check_memory: Callable[[Collection[str]], float]
 
     def fit(
@@ -120,6 +123,7 @@ class PeerClient:
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             narrow_seconds=self.narrow_seconds,
+            memory_bytes=self.memory_bytes,
         )
         try:
             result = PEERS.make(self.peer).train(task)

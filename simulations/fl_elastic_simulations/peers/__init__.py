@@ -11,6 +11,7 @@ from fl_elastic_simulations.peers.flora import Flora
 from fl_elastic_simulations.peers.fractrain import FracTrain
 from fl_elastic_simulations.peers.full_steps import FullSteps
 from fl_elastic_simulations.peers.heterofl import HeteroFl
+from fl_elastic_simulations.peers.legend import Legend
 from fl_elastic_simulations.peers.progfed import ProgFed
 from fl_elastic_simulations.peers.published_selection import published_selection
 from fl_elastic_simulations.peers.random_blocks import RandomBlocks
@@ -29,6 +30,7 @@ __all__ = [
     "FracTrain",
     "FullSteps",
     "HeteroFl",
+    "Legend",
     "LocalResult",
     "LocalTask",
     "Peer",

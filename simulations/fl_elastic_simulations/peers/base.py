@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -64,6 +65,8 @@ class LocalTask:
         seconds where one is made.
     narrow_seconds : dict of float to float
         Seconds of a step of the model at each rate of its width below 1, where they are known.
+    memory_bytes : float
+        What a step may take on the device.
     """
 
     model: nn.Module
@@ -83,6 +86,7 @@ class LocalTask:
     fraction: float = 1.0
     choosing_seconds: float = 0.0
     narrow_seconds: Mapping[float, float] = field(default_factory=dict)
+    memory_bytes: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):

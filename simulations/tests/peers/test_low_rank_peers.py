@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from peer_tasks import merged, task_of, weights
 from torch import Tensor, nn
 
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.partial import check_update
 from fl_elastic_simulations.models.adapters import RANK, low_rank_layers, with_adapters
 from fl_elastic_simulations.peers import PEERS, LocalResult
+from fl_elastic_simulations.peers.legend import depth_mask
 from fl_elastic_simulations.peers.low_rank import affordable_rank
 
 _WIDTH = 12
@@ -134,7 +137,7 @@ def test_ffa_lora_leaves_a_alone_and_its_mean_is_exact() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["flex_lora", "flora", "ffa_lora", "random_blocks"])
+@pytest.mark.parametrize("name", ["flex_lora", "flora", "ffa_lora", "legend", "random_blocks"])
 def test_the_base_and_what_has_no_adapter_stay(name: str) -> None:
     start = prepared(name, adapted(started=False))
     result, model = trained(name, start, 1, 1 / 4)
@@ -155,3 +158,39 @@ def test_ranks_beyond_a_clients_own_do_not_move() -> None:
         assert not update.deltas[f"{layer}.lora_B.weight"][:, rank:].any()
         rows, whole = update.parts[f"{layer}.lora_A.weight"]
         assert whole is None and rows is not None and rows.sum() == rank
+
+
+def test_legend_trains_from_the_output_with_ranks_that_fall_towards_the_input() -> None:
+    start = prepared("legend", adapted())
+    model = deepcopy(start)
+    result = PEERS.make("legend").train(task_of(model, data(0), clients=3, client=0))
+    update = result.update
+    assert set(update.deltas) == {f"{x}.lora_{y}.weight" for x in ("in", "middle") for y in "AB"}
+    # Two blocks: all ranks in the last one, half of them below it.
+    for layer, rank in {"in": RANK // 2, "middle": RANK}.items():
+        a, b = (update.deltas[f"{layer}.lora_{x}.weight"] for x in "AB")
+        assert not a[rank:].any() and not b[:, rank:].any()
+        assert a[:rank].any(axis=1).all() and b[:, :rank].any(axis=0).all()
+        assert not model.get_parameter(f"{layer}.lora_B.weight")[:, rank:].any()
+    assert set(update.parts) == {"in.lora_A.weight", "in.lora_B.weight"}
+    check_update(update, Manifest.of(start))
+
+
+@pytest.mark.parametrize("limit", ["seconds", "memory"])
+def test_legends_depth_is_what_time_and_memory_hold(limit: str) -> None:
+    start = prepared("legend", adapted())
+    task = task_of(deepcopy(start), data(0), clients=3, client=0)
+    profile, steps = task.profile, len(data(0))
+    last = np.array(["middle" in group.name for group in profile.graph.groups])
+    assert last.any() and not last.all()
+    enough = (
+        {"allowed_seconds": profile.step_seconds(last) * steps}
+        if limit == "seconds"
+        else {"memory_bytes": mask_bytes(profile, last)}
+    )
+    update = PEERS.make("legend").train(replace(task, **enough)).update  # type: ignore[arg-type]
+    assert set(update.deltas) == {"middle.lora_A.weight", "middle.lora_B.weight"}
+    whole = np.ones(len(profile), dtype=bool)
+    assert depth_mask(profile, profile.step_seconds(whole), mask_bytes(profile, whole)).all()
+    # Somebody with less than that trains one block all the same; its memory is checked by whoever asks it to.
+    assert np.array_equal(depth_mask(profile, 1e-9, 0.0), last)

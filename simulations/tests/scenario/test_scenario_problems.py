@@ -60,12 +60,23 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
             "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, femnist, gtsrb, har, "
-            "plays, shakespeare, tinyshakespeare",
+            "plays, shakespeare, tinyshakespeare, or module:callable",
+        ),
+        (
+            "data.dataset=my_project.data.read",
+            "data.dataset: unknown dataset 'my_project.data.read': known are "
+            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, femnist, gtsrb, har, "
+            "plays, shakespeare, tinyshakespeare, or module:callable, as in 'my_project.data:read'",
+        ),
+        (
+            "data.partition=my_project.split",
+            "data.partition: unknown partition 'my_project.split': known are dirichlet, iid, natural, "
+            "or module:callable, as in 'my_project:split'",
         ),
         (
             "data.partition=dirichlett",
             "data.partition: unknown partition 'dirichlett' (did you mean 'dirichlet'?): "
-            "known are dirichlet, iid, natural",
+            "known are dirichlet, iid, natural, or module:callable",
         ),
         ("data.alpha=0", "data.alpha: 0 is not above 0"),
         ("data.alpha='0.3'", "data.alpha: expected a number, got '0.3'"),

@@ -1,0 +1,48 @@
+"""A part of a batch whose full step is small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import map_tensors, split_batch
+
+__all__ = ["part_of"]
+
+_FEWEST_EXAMPLES = 2
+
+
+def part_of(batch: Batch) -> tuple[Batch, float]:
+    """Return a sixteenth of the batch, at least two examples, and by how much the whole is larger.
+
+    >>> import torch
+    >>> part_of((torch.zeros(64, 3), torch.zeros(64)))[0][0].shape
+    torch.Size([4, 3])
+    """
+    inputs, targets = split_batch(batch)
+    lengths: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        lengths.add(len(tensor) if tensor.dim() else 0)
+        return tensor
+
+    map_tensors(note, [inputs, targets])
+    whole = min(lengths, default=0)
+    count = max(_FEWEST_EXAMPLES, whole // 16)
+    # What is in a list is of one example each, as pictures and boxes for detectors.
+    if len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
+        return batch, 1.0
+
+    def cut(value: Any) -> Any:
+        # A copy: what a view is of would be counted as well.
+        return map_tensors(lambda tensor: tensor[:count].clone(), value)
+
+    return (cut(inputs), cut(targets)), whole / count
+
+
+def _has_list(value: Any) -> bool:
+    entries = tuple(value.values()) if isinstance(value, Mapping) else value
+    return isinstance(value, list) or (isinstance(entries, tuple) and any(map(_has_list, entries)))
