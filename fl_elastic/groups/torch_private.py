@@ -137,7 +137,11 @@ def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
     """
     noted: list[CheckpointedPart] = []
     module = torch.utils.checkpoint
-    original = getattr(module, _CHECKPOINT_HOOK)
+    original = getattr(module, _CHECKPOINT_HOOK, None)
+    if original is None:
+        # Another release of torch: what its checkpoints keep is not told apart, and all else goes on.
+        yield noted
+        return
 
     @contextmanager
     def noting(frame: Any) -> Iterator[None]:

@@ -193,3 +193,15 @@ def test_the_reentrant_way_is_refused_and_nothing_changed(
     with pytest.raises(ModelError, match="use_reentrant=False"):
         trainer.fit([batch, batch])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_release_of_torch_that_checkpoints_by_other_means_is_no_hindrance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own name for them is private; models without checkpoints have nothing to do with it."""
+    monkeypatch.delattr(torch.utils.checkpoint, "_checkpoint_hook")
+    inputs, targets = torch.randn(8, 16), torch.zeros(8, dtype=torch.long)
+    profile = estimate_profile(
+        Stack("never"), functional.cross_entropy, (inputs, targets), optimizer_fn=sgd
+    )
+    assert profile.full_step_seconds > 0
