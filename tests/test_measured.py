@@ -544,8 +544,11 @@ def said_across_rounds() -> list[str]:
         f"{ends(signs, moving)}, with full steps at {ends(signs, full)}.",
         f"That is the mean of the last five tests; at the very last they are at {last(signs, moving)} and "
         f"{last(signs, full)}.",
-        f"With the second seed it puts the cut at `{cell(signs, moving, 1)['cuts'][0][1]}` and ends at "
-        f"{ends(signs, moving, 1)}, with full steps at {ends(signs, full, 1)}.",
+        *(
+            f"With the {which} seed it puts the cut at `{cell(signs, moving, seed)['cuts'][0][1]}` and ends at "
+            f"{ends(signs, moving, seed)}, with full steps at {ends(signs, full, seed)}."
+            for seed, which in ((1, "second"), (2, "third"))
+        ),
         f"With three seeds a cut that is fixed at {place(birds, fixed)} ends at {all_ends(birds, fixed)} on the "
         f"birds, the server's at {all_ends(birds, moving)}, full steps at {all_ends(birds, full)}.",
         f"On the signs a cut at {place(signs, fixed)} ends at {ends(signs, fixed)}, on the fleet with Pis one at "
