@@ -27,8 +27,8 @@ from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.planner import Planner
+from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
-from fl_elastic.training.step_log import StepLog
 
 __all__ = ["READ_ONCE", "Fit"]
 

@@ -23,7 +23,7 @@ from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.frozen import ChannelGuard
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 

@@ -17,8 +17,8 @@ from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
-from fl_elastic.training.channel_guard import ChannelGuard
 from fl_elastic.training.evaluate import right_examples
+from fl_elastic.training.frozen import ChannelGuard
 from fl_elastic.training.step_importance import StepImportance
 
 if TYPE_CHECKING:

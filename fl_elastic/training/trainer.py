@@ -28,19 +28,17 @@ from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import epochs_of, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
-from fl_elastic.training.channel_guard import erase_momentum, frozen_parameters
 from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined
 from fl_elastic.training.fit import READ_ONCE, Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.frozen import held_in_eval
+from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
-from fl_elastic.training.report import FitReport
+from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
-from fl_elastic.training.step_log import StepLog
 from fl_elastic.update import Manifest, PartialUpdate
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning import Mode, Plan
 from fl_elastic.training.budget_control import BudgetControl
-from fl_elastic.training.step_log import StepLog
+from fl_elastic.training.report import StepLog
 
 GROUP = TensorGroup("only", ("only.weight",), ((1,),), GroupKind.LINEAR)
 WINDOW = 20

@@ -23,7 +23,7 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.frozen import ChannelGuard
 from fl_elastic_simulations.benchmarks.peak import Job, Peak
 from fl_elastic_simulations.benchmarks.steps import sgd
 

@@ -19,7 +19,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.channel_guard import ChannelGuard
+from fl_elastic.training.frozen import ChannelGuard
 
 __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
