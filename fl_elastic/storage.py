@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError
+
+if TYPE_CHECKING:
+    # The command line writes files too, and starts without it.
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Archive",
@@ -200,6 +202,8 @@ def write_archive(
     OSError
         If the disk does not take it; the old file is then still there.
     """
+    import numpy as np
+
     # As it is in memory, unless a machine has its bytes the other way round.
     kept = {name: _little_endian(np.asarray(array)) for name, array in (arrays or {}).items()}
     table = []
@@ -280,6 +284,8 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    import numpy as np
+
     return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 
@@ -319,6 +325,8 @@ def _check_kind(head: dict[str, Any], kind: Kind) -> None:
 
 def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return name, dtype and shape as they stand in the table."""
+    import numpy as np
+
     try:
         name, dtype, shape = row
         fits = isinstance(name, str) and _DTYPE.fullmatch(dtype) and len(shape) <= _MOST_AXES
@@ -330,6 +338,8 @@ def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
 
 
 def _array(stream: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    import numpy as np
+
     try:
         array = np.empty(shape, dtype)
     except ValueError:

@@ -99,6 +99,12 @@ class ConvGeometry:
     ) -> Tensor:
         """Return the exact gradient of a weight that has the shape and memory format of ``weight``."""
         groups = self.groups if groups is None else groups
+        if self.skips_pixels:
+            # Only the pixels that are read. For few channels-last channels and a stride, torch 2.14 on a CPU returns
+            # numbers from memory that is not its own, and writes there.
+            like = torch.channels_last if _by_pixels(gradient) else torch.contiguous_format
+            x = x[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=like)
+            return self.without_stride().weight_gradient(gradient, x, weight, groups)
         return self._backward(gradient, x, weight, groups, [False, True, False])[1]
 
     def _backward(
@@ -109,6 +115,10 @@ class ConvGeometry:
             groups, wanted,
         )  # fmt: skip
         return found
+
+
+def _by_pixels(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pair(value: int | str | tuple[int, ...]) -> Pair:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -203,10 +203,15 @@ def test_an_error_of_the_users_own_is_said_and_makes_no_stock_client() -> None:
     assert len(grid.sent) == 4
 
 
+class Unreadable:
+    def __iter__(self) -> Iterator[Any]:
+        raise OSError("the disk is gone")
+
+
 def test_an_error_of_the_users_own_under_a_server_of_flowers_own_is_raised() -> None:
     client = elastic_client(build(), 2)
-    client.train_loader = None  # type: ignore[assignment]
-    with pytest.raises(TypeError):
+    client.train_loader = Unreadable()
+    with pytest.raises(OSError, match="the disk is gone"):
         client.fit(client.get_parameters({}), {})
 
 

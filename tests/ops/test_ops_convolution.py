@@ -91,3 +91,17 @@ def test_geometry_of_a_module(conv: nn.Conv2d, expected: ConvGeometry | None) ->
     if geometry is not None:
         assert torch.equal(geometry.convolve(x, conv.weight, conv.bias), conv(x))
         assert geometry.output_size((9, 7)) == conv(x).shape[2:]
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 3, 8])
+def test_the_weight_gradient_of_a_strided_1x1_kernel_on_few_channels(inputs: int) -> None:
+    # In single precision, as models are: in double, the kernel of torch that errs here is not used.
+    geometry = ConvGeometry((1, 1), stride=(2, 2))
+    generator = torch.Generator().manual_seed(inputs)
+    for _ in range(30):
+        x = torch.randn(4, inputs, 8, 8, generator=generator).to(memory_format=torch.channels_last)
+        gradient = torch.randn(4, 12, 4, 4, generator=generator)
+        gradient = gradient.to(memory_format=torch.channels_last)
+        found = geometry.weight_gradient(gradient, x, torch.empty(12, inputs, 1, 1))
+        expected = torch.einsum("nohw,nihw->oi", gradient, x[:, :, ::2, ::2])
+        torch.testing.assert_close(found[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)
