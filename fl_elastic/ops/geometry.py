@@ -100,8 +100,8 @@ class ConvGeometry:
         """Return the exact gradient of a weight that has the shape and memory format of ``weight``."""
         groups = self.groups if groups is None else groups
         if self.skips_pixels:
-            # Only the pixels that are read: for few channels-last channels and a stride, torch 2.14 reads and writes
-            # memory that is not its own, on a CPU.
+            # Only the pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU
+            # reads and writes memory that is not its own.
             like = torch.channels_last if _by_pixels(gradient) else torch.contiguous_format
             x = x[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=like)
             return self.without_stride().weight_gradient(gradient, x, weight, groups)
