@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, ElasticError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
@@ -27,7 +26,9 @@ from fl_elastic.flower.instructions import (
     IMPORTANCE,
     Configure,
     Instructions,
-    as_told,
+    budget_as_told,
+    optimizer_as_told,
+    options_as_told,
     read_groups,
 )
 from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
@@ -59,8 +60,6 @@ from fl_elastic.update import (
     load_weights,
     weights_of,
 )
-from fl_elastic.update.frame import peek
-from fl_elastic.update.manifest import hex_of
 
 if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
@@ -235,14 +234,20 @@ class ElasticClient(NumPyClient):
         self.feature_bytes = feature_bytes
         self.options = options or TrainerOptions()
         self.device = device
-        self.manifest = Manifest.of(model).with_base(model)
         self.report: FitReport | None = None
         self.client_id = client_id
         self.forget = _wished(forget)
         self.forgotten = False
         self._forget_digest = ""
         self._profile = profile
-        self._state = ClientState(None if state_dir is None else Path(state_dir), self.manifest)
+        self._state = ClientState(
+            None if state_dir is None else Path(state_dir), Manifest.of(model).with_base(model)
+        )
+
+    @property
+    def manifest(self) -> Manifest:
+        """What of the model travels."""
+        return self._state.manifest
 
     def become(self, client_id: str) -> None:
         """Be the client of this name from now on, with a state folder of its own."""
@@ -303,11 +308,8 @@ class ElasticClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         version, metrics = self._load_weights(parameters, config, told)
-        if told.cut_worth:
-            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
-            return [np.zeros(0, np.uint8)], 0, metrics
-        if told.squares or told.round_zero:
-            packed, examples = self._squares(told) if told.squares else self._sums(told, metrics)
+        if not told.trains:
+            packed, examples = self._answer(told, metrics)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
         if self.forget is not None and not self.forgotten:
             # What a policy looks at from fit to fit may be among what is to be forgotten.
@@ -315,7 +317,9 @@ class ElasticClient(NumPyClient):
         options = self._options(
             told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
-        self._round_optimizer_fn = as_told(self.optimizer_fn, told, config, self.configure)
+        self._round_optimizer_fn = optimizer_as_told(
+            self.optimizer_fn, told, config, self.configure
+        )
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
         if profile is not None and options.cut:
@@ -326,7 +330,7 @@ class ElasticClient(NumPyClient):
         )  # fmt: skip
         if told.groups:
             # Only where the server chooses for all.
-            from fl_elastic.flower.given_policy import GivenPolicy
+            from fl_elastic.policies.plain import GivenPolicy
 
             trainer.planner.policy = GivenPolicy(read_groups(told.groups))
         self.model.train()
@@ -377,29 +381,21 @@ class ElasticClient(NumPyClient):
             )
         return "" if self.forgotten else self._forget_digest
 
-    def _squares(self, told: Instructions) -> tuple[bytes, int]:
-        """Return the packed squares of gradients of all examples, with those to be forgotten, and their number."""
-        from fl_elastic.training.forget import squared_gradients, under_every_name
-        from fl_elastic.update.squared_gradients import encode_squares
+    def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
+        """Return what the server asks for instead of training, packed, and its examples; some is in the metrics."""
+        # Asked for once in a run, each: other messages do not load it.
+        if told.cut_worth:
+            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
+            return b"", 0
+        if told.squares:
+            from fl_elastic.training.forget import squares_with
+            from fl_elastic.update.squared_gradients import encode_squares
 
-        seconds = self._budget(told).deadline or math.inf
-        began, forgotten = time.monotonic(), None
-        if self.forget is not None:
-            # Whole: it is what is asked for.
-            forgotten = squared_gradients(self.model, self.loss_fn, self.forget)
-        left = max(seconds - (time.monotonic() - began), 0.0)
-        seen = squared_gradients(self.model, self.loss_fn, self.train_loader, seconds=left)
-        # Some of the examples speak for all of them.
-        everything = seen.standing_for(max(self._examples, seen.examples))
-        if forgotten is not None:
-            everything = everything + forgotten
-            forgotten = under_every_name(self.model, forgotten)
-        packed = encode_squares(under_every_name(self.model, everything), forgotten, self.manifest)
-        return packed, everything.examples
-
-    def _sums(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
-        """Return the packed sums of round zero and their examples; metrics tell what was done to features."""
-        # Asked for once in a run: other messages do not load it.
+            everything, forgotten = squares_with(
+                self.model, self.loss_fn, self.train_loader, self.forget,
+                examples=self._examples, seconds=self._budget(told).deadline or math.inf,
+            )  # fmt: skip
+            return encode_squares(everything, forgotten, self.manifest), everything.examples
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
 
@@ -410,21 +406,16 @@ class ElasticClient(NumPyClient):
 
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""
-        from fl_elastic.training.above_cut import passing_above_cut
-        from fl_elastic.training.head_sums import head_sums
+        from fl_elastic.training.above_cut import head_sums_above_cut
 
-        seconds = self._budget(told).deadline or math.inf
         options = self._options(told)
-        if options.forward is None or not options.cut:
-            return head_sums(self.model, self.train_loader, seconds=seconds), None
-        graph = self._costs(self._batches()[0], options).graph
-        with passing_above_cut(self.model, self.train_loader, graph, options) as forward:
-            sums = head_sums(self.model, self.train_loader, seconds=seconds, running=forward.step)
-        return sums, forward.report()
+        keeps = options.forward is not None and options.cut
+        graph = self._costs(self._batches()[0], options).graph if keeps else None
+        seconds = self._budget(told).deadline or math.inf
+        return head_sums_above_cut(self.model, self.train_loader, graph, options, seconds=seconds)
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
-        from fl_elastic.profiling.memory import mask_bytes
         from fl_elastic.training.cut_worth import cut_worth
         from fl_elastic.training.head_sums import rough_head
 
@@ -438,13 +429,10 @@ class ElasticClient(NumPyClient):
             # By the time there is training a head is solved for: until then one of what is here has to do.
             weight = rough_head(self.model, self.train_loader, self.manifest.index)
             options = replace(options, kept_head=self._profile.graph.group_of(weight))
-        memory = self.budget.memory
-        needed = mask_bytes(self._profile, np.ones(len(self._profile), bool))
-        if memory is not None and needed > memory:
-            raise BudgetError(
-                f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
-            )
-        return cut_worth(self.model, self.loss_fn, batches, self._profile, options, self._examples)
+        return cut_worth(
+            self.model, self.loss_fn, batches, self._profile, options, self._examples,
+            memory=self.budget.memory,
+        )  # fmt: skip
 
     @property
     def _examples(self) -> int:
@@ -536,40 +524,20 @@ class ElasticClient(NumPyClient):
         self._state.forget_profile()
 
     def _budget(self, told: Instructions) -> Budget:
-        """Return the budget of this round: the server's deadline, unless the device's own is earlier.
-
-        Plans count fp32 bytes, so a codec that writes fewer makes the way to the server that much faster and wider.
-        """
-        limits = [each for each in (self.budget.deadline, told.deadline) if each is not None]
-        share = CODECS.make(self._codec(told)).share
-        bandwidth, uplink = (
-            None if each is None else each / share
-            for each in (self.budget.bandwidth, self.budget.uplink)
-        )
-        return replace(
-            self.budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink
-        )
+        """Return what this round may spend."""
+        return budget_as_told(self.budget, told, CODECS.make(self._codec(told)).share)
 
     def _options(
         self, told: Instructions, proximal: float = 0.0, server_round: int = 0
     ) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""
-        options = self.options
+        options = options_as_told(self.options, told)
+        client = self.client_id or _told_by_data(self.train_loader)
         return replace(
             options,
-            seed=_seed_of(
-                options.seed, self.client_id or _told_by_data(self.train_loader), server_round
-            ),
-            shared_seed=told.seed,
-            # Where the server chooses, everything is trained only if it says so.
-            deep_every=0 if told.groups else 1 if told.overdue else options.deep_every,
+            seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
-            fleet_importance=told.importance_by_group(),
-            blend=told.blend,
-            cut=told.cut or options.cut,
-            kept_head=told.kept_head or options.kept_head,
-            keep_statistics=told.keep_statistics or options.keep_statistics,
-            forward=self._forward(bool(told.cut or self.options.cut)),
+            forward=self._forward(bool(options.cut)),
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
@@ -593,56 +561,13 @@ class ElasticClient(NumPyClient):
         if config.get(PACKED):
             if len(parameters) != 1:
                 raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
-            packed = parameters[0].tobytes()
-            self._follow(packed)
-            weights, version = self._state.received(packed)
+            weights, version = self._state.received(parameters[0].tobytes(), self.model)
             if told.keep and self._state.keep_model(weights, version):
                 metrics[HAVE] = version
         else:
-            parameters = self._follow_list(parameters)
-            if len(parameters) != len(self.manifest):
-                raise UpdateError(
-                    f"got {len(parameters)} arrays, the model has {len(self.manifest)} tensors"
-                )
-            weights, version = dict(zip(self.manifest.names, parameters, strict=True)), 0
+            weights, version = self._state.received_list(parameters, self.model), 0
         self._take(weights)
         return version, metrics
-
-    def _follow(self, packed: bytes) -> None:
-        """Go by the manifest of the whole model if the server holds its frozen part as well."""
-        if not self.manifest.base:
-            return
-        said = peek(packed)
-        whole = Manifest.of(self.model, whole=True)
-        if said.get("manifest") == whole.hash:
-            _LOG.warning(
-                "the server sends the frozen part of the model as well, %s of %s tensors: to send what is trained "
-                "alone, begin with fl_elastic.flower.initial_arrays(model)",
-                len(whole) - len(self.manifest), len(whole),
-            )  # fmt: skip
-            self._go_by(whole)
-        elif said.get("manifest") == self.manifest.hash and "base" not in said:
-            _LOG.warning(
-                "the server does not say which frozen base its model has, so nobody compares it with this one: "
-                "begin with fl_elastic.flower.initial_arrays(model)"
-            )
-
-    def _follow_list(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Do the same for a list of arrays, told by their number; return it without the digest at its end."""
-        if not self.manifest.base or len(arrays) == len(self.manifest):
-            return arrays
-        whole = Manifest.of(self.model, whole=True)
-        if len(arrays) == len(whole):
-            self._go_by(whole)
-        elif len(arrays) == len(self.manifest) + 1:
-            self.manifest.check_base(hex_of(np.asarray(arrays[-1])))
-            return arrays[:-1]
-        return arrays
-
-    def _go_by(self, manifest: Manifest) -> None:
-        if manifest.hash != self.manifest.hash:
-            self._state = ClientState(self._state.directory, manifest)
-        self.manifest = manifest
 
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Go on from the server's model."""

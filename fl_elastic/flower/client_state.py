@@ -6,15 +6,19 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError
+from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
 from fl_elastic.old_state import json_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, decode_weights
+from fl_elastic.update.frame import peek
+from fl_elastic.update.manifest import hex_of
 
 if TYPE_CHECKING:
     from fl_elastic.update.feedback import ErrorFeedback
@@ -141,7 +145,7 @@ class ClientState:
         if path is not None:
             self.feedback.save(path)
 
-    def received(self, packed: bytes) -> tuple[dict[str, NDArray[Any]], int]:
+    def received(self, packed: bytes, model: nn.Module) -> tuple[dict[str, NDArray[Any]], int]:
         """Return weights and version of a packed model; of changed tensors, joined with the model kept here.
 
         Raises
@@ -151,6 +155,7 @@ class ClientState:
         UpdateError
             If the bytes are damaged or of another model.
         """
+        self._follow(packed, model)
         try:
             return decode_weights(packed, self.manifest)
         except StaleModelError:
@@ -158,6 +163,55 @@ class ClientState:
             store = self._model_store()
             known = None if store is None else store.load(self.manifest)
             return decode_weights(packed, self.manifest, known)
+
+    def received_list(
+        self, arrays: list[NDArray[Any]], model: nn.Module
+    ) -> dict[str, NDArray[Any]]:
+        """Return the weights of a model that came as a list, which may end with the digest of its frozen base.
+
+        Raises
+        ------
+        UpdateError
+            If they are of another model, or of one with another base.
+        """
+        if self.manifest.base and len(arrays) != len(self.manifest):
+            whole = Manifest.of(model, whole=True)
+            if len(arrays) == len(whole):
+                self.go_by(whole)
+            elif len(arrays) == len(self.manifest) + 1:
+                self.manifest.check_base(hex_of(np.asarray(arrays[-1])))
+                arrays = arrays[:-1]
+        if len(arrays) != len(self.manifest):
+            raise UpdateError(
+                f"got {len(arrays)} arrays, the model has {len(self.manifest)} tensors"
+            )
+        return dict(zip(self.manifest.names, arrays, strict=True))
+
+    def _follow(self, packed: bytes, model: nn.Module) -> None:
+        """Go by the manifest of the whole model if the server holds its frozen part as well."""
+        if not self.manifest.base:
+            return
+        said = peek(packed)
+        whole = Manifest.of(model, whole=True)
+        if said.get("manifest") == whole.hash:
+            _LOG.warning(
+                "the server sends the frozen part of the model as well, %s of %s tensors: to send what is trained "
+                "alone, begin with fl_elastic.flower.initial_arrays(model)",
+                len(whole) - len(self.manifest), len(whole),
+            )  # fmt: skip
+            self.go_by(whole)
+        elif said.get("manifest") == self.manifest.hash and "base" not in said:
+            _LOG.warning(
+                "the server does not say which frozen base its model has, so nobody compares it with this one: "
+                "begin with fl_elastic.flower.initial_arrays(model)"
+            )
+
+    def go_by(self, manifest: Manifest) -> None:
+        """Be the memory about a model with another manifest from now on."""
+        another = manifest.hash != self.manifest.hash
+        self.manifest = manifest
+        if another:
+            self.selection, self._feedback = self._load_selection(), None
 
     def keep_model(self, weights: dict[str, NDArray[Any]], version: int) -> bool:
         """Keep a model for `received`; return whether it is on disk."""

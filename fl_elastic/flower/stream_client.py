@@ -125,7 +125,7 @@ class StreamClient(ElasticClient):
         self._replay = REPLAYS.make(replay)
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
         # What a learner keeps and joins is the whole model, whatever of it is frozen.
-        self._go_by(Manifest.of(model, whole=True))
+        self._state.go_by(Manifest.of(model, whole=True))
         self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head

@@ -1,9 +1,10 @@
-"""A pass over data above the fleet's cut: what comes out below is looked up, or computed and kept."""
+"""Passes over data above the fleet's cut: what comes out below is looked up, or computed and kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -15,7 +16,11 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["passing_above_cut"]
+if TYPE_CHECKING:
+    from fl_elastic.training.report import ForwardReport
+    from fl_elastic.update.head_sums import HeadSums
+
+__all__ = ["head_sums_above_cut", "passing_above_cut"]
 
 
 @contextmanager
@@ -54,3 +59,39 @@ def passing_above_cut(
         forward.forget_others(loader)
     finally:
         forward.close()
+
+
+def head_sums_above_cut(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    graph: BackwardGraph | None,
+    options: TrainerOptions,
+    *,
+    seconds: float,
+) -> tuple[HeadSums, ForwardReport | None]:
+    """Return the sums of round zero over a loader, and what was done to the features at the cut on the way.
+
+    Parameters
+    ----------
+    model, loader, options
+        As `passing_above_cut` takes them.
+    graph : BackwardGraph, optional
+        Left out, the whole model runs and no features are kept.
+    seconds : float
+        No batch is begun after that time.
+
+    Raises
+    ------
+    TrainingError
+        As `fl_elastic.training.head_sums.head_sums` does.
+    PlanError
+        If the model has no group at the cut.
+    """
+    # A pass over test data does not load it.
+    from fl_elastic.training.head_sums import head_sums
+
+    if graph is None:
+        return head_sums(model, loader, seconds=seconds), None
+    with passing_above_cut(model, loader, graph, options) as forward:
+        sums = head_sums(model, loader, seconds=seconds, running=forward.step)
+    return sums, forward.report()

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.finite import all_finite
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 
@@ -28,6 +29,8 @@ def cut_worth(
     profile: CostProfile,
     options: TrainerOptions,
     examples: int,
+    *,
+    memory: float | None = None,
 ) -> dict[str, float]:
     r"""Return what a round of some length would gain by training down to each place where one can cut.
 
@@ -49,13 +52,27 @@ def cut_worth(
         How the prefix runs, what more steps are worth, and the head that nobody trains; a cut is not looked at.
     examples : int
         Of the client, whose features would be kept.
+    memory : float, optional
+        Bytes that a step may take.
 
     Returns
     -------
     dict of str to float
         By the deepest group above each place, nearest to the loss first; the last is the whole model's. What would
         increase the loss counts as nothing.
+
+    Raises
+    ------
+    BudgetError
+        If a step of everything takes more memory.
+    TrainingError
+        If a loss or a gradient is not finite.
     """
+    needed = mask_bytes(profile, np.ones(len(profile), bool))
+    if memory is not None and needed > memory:
+        raise BudgetError(
+            f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
+        )
     graph = profile.graph
     weights = {
         name: model.get_parameter(name) for group in graph.groups for name in group.parameters

@@ -26,6 +26,7 @@ __all__ = [
     "digest_of",
     "forget",
     "squared_gradients",
+    "squares_with",
     "under_every_name",
 ]
 
@@ -105,6 +106,47 @@ def digest_of(loader: Iterable[Batch], client: str) -> str:
     found = hashlib.blake2b(client.encode(), digest_size=16)
     found.update(repr(examples).encode())
     return found.hexdigest()
+
+
+def squares_with(
+    model: nn.Module,
+    loss_fn: LossFn,
+    loader: Iterable[Batch],
+    forget: Iterable[Batch] | None,
+    *,
+    examples: int,
+    seconds: float,
+) -> tuple[SquaredGradients, SquaredGradients | None]:
+    """Return the squared gradients of all examples of a client, and of those to be forgotten, if there are any.
+
+    Those to be forgotten are among all; each tensor stands under every name that the model has for it.
+
+    Parameters
+    ----------
+    model, loss_fn, loader
+        As `squared_gradients` takes them; the loader no longer holds what is to be forgotten.
+    forget : iterable of batch, optional
+        Looked at whole, however long it takes: it is what is asked for.
+    examples : int
+        Of the loader: those that are reached in the time speak for all.
+    seconds : float
+        For both; no batch of the loader is begun after that time, but one.
+
+    Raises
+    ------
+    TrainingError, ModelError
+        As `squared_gradients` does.
+    """
+    began, forgotten = time.monotonic(), None
+    if forget is not None:
+        forgotten = squared_gradients(model, loss_fn, forget)
+    left = max(seconds - (time.monotonic() - began), 0.0)
+    seen = squared_gradients(model, loss_fn, loader, seconds=left)
+    everything = seen.standing_for(max(examples, seen.examples))
+    if forgotten is not None:
+        everything = everything + forgotten
+        forgotten = under_every_name(model, forgotten)
+    return under_every_name(model, everything), forgotten
 
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:

@@ -285,8 +285,8 @@ def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
 def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for_all() -> None:
     own = client(2, trains_it=False)
     manifest = Manifest.of(own.model)
-    hurried, _ = own._squares(Instructions(squares=True, deadline=1e-6))
-    whole, _ = own._squares(Instructions(squares=True))
+    hurried, _ = own._answer(Instructions(squares=True, deadline=1e-6), {})
+    whole, _ = own._answer(Instructions(squares=True), {})
     everything, forgotten = decode_squares(hurried, manifest)
     of_all, of_them = decode_squares(whole, manifest)
     assert forgotten is not None and of_them is not None

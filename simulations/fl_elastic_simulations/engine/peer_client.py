@@ -101,7 +101,7 @@ class PeerClient:
         manifest = Manifest.of(self.model)
         told = Instructions.from_config(config)
         state = ClientState(self.state_directory, manifest)
-        weights, version = state.received(parameters[0].tobytes())
+        weights, version = state.received(parameters[0].tobytes(), self.model)
         held = {HAVE: version} if told.keep and state.keep_model(weights, version) else {}
         load_weights(self.model, manifest, weights)
         memory = self._memory()
