@@ -56,6 +56,10 @@ class ConvGeometry:
         """Whether it is a 1 x 1 kernel with a stride, which never reads some of the pixels."""
         return self.kernel == (1, 1) and self.padding == (0, 0) and self.stride != (1, 1)
 
+    def read_pixels(self, x: Tensor) -> Tensor:
+        """Return the pixels of ``x`` ``[N, C, H, W]`` that a 1 x 1 kernel reads, as a view."""
+        return x[:, :, :: self.stride[0], :: self.stride[1]]
+
     def without_stride(self) -> ConvGeometry:
         """Return the same geometry with stride 1."""
         return replace(self, stride=(1, 1))
@@ -103,7 +107,7 @@ class ConvGeometry:
             # Only the pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU
             # reads and writes memory that is not its own.
             like = torch.channels_last if _by_pixels(gradient) else torch.contiguous_format
-            x = x[:, :, :: self.stride[0], :: self.stride[1]].contiguous(memory_format=like)
+            x = self.read_pixels(x).contiguous(memory_format=like)
             return self.without_stride().weight_gradient(gradient, x, weight, groups)
         return self._backward(gradient, x, weight, groups, [False, True, False])[1]
 

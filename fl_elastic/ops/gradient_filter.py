@@ -53,7 +53,7 @@ def pooled_input(x: Tensor, geometry: ConvGeometry, patch: int) -> Tensor:
         ``[N, Ci, ceil(Ho / r), ceil(Wo / r)]``.
     """
     if geometry.skips_pixels:
-        x = x[:, :, :: geometry.stride[0], :: geometry.stride[1]]
+        x = geometry.read_pixels(x)
         geometry = geometry.without_stride()
     return CellGrid.of(geometry, (x.shape[2], x.shape[3]), patch).means(x)
 
@@ -144,7 +144,7 @@ def filtered_input_gradient(
     lattice = CellGrid.of(geometry.without_stride(), outputs, patch).fill(on_grid)
     whole = lattice.new_zeros((*lattice.shape[:2], *size))
     whole = whole.contiguous(memory_format=torch.channels_last)
-    whole[:, :, :: geometry.stride[0], :: geometry.stride[1]] = lattice
+    geometry.read_pixels(whole).copy_(lattice)
     return whole
 
 
