@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,11 @@ LIBRARY_MODULES = sorted(ROOT.rglob("*.py"))
 MODULES = LIBRARY_MODULES + sorted(LABORATORY.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def module_name(path: Path) -> str:
     base = ROOT if path.is_relative_to(ROOT) else LABORATORY
     parts = path.relative_to(base.parent).with_suffix("").parts
@@ -68,9 +74,14 @@ def place_of(module: str) -> tuple[str, str]:
     return module.split(".")[0], part_of(module)
 
 
-def imports_of(path: Path, *, at_run_time: bool = False) -> Iterator[str]:
+@cache
+def imports_of(path: Path, *, at_run_time: bool = False) -> tuple[str, ...]:
     """Names of all modules that a file imports, also inside functions and by name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(_imports_of(path, at_run_time))
+
+
+def _imports_of(path: Path, at_run_time: bool) -> Iterator[str]:
+    tree = parsed(path)
     for_types: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and at_run_time:
@@ -91,8 +102,10 @@ def is_inside(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def every(modules: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", modules, ids=module_name)
+def breaking(rule: Callable[[Path], object], modules: list[Path]) -> dict[str, object]:
+    """By module, what a rule finds wrong with it; a rule returns nothing where all is well."""
+    assert len(modules) > 60
+    return {module_name(path): wrong for path in modules if (wrong := rule(path))}
 
 
 def test_imports_are_found_wherever_they_hide(tmp_path: Path) -> None:
@@ -114,37 +127,52 @@ def test_every_part_has_its_place_in_the_flow() -> None:
     assert len(MODULES) > 60
 
 
-@every(MODULES)
-def test_nothing_imports_against_the_flow(path: Path) -> None:
+def against_the_flow(path: Path) -> list[str]:
     building, part = place_of(module_name(path))
     if not part:
         # The package itself names its parts only to load them when they are asked for.
-        eager = [name for name in imports_of(path, at_run_time=True) if is_inside(name, building)]
-        assert eager == []
-        return
+        return [name for name in imports_of(path, at_run_time=True) if is_inside(name, building)]
     here = PLACE[building, part]
     others = [name for name in imports_of(path) if is_inside(name, building)]
-    wrong = [n for n in others if part_of(n) != part and PLACE.get(place_of(n), -1) >= here]
-    assert wrong == []
+    return [n for n in others if part_of(n) != part and PLACE.get(place_of(n), -1) >= here]
 
 
-@every(LIBRARY_MODULES)
-def test_the_library_does_not_know_the_laboratory(path: Path) -> None:
-    assert [n for n in imports_of(path) if is_inside(n, "fl_elastic_simulations")] == []
+def test_nothing_imports_against_the_flow() -> None:
+    assert breaking(against_the_flow, MODULES) == {}
 
 
-@every(MODULES)
-def test_flower_stands_only_at_the_edge(path: Path) -> None:
-    used = [name for name in imports_of(path) if is_inside(name, "flwr")]
+def test_an_import_against_the_flow_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "groups").mkdir()
+    path = tmp_path / "groups" / "wrong.py"
+    path.write_text(
+        "from fl_elastic.training import fit\nfrom fl_elastic.errors import PlanError\n"
+    )
+    monkeypatch.setitem(globals(), "module_name", lambda _: "fl_elastic.groups.wrong")
+    assert set(against_the_flow(path)) == {"fl_elastic.training", "fl_elastic.training.fit"}
+
+
+def imported(path: Path, *packages: str) -> list[str]:
+    return [name for name in imports_of(path) if is_inside(name, *packages)]
+
+
+def test_the_library_does_not_know_the_laboratory() -> None:
+    found = breaking(lambda path: imported(path, "fl_elastic_simulations"), LIBRARY_MODULES)
+    assert found == {}
+
+
+def test_flower_stands_only_at_the_edge() -> None:
     edge = [("fl_elastic", "flower")]
     edge += [("fl_elastic_simulations", part) for part in ("engine", "fleet", "app")]
-    assert used == [] or place_of(module_name(path)) in edge
+    inside = [path for path in MODULES if place_of(module_name(path)) not in edge]
+    assert breaking(lambda path: imported(path, "flwr"), inside) == {}
+    assert any(imported(path, "flwr") for path in MODULES)
 
 
-@every(MODULES)
-def test_flowers_legacy_names_are_in_one_file(path: Path) -> None:
-    legacy = [name for name in imports_of(path) if is_inside(name, "flwr.client", "flwr.compat")]
-    assert legacy == [] or path == ROOT / "flower" / "_compat.py"
+def test_flowers_legacy_names_are_in_one_file() -> None:
+    found = breaking(lambda path: imported(path, "flwr.client", "flwr.compat"), MODULES)
+    assert set(found) == {"fl_elastic.flower._compat"}
 
 
 # Private attributes of torch's objects that the library has used; `_dynamo` is what `lean_start` is about.
@@ -154,19 +182,20 @@ TORCHS_OWN = {
 }  # fmt: skip
 
 
-@every(LIBRARY_MODULES)
-def test_torchs_private_names_are_in_one_file(path: Path) -> None:
-    if path == ROOT / "groups" / "torch_private.py":
-        return
+def torchs_own_names(path: Path) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             names = [*(node.module or "").split("."), *(each.name for each in node.names)]
             found += [name for name in names if name.startswith("_")]
         elif isinstance(node, ast.Attribute) and node.attr in TORCHS_OWN:
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             found += [] if own else [node.attr]
-    assert found == []
+    return found
+
+
+def test_torchs_private_names_are_in_one_file() -> None:
+    assert set(breaking(torchs_own_names, LIBRARY_MODULES)) == {"fl_elastic.groups.torch_private"}
 
 
 @pytest.mark.parametrize(
@@ -195,18 +224,20 @@ STANDARD_LIBRARY = {
 }  # fmt: skip
 
 
-@every(MODULES)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring is not None
-    first = docstring.splitlines()[0]
-    assert first.endswith((".", "?")) or ":" in docstring
-    assert len(first) > 10
+def without_a_sentence(path: Path) -> str:
+    docstring = ast.get_docstring(parsed(path)) or ""
+    first = docstring.split("\n")[0]
+    says = len(first) > 10 and (first.endswith((".", "?")) or ":" in docstring)
+    return "" if says else f"begins with {first!r}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert breaking(without_a_sentence, MODULES) == {}
 
 
 def exported(path: Path) -> list[str]:
     """The names in a file's ``__all__``, without importing it."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
             return names
@@ -216,23 +247,27 @@ def exported(path: Path) -> list[str]:
 WITH_EXPORTS = [path for path in MODULES if exported(path)]
 
 
-@every([path for path in MODULES if path.name not in ("__main__.py",)])
-def test_modules_say_what_they_export(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    defines = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+def public_but_not_exported(path: Path) -> list[str]:
+    defines = [n for n in parsed(path).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     public = [node.name for node in defines if not node.name.startswith("_")]
-    assert exported(path) or not public
+    return [] if exported(path) else public
 
 
-@every(WITH_EXPORTS)
-def test_everything_exported_exists(path: Path) -> None:
-    module = importlib.import_module(module_name(path))
-    names = exported(path)
-    assert [name for name in names if not hasattr(module, name)] == []
-    assert len(set(names)) == len(names)
+def test_modules_say_what_they_export() -> None:
+    modules = [path for path in MODULES if path.name != "__main__.py"]
+    assert breaking(public_but_not_exported, modules) == {}
+
+
+def exported_in_vain(path: Path) -> list[str]:
+    module, names = importlib.import_module(module_name(path)), exported(path)
     star: dict[str, object] = {}
     exec(f"from {module_name(path)} import *", star)
-    assert set(names) <= set(star)
+    missing = [name for name in names if not hasattr(module, name) or name not in star]
+    return missing + [name for name in set(names) if names.count(name) > 1]
+
+
+def test_everything_exported_exists() -> None:
+    assert breaking(exported_in_vain, WITH_EXPORTS) == {}
 
 
 def test_exports_are_checked_at_all() -> None:
