@@ -198,7 +198,7 @@ class Fit:
                 plan, {n: w for n, w in self.start.weights.items() if n not in log.tensor_steps}
             )
             statistics = self._statistics()
-            self.charge(log.clock() - started)
+            self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
             while next_batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
@@ -371,9 +371,10 @@ class Fit:
         self.charge(spent)
         return ratio, spent
 
-    def charge(self, seconds: float) -> None:
-        """Count time that went into choosing, copying or timing instead of into steps."""
+    def charge(self, seconds: float, *, preparing: bool = False) -> None:
+        """Count time that went into choosing, timing or making ready instead of into steps."""
         self.log.selection_seconds += seconds
+        self.log.preparing_seconds += seconds * preparing
         if self.planner.options.charge_probes:
             self.control.spent += seconds
 

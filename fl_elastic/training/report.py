@@ -42,6 +42,7 @@ class StepLog:
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0
         self.selection_seconds = 0.0
+        self.preparing_seconds = 0.0
         self.predicted_seconds = 0.0
         self.choosing_seconds = 0.0
         self._stepped = 0.0
@@ -152,7 +153,11 @@ class FitReport:
     seconds : float
         Time of the training steps, by the trainer's clock.
     selection_seconds : float
-        Time of estimating costs, probing importance, planning, and full passes timed between the steps.
+        Time of everything besides: estimating costs, probing importance, planning, full passes timed between the
+        steps, and preparing.
+    preparing_seconds : float
+        Of these the time of making ready for a fit and for each of its plans: copies of what training changes, and
+        layers put into their modes.
     predicted_seconds : float
         Steps and probes by the cost profile, with what the options charge: what a virtual clock uses.
     choosing_seconds : float
@@ -199,6 +204,7 @@ class FitReport:
     full_ratio: float | None = None
     choosing_seconds: float = 0.0
     based_on: str = ""
+    preparing_seconds: float = 0.0
 
     @property
     def drift(self) -> float:

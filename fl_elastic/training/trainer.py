@@ -230,7 +230,7 @@ class ElasticTrainer:
         log.predicted_seconds += 0.0 if closed_loop else estimating
         # The estimate is out of the budget already; all else that stands before and after the steps is as well.
         starting = clock() - log.began - estimating * closed_loop
-        fit.charge(starting)
+        fit.charge(starting, preparing=True)
         # Before it is known what the end takes: it looks at every tensor as the start does.
         closing = starting if self._closing_seconds is None else self._closing_seconds
         fit.control.spent += closing * closed_loop
@@ -294,6 +294,7 @@ class ElasticTrainer:
             full_ratio=control.full_ratio,
             choosing_seconds=log.choosing_seconds,
             based_on=self.planner.based_on,
+            preparing_seconds=log.preparing_seconds,
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:

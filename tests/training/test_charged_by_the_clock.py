@@ -127,6 +127,17 @@ def test_what_stands_before_the_first_step_is_inside_the_deadline(
     assert [made.fit(vectors(20)).steps for _ in range(2)] == [4, 7]
 
 
+def test_making_ready_is_told_apart_from_choosing(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, full = with_ten_steps()
+    monkeypatch.setattr(trainer, "FitStart", taking(clock, full, FitStart))
+    monkeypatch.setattr(made.planner, "plan", taking(clock, 2 * full, made.planner.plan))
+    report = made.fit(vectors(20))
+    assert report.preparing_seconds == pytest.approx(full)
+    assert report.selection_seconds == pytest.approx(3 * full)
+
+
 @pytest.mark.parametrize(("planning", "groups"), [(0.0, 4), (1.3, 2), (1.5, 1), (1.65, None)])
 def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_trained(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int | None
