@@ -49,7 +49,7 @@ def merge(rule: str, updates: list[PartialUpdate], **options: object) -> Merged:
     return mean.finish(BASE), mean
 
 
-def near(found: dict[str, np.ndarray], names: tuple[str, ...] = NORMED.names) -> None:
+def assert_near(found: dict[str, np.ndarray], names: tuple[str, ...] = NORMED.names) -> None:
     expected = {"w": 1.0, "head": 1.0, "bn.running_mean": 0.5, "bn.running_var": 0.7}
     for name in names:
         assert found[name] == pytest.approx(np.full(NORMED.shape(name), expected[name]), abs=0.2), (
@@ -62,7 +62,7 @@ def near(found: dict[str, np.ndarray], names: tuple[str, ...] = NORMED.names) ->
 def test_statistics_obey_the_rule(rule: str, bad: int) -> None:
     liars = [scaled(honest(c), {"bn.running_var": 1e6}) for c in range(bad)]
     found, _ = merge(rule, [*liars, *(honest(c) for c in range(bad, 10))])
-    near(found)
+    assert_near(found)
 
 
 @pytest.mark.parametrize("rule", ["contributors", *ROBUST])
@@ -79,7 +79,7 @@ def test_who_trains_a_tensor_alone_does_not_move_it(rule: str, bad: int) -> None
     liars = [scaled(honest(c), {"w": 1000.0}) for c in range(bad)]
     found, mean = merge(rule, [*liars, *(honest(c, most) for c in range(bad, 10))])
     assert not found["w"].any()
-    near(found, ("head", "bn.running_mean"))
+    assert_near(found, ("head", "bn.running_mean"))
     # Said, and not taken for trained by who asks what was touched.
     assert mean.stayed == {"w": bad}
     assert "w" not in mean.touched and "head" in mean.touched
@@ -128,10 +128,10 @@ def test_claimed_steps_do_not_stretch_everybodys(rule: str, claimed: int) -> Non
 def test_krum_goes_on_when_tensors_are_left_out_or_nothing_was_trained(bad: int) -> None:
     nothing = [PartialUpdate({}, {}, 100) for _ in range(bad)]
     found, _ = merge("krum", [*nothing, *(honest(c) for c in range(bad, 10))])
-    near(found)
+    assert_near(found)
     lacking = [honest(c, ("w", "bn.running_mean", "bn.running_var")) for c in range(bad)]
     found, _ = merge("krum", [*lacking, *(honest(c) for c in range(bad, 10))])
-    near(found, ("w",))
+    assert_near(found, ("w",))
     assert found["w"].any()
 
 

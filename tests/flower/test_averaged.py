@@ -42,11 +42,11 @@ def test_tests_and_result_are_the_mean_of_what_clients_train() -> None:
     means: list[dict[str, np.ndarray]] = []
 
     def look(into: list[dict[str, np.ndarray]]) -> Any:
-        def test(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             into.append(as_weights(arrays))
             return None
 
-        return test
+        return evaluate
 
     # Clients of the second run train the same models: the mean does not sway the training.
     trained(PartialUpdates(quiet()), evaluate_fn=look(newest))

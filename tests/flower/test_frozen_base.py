@@ -181,14 +181,14 @@ def test_a_checkpoint_holds_the_adapters_and_knows_the_base(
 
     tested: list[Any] = []
 
-    def test(number: int, arrays: Any) -> None:
+    def evaluate(number: int, arrays: Any) -> None:
         tested.append(arrays)
         load_weights(adapted(), Manifest.of(adapted()), as_weights(arrays))
 
     run(strategy(), apps_of(four()), initial_arrays(adapted()), 2)
     models = 5 * trained_bytes(adapted())
     assert all(path.stat().st_size < models + 20_000 for path in tmp_path.glob("round-*"))
-    result, _ = run(strategy(), apps_of(four()), initial_arrays(adapted()), 3, evaluate_fn=test)
+    result, _ = run(strategy(), apps_of(four()), initial_arrays(adapted()), 3, evaluate_fn=evaluate)
     straight, _ = run(
         PartialUpdates(quiet(kind), average=ModelAverage(0.5) if kind is FedAvg else None),
         apps_of(four()), initial_arrays(adapted()), 3,

@@ -61,7 +61,7 @@ def flat(most: int = MOST_BYTES) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def only_own_errors(call: Callable[[], object]) -> None:
+def assert_only_own_errors(call: Callable[[], object]) -> None:
     try:
         call()
     except ElasticError as error:
@@ -119,7 +119,7 @@ def test_updates(times: int) -> None:
         for seed in range(300 * times):
             rng = random.Random(seed)
             data = changed(rng.choice(good), rng)
-            only_own_errors(lambda data=data: decode(data, KNOWN))
+            assert_only_own_errors(lambda data=data: decode(data, KNOWN))
 
 
 @many
@@ -132,7 +132,9 @@ def test_models_and_their_changes(times: int) -> None:
             kind = rng.choice((2, 3))
             data = changed(whole if kind == 2 else some, rng, kind)
             known = rng.choice((None, (WEIGHTS, 4), (WEIGHTS, 5)))
-            only_own_errors(lambda data=data, known=known: decode_weights(data, KNOWN, known))
+            assert_only_own_errors(
+                lambda data=data, known=known: decode_weights(data, KNOWN, known)
+            )
 
 
 @many
@@ -157,8 +159,8 @@ def test_what_clients_are_told(times: int) -> None:
                 key = rng.choice(sorted(told))
                 config[key] = odd_value(rng)
             arrays = [np.frombuffer(data, np.uint8)]
-            only_own_errors(lambda c=config, a=arrays: made.fit(a, c))
-            only_own_errors(lambda c=config, a=arrays: made.evaluate(a, c))
+            assert_only_own_errors(lambda c=config, a=arrays: made.fit(a, c))
+            assert_only_own_errors(lambda c=config, a=arrays: made.evaluate(a, c))
 
 
 def spoilt(reply: Message, rng: random.Random) -> Message:
@@ -240,7 +242,7 @@ def test_capabilities(times: int) -> None:
         rng = random.Random(seed)
         said = mutated_json(good, rng)
         if isinstance(said, dict):
-            only_own_errors(lambda said=said: Capabilities.from_metrics(said))
+            assert_only_own_errors(lambda said=said: Capabilities.from_metrics(said))
 
 
 @many
@@ -273,7 +275,7 @@ def test_checkpoints(times: int, tmp_path: Path) -> None:
                 else f"state/{rng.choice(('fleet', 'inner.m_t', 'x', 'average'))}!{name[6:]}"
             )
             put(path, {k: v for k, v in entries.items() if k != name} | {new: other})
-        only_own_errors(lambda: trained(tmp_path, 3))
+        assert_only_own_errors(lambda: trained(tmp_path, 3))
     assert isinstance(strategy(), PartialUpdates)
 
 
