@@ -1,4 +1,4 @@
-"""All methods at one budget: transfer to birds, few shots of traffic signs, and a vision transformer."""
+"""All methods at one budget: transfer to birds, few shots of signs, a vision transformer, anybody's own task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_elastic.errors import BudgetError, ModelError, PlanError, ScenarioError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
@@ -37,6 +38,7 @@ __all__ = [
     "REFERENCE",
     "SEEDS",
     "bench_side_by_side",
+    "costs_file",
     "side_by_side_cell",
     "side_by_side_filled",
     "side_by_side_markdown",
@@ -62,6 +64,7 @@ def bench_side_by_side(
     seeds: Iterable[int] = SEEDS,
     workers: int = 1,
     tell: Callable[[str], None] = print,
+    among: Mapping[str, ComparedTask] = TASKS,
 ) -> None:
     """Train by every method within half of the price of full training, from the same weights.
 
@@ -82,55 +85,64 @@ def bench_side_by_side(
         Cells at a time, each on one core.
     tell : callable
         Hears of each finished cell.
+    among : mapping of str to ComparedTask
+        The tasks that there are.
 
     Raises
     ------
     ScenarioError
         If a task or method is unknown.
     """
-    root, folder = str(data_root_folder(data_root)), results.path.parent / "side_by_side"
-    names = chosen_tasks(tasks, TASKS)
+    root, folder = str(data_root_folder(data_root)), results.path.parent / results.path.stem
+    names = chosen_tasks(tasks, among)
     wanted = chosen_tasks(methods, METHODS, what="method")
-    if "vit" in names and not (BASE in results.rows and vit_file(folder).exists()):
+    if TASKS["vit"] in (among[name] for name in names) and not (
+        BASE in results.rows and vit_file(folder).exists()
+    ):
         lessons = of_images(class_token_vit, _PRETRAINED_ON, root, left=HEAD)
         results.add(BASE, pretraining(RECIPE, lessons, vit_file(folder)))
-    for task in names:
-        _keep_costs(task, root, folder)
+    costs = {name: costs_file(folder, name) for name in names}
+    for name in names:
+        _keep_costs(among[name], costs[name], root)
     cells = {
-        f"{task} | {method} | {seed}": (task, method, seed, root, str(folder))
+        f"{name} | {method} | {seed}": (among[name], method, seed, root, str(costs[name]))
         for seed in seeds
-        for task in names
-        for method in TASKS[task].methods
+        for name in names
+        for method in among[name].methods
         if method in wanted
     }
 
     def said(row: Row) -> str:
-        return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s"
+        return str(row.get("refused") or f"{row['accuracy']:.4f} in {row['seconds']:.1f} s")
 
     add_missing(results, side_by_side_cell, cells, workers, tell, said)
 
 
 def side_by_side_cell(
-    task: str, method: str, seed: int, root: str, folder: str, examples: int | None = None
+    task: ComparedTask, method: str, seed: int, root: str, costs: str, examples: int | None = None
 ) -> dict[str, Any]:
-    """Train by one method in this process; return accuracy, processor seconds and bytes.
+    """Train by one method in this process; return accuracy, processor seconds and bytes, or why it is refused.
 
     Parameters
     ----------
-    task, method : str
-        Names of them.
+    task : ComparedTask
+        On which.
+    method : str
+        Its name.
     seed : int
         See `bench_side_by_side`.
-    root, folder : str
-        Where the datasets, and costs and weights are.
+    root, costs : str
+        Where the datasets are, and the costs of the task; weights are beside these.
     examples : int, optional
         Bound of examples, or episodes.
     """
     torch.set_num_threads(1)
-    chosen, way, costs = TASKS[task], METHODS[method], _costs_file(Path(folder), task)
-    if chosen.model is None:
-        return few_shots_row(way, seed, root, costs, examples or EPISODES)
-    return _transferred(chosen, way, seed, root, costs, examples)
+    try:
+        if task.model is None:
+            return few_shots_row(METHODS[method], seed, root, Path(costs), examples or EPISODES)
+        return _transferred(task, METHODS[method], seed, root, Path(costs), examples)
+    except (BudgetError, ModelError, PlanError, TrainingError) as error:
+        return {"refused": str(error)}
 
 
 def _transferred(
@@ -139,8 +151,8 @@ def _transferred(
     torch.manual_seed(seed)
     data = load_dataset(task.dataset, root, task.image_size)
     assert task.model is not None
-    model = task.model(data.classes, seed, root, costs.parent).train()
-    loader = _loader(data, examples or task.examples, seed)
+    model = task.model(data, seed, root, costs.parent).train()
+    loader = _loader(task, data, examples or task.examples, seed)
     passes = method.passes(task.passes)
     rate = task.rate
     if method.head:
@@ -153,53 +165,59 @@ def _transferred(
         profile=load_profile(costs),
     )  # fmt: skip
     with done.on_its_tokens(model):
-        accuracy = evaluate(
-            model, classification_loss, _tests(data, examples or task.tested)
-        ).accuracy
+        tests = _tests(task, data, examples or task.tested)
+        accuracy = evaluate(model, classification_loss, tests).accuracy
     return {"accuracy": accuracy, **done.row()}
 
 
-def _keep_costs(name: str, root: str, folder: Path) -> None:
-    task, path = TASKS[name], _costs_file(folder, name)
+def _keep_costs(task: ComparedTask, path: Path, root: str) -> None:
     if path.exists():
         return
     if task.model is None:
         keep_few_shots_costs(path, root)
         return
     data = load_dataset(task.dataset, root, task.image_size)
-    loader = _loader(data, task.examples, 0)
+    loader = _loader(task, data, task.examples, 0)
+    if not len(loader):
+        raise ScenarioError(
+            f"{task.dataset} has {len(data.train_x)} training examples: give a batch size of at most as many"
+        )
     keep_costs(
-        path, task.model(data.classes, 0, root, folder).train(), classification_loss,
+        path, task.model(data, 0, root, path.parent).train(), classification_loss,
         cosine_adamw(task.rate, 1), next(iter(loader)), [METHODS[each] for each in task.methods],
     )  # fmt: skip
 
 
-def _loader(data: Dataset, examples: int | None, seed: int) -> Shuffled:
+def _loader(task: ComparedTask, data: Dataset, examples: int | None, seed: int) -> Shuffled:
     # In any order: sets are sorted by class.
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(0))[:examples]
-    inputs, targets = _in_colour(data.train_x), torch.from_numpy(data.train_y)
-    return Shuffled(inputs[order], targets[order], 16, seed)
+    inputs, targets = _inputs(task, data.train_x), torch.from_numpy(data.train_y)
+    return Shuffled(inputs[order], targets[order], task.batch_size, seed)
 
 
-def _tests(data: Dataset, examples: int | None) -> list[Batch]:
-    inputs, targets = _in_colour(data.test_x[:examples]), torch.from_numpy(data.test_y[:examples])
+def _tests(task: ComparedTask, data: Dataset, examples: int | None) -> list[Batch]:
+    inputs = _inputs(task, data.test_x[:examples])
+    targets = torch.from_numpy(data.test_y[:examples])
     return [
         (channels_last(x), y)
         for x, y in zip(torch.split(inputs, 100), torch.split(targets, 100), strict=True)
     ]
 
 
-def _in_colour(images: Any) -> Tensor:
-    """Return images of three channels, also of grey ones."""
-    return torch.from_numpy(images).expand(-1, 3, -1, -1)
+def _inputs(task: ComparedTask, examples: Any) -> Tensor:
+    found = torch.from_numpy(examples)
+    return found.expand(-1, 3, -1, -1) if task.in_colour else found
 
 
-def _costs_file(folder: Path, task: str) -> Path:
-    return folder / f"{task}-costs.json"
+def costs_file(folder: Path, task: str) -> Path:
+    """Return where the costs of a task are kept: beside its table, whatever it is called."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-costs.json"
 
 
-def side_by_side_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> list[str]:
-    """Return the lines of a Markdown table of a task: means over the seeds of each method.
+def side_by_side_markdown(
+    rows: Mapping[str, Mapping[str, Any]], name: str, task: ComparedTask | None = None
+) -> list[str]:
+    """Return the lines of a Markdown table of a task, by its name: means over the seeds of each method.
 
     Differences to the last groups that fit are paired, by seeds or by episodes, with 95 % intervals by Student's t.
     Below the table stands what does not fit the task, and why.
@@ -207,37 +225,43 @@ def side_by_side_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> l
     >>> side_by_side_markdown({}, "birds")
     ['No cell of this table is measured yet.']
     """
-    cells = cells_of(rows, task)
+    task, cells = task or TASKS[name], cells_of(rows, name)
+    refused = {
+        method: each["refused"]
+        for method, own in cells.items()
+        for each in own.values()
+        if "refused" in each
+    }
+    cells = {method: own for method, own in cells.items() if method not in refused}
     reference = _accuracies(cells.get(REFERENCE, {}))
     lines = []
-    for name in METHODS:
-        own = cells.get(name)
+    for method in METHODS:
+        own = cells.get(method)
         if not own:
             continue
         found = _accuracies(own)
         pairs = [found[each] - reference[each] for each in found if each in reference]
-        more = "" if name == REFERENCE or not pairs else _signed(pairs)
+        more = "" if method == REFERENCE or not pairs else _signed(pairs)
         columns = [
             f"{100 * statistics.fmean(found.values()):.1f}", more,
             f"{statistics.fmean(cell['seconds'] for cell in own.values()):.2f}",
             *(_megabytes(own, kind) for kind in ("step_bytes", "uplink_bytes")),
         ]  # fmt: skip
-        lines.append(f"| {name} | {len(found)} | {' | '.join(columns)} |")
-    if not lines:
+        lines.append(f"| {method} | {len(found)} | {' | '.join(columns)} |")
+    if not lines and not refused:
         return ["No cell of this table is measured yet."]
-    pairs_of = "episodes" if TASKS[task].model is None else "seeds"
+    pairs_of = "episodes" if task.model is None else "seeds"
     return [
         f"| method | {pairs_of} | accuracy, % | against {REFERENCE} | s | step, MB | sent, MB |",
         "| --- |" + " --- |" * 6,
         *lines,
         "",
-        *_left_out(task),
+        *_left_out({**task.left_out, **refused}),
     ]
 
 
-def _left_out(task: str) -> list[str]:
+def _left_out(reasons: Mapping[str, str]) -> list[str]:
     """Return a line for each reason for which methods do not fit a task."""
-    reasons = TASKS[task].left_out
     by_reason: dict[str, list[str]] = {}
     for method, reason in reasons.items():
         by_reason.setdefault(reason, []).append(f"`{method}`")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.cli.benchmark import (
     FOLDER,
     DataRoot,
@@ -113,6 +114,10 @@ def one_device(
     bench_one_device(results, data_root, methods=method or (), workers=workers, tell=tell)
 
 
+def _titled(name: str, title: str) -> str:
+    return title if title == name else f"{name}: {title}"
+
+
 @benchmark()
 def side_by_side(
     results: Results,
@@ -121,19 +126,43 @@ def side_by_side(
     task: Task = None,
     seed: Seed = None,
     method: Method = None,
+    model: Annotated[
+        str | None, typer.Option(help="Your own task instead: a model's name, or module:callable.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Its data: a dataset's name, or module:callable.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Its images are scaled to this height and width.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Its examples of a step.")] = 16,
+    passes: Annotated[int, typer.Option(min=1, help="Its passes over the data.")] = 6,
+    rate: Annotated[float, typer.Option(help="Its learning rate, of AdamW.")] = 1e-3,
+    head_rate: Annotated[float, typer.Option(help="That of a head alone.")] = 1e-2,
 ) -> Shown:
-    """Compare all methods at one budget: transfer to birds, few-shot traffic signs, a vision transformer."""
+    """Compare all methods at one budget: on birds, few-shot signs, a vision transformer, or your own task."""
     from fl_elastic_simulations.benchmarks import bench_side_by_side
     from fl_elastic_simulations.benchmarks.side_by_side import SEEDS, side_by_side_markdown
-    from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS
+    from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS, own_task
 
+    among = TASKS
+    if model or dataset:
+        if not (model and dataset):
+            raise ScenarioError("a task of your own has a --model and a --dataset: give both")
+        if results.path == FOLDER / "side_by_side.json":
+            raise ScenarioError("give your own task a table of its own: --output my-task.json")
+        own = own_task(
+            model, dataset, image_size=image_size, batch_size=batch_size,
+            passes=passes, rate=rate, head_rate=head_rate,
+        )  # fmt: skip
+        among = {own.title: own}
     bench_side_by_side(
-        results, data_root,
-        tasks=task or (), methods=method or (), seeds=seed or SEEDS, workers=workers, tell=tell,
+        results, data_root, tasks=task or (), methods=method or (), seeds=seed or SEEDS,
+        workers=workers, tell=tell, among=among,
     )  # fmt: skip
     return lambda rows: "\n\n".join(
-        "\n".join([f"{name}: {each.title}", "", *side_by_side_markdown(rows, name)])
-        for name, each in TASKS.items()
+        "\n".join([_titled(name, each.title), "", *side_by_side_markdown(rows, name, each)])
+        for name, each in among.items()
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_elastic.errors import ScenarioError
+from fl_elastic.errors import ElasticError, ProfileError, ScenarioError
 from fl_elastic.planning import POLICIES
 from fl_elastic_simulations.benchmarks import Results, side_by_side
 from fl_elastic_simulations.benchmarks.one_budget import METHODS
@@ -16,10 +16,12 @@ from fl_elastic_simulations.benchmarks.side_by_side import (
     BASE,
     REFERENCE,
     bench_side_by_side,
+    costs_file,
+    side_by_side_cell,
     side_by_side_filled,
     side_by_side_markdown,
 )
-from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS
+from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS, own_task
 
 # Each beside the one that it is a variant of.
 VARIANTS = {f"tinytrain_{name}" for name in ("in", "no_depthwise", "knapsack", "random")}
@@ -84,11 +86,13 @@ def test_a_table_stands_between_its_marks_alone() -> None:
 
 def test_cells_are_run_apart_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
+    known = {id(task): name for name, task in TASKS.items()}
 
     def finished(run: Any, cells: dict[str, tuple[Any, ...]], workers: int) -> Any:
         del run, workers
         for name, arguments in cells.items():
-            asked.append(arguments[:3])
+            task, *others = arguments[:3]
+            asked.append((known[id(task)], *others))
             yield name, cell([0.5], 1.0)
 
     monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", finished)
@@ -119,3 +123,62 @@ def test_cells_are_run_apart_and_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(made) == 1 and made[0].is_relative_to(tmp_path) and BASE in results.rows
     with pytest.raises(ScenarioError, match="unknown method 'ful'"):
         run(methods=["ful"])
+
+
+def test_anybodys_model_and_data_are_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(run: Any, cells: dict[str, tuple[Any, ...]], workers: int) -> Any:
+        del workers
+        for name, (task, method, seed, root, costs) in cells.items():
+            yield name, run(task, method, seed, root, costs, 64)
+
+    monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", here)
+    task = own_task("digits_cnn", "digits", passes=1)
+    results, heard = Results(tmp_path / "mine.json"), list[str]()
+    bench_side_by_side(
+        results, tmp_path, methods=["full", REFERENCE, "solved head", "bsr"],
+        tell=heard.append, among={task.title: task},
+    )  # fmt: skip
+    assert set(results.rows) == {
+        f"digits_cnn on digits | {method} | 0"
+        for method in ("full", REFERENCE, "solved head", "bsr")
+    }
+    assert costs_file(tmp_path / "mine", task.title).exists()
+    assert "policy 'bsr' leaves tokens" in results.rows["digits_cnn on digits | bsr | 0"]["refused"]
+    assert sum("0 of its blocks were found" in each for each in heard) == 1
+    _, _, *lines = side_by_side_markdown(results.rows, task.title, task)
+    methods = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
+    assert methods == ["| full", "| solved head", f"| {REFERENCE}"]
+    assert lines[-1].startswith("Not here: `bsr`: policy 'bsr' leaves tokens")
+    # Four steps of 16 examples, and half of the time for the other.
+    assert results.rows["digits_cnn on digits | full | 0"]["steps"] <= 4
+
+
+def test_a_cell_is_refused_in_a_sentence_and_nothing_else_is_hidden(tmp_path: Path) -> None:
+    task = own_task("digits_cnn", "digits", passes=1)
+    with pytest.raises(ProfileError):
+        side_by_side_cell(task, "full", 0, str(tmp_path), str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model": "small_cn"}, "small_cnn"),
+        ({"dataset": "digit"}, "digits"),
+        ({"passes": 0}, "passes 0"),
+        ({"rate": float("nan")}, "rate nan"),
+        ({"batch_size": -1}, "batch size -1"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused_at_once(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ElasticError, match=said):
+        own_task(**{"model": "small_cnn", "dataset": "digits"} | wrong)
+
+
+def test_a_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
+    task = own_task("digits_cnn", "digits", batch_size=100_000)
+    with pytest.raises(ScenarioError, match="give a batch size of at most as many"):
+        bench_side_by_side(
+            Results(tmp_path / "mine.json"), tmp_path, tell=lambda _: None, among={"mine": task}
+        )
