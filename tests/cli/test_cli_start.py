@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,17 @@ def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: st
     )
     assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1] == "loaded False"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("fleet.0.device=pi_4", "did you mean 'pi_4b'"),
+        ("data.dataset=digit", "did you mean 'digits'"),
+        ("model.name=digits_cn", "did you mean 'digits_cnn'"),
+        ("training.rounds=none", "training.rounds"),
+    ],
+)
+def test_what_is_wrong_with_a_scenario_is_said_without_torch(change: str, said: str) -> None:
+    demo = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
+    test_what_needs_no_torch_is_said_without_it(("simulate", str(demo), "--set", change), said)

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
 
 from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module, or_own
@@ -169,6 +167,10 @@ def _resized(data: Dataset, size: int) -> Dataset:
         raise DatasetError(
             f"{data.name}: inputs of shape {data.input_shape} are no images to be resized to {size}"
         )
+
+    # Naming a dataset does not load it.
+    import torch
+    from torch import nn
 
     def resized(images: FloatArray) -> FloatArray:
         found = nn.functional.interpolate(
