@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context, parent_process
+from concurrent.futures import as_completed
 from typing import Any
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
 from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.engine.worker_processes import worker_processes
 
 __all__ = ["Row", "add_missing", "chosen_tasks", "finished_cells"]
 
@@ -82,28 +80,7 @@ def finished_cells(
     """
     if not cells:
         return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_end_with_parent
-    )
-    try:
+    with worker_processes(workers) as pool:
         running = {pool.submit(run, *arguments): name for name, arguments in cells.items()}
         for future in as_completed(running):
             yield running[future], future.result()
-    finally:
-        # Waiting would let every cell that was submitted run to its end.
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -108,8 +108,11 @@ def simulate(
         ),
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="flower: Flower's simulation engine; local: one process, one core.")
+        str, typer.Option(help="flower: Flower's simulation engine; local: starts at once.")
     ] = "flower",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that train clients, with --engine local.")
+    ] = 1,
     table: Annotated[
         Path | None, typer.Option(help="File for the summary without curves, small enough to keep.")
     ] = None,
@@ -137,7 +140,7 @@ def simulate(
     console = Console(stderr=True)
     # Flower says dozens of lines a round; what it says of errors stays.
     with quiet_log(of=["flwr"]), SimulationProgress(loaded, console) as progress:
-        summary = run(simulation, progress, engine=engine)
+        summary = run(simulation, progress, engine=engine, workers=workers)
     summary["command"] = shlex.join(["fl-elastic", *sys.argv[1:]])
     summary_path, page = write_results(summary, output)
     if table is not None:

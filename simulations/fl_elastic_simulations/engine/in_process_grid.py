@@ -1,13 +1,18 @@
 """A grid that calls a ClientApp directly: Flower's messages and records without its processes.
 
-For simulations of many clients on one core: a reply exists only while the strategy merges it, so memory does not
-grow with their number, and replies come in the order of the messages, so that a run depends on its seed alone.
+For simulations of many clients: a reply exists only while the strategy merges it, so memory does not grow with
+their number, and replies come in the order of the messages, so that a run depends on its seed alone. Clients train
+in this process, or several at a time in others.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -15,9 +20,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["InProcessGrid", "virtual_contexts"]
+from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.engine.worker_processes import worker_processes
+
+__all__ = ["InProcessGrid", "client_processes", "virtual_contexts"]
 
 _CLIENT_FAILED = 2
+# Replies that wait for those before them, for each process: more would only take memory.
+_AHEAD = 2
 
 
 class InProcessGrid(Grid):
@@ -33,6 +43,8 @@ class InProcessGrid(Grid):
         Called with the replies received and expected.
     node_config : callable, optional
         Returns what else the node with this partition is configured with.
+    processes : ClientProcesses, optional
+        Where clients answer, in place of ``app`` in this process; see `client_processes`.
     """
 
     # Replies are handed over one by one as it is.
@@ -44,9 +56,11 @@ class InProcessGrid(Grid):
         app: ClientApp,
         on_reply: Callable[[int, int], None] = lambda received, expected: None,
         node_config: Callable[[int], dict[str, Any]] = lambda partition: {},
+        processes: ClientProcesses | None = None,
     ) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        _be_the_server()
         self._app = app
+        self._processes = processes
         self._on_reply = on_reply
         self._numbers = itertools.count(1)
         self._waiting: dict[str, Message] = {}
@@ -61,11 +75,17 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the replies one by one, each trained for when it is asked for."""
+        """Yield the replies one by one, each trained for when it is asked for, or a little before by a process."""
         del timeout
         sent = list(messages)
-        for received, message in enumerate(sent, start=1):
-            yield self._answer(message)
+        processes = self._processes
+        replies = (
+            map(self._answer, sent)
+            if processes is None
+            else processes.answered(self._named(each) for each in sent)
+        )
+        for received, reply in enumerate(replies, start=1):
+            yield reply
             self._on_reply(received, len(sent))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -83,12 +103,15 @@ class InProcessGrid(Grid):
         return []
 
     def _answer(self, message: Message, identity: str | None = None) -> Message:
+        named = self._named(message, identity)
+        if self._processes is None:
+            return _answered_by(self._app, *named)
+        return next(self._processes.answered([named]))
+
+    def _named(self, message: Message, identity: str | None = None) -> tuple[Message, Context]:
+        """Return a message with an id, and the context of its node."""
         message.metadata.__dict__["_message_id"] = identity or f"message-{next(self._numbers)}"
-        try:
-            return self._app(message, self._contexts[message.metadata.dst_node_id])
-        # Whatever a client raises is its own failure, as it is in deployment.
-        except Exception as error:
-            return Message(Error(code=_CLIENT_FAILED, reason=repr(error)), reply_to=message)
+        return message, self._contexts[message.metadata.dst_node_id]
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run."""
@@ -122,3 +145,81 @@ def virtual_contexts(nodes: int) -> dict[int, Context]:
         )
         for node in range(1, nodes + 1)
     }
+
+
+class ClientProcesses:
+    """Answers messages by apps in other processes."""
+
+    def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
+        self._pool, self._most = pool, _AHEAD * workers
+
+    def answered(self, messages: Iterable[tuple[Message, Context]]) -> Iterator[Message]:
+        """Yield the replies to messages in their order, and note what became of each node's state.
+
+        Raises
+        ------
+        ScenarioError
+            If one of the processes ended.
+        """
+        waiting: deque[tuple[Future[tuple[Message, RecordDict]], Context]] = deque()
+        try:
+            for message, context in messages:
+                waiting.append((self._pool.submit(_answered_here, message, context), context))
+                if len(waiting) >= self._most:
+                    yield _reply_of(*waiting.popleft())
+            while waiting:
+                yield _reply_of(*waiting.popleft())
+        except BrokenProcessPool:
+            raise ScenarioError(
+                "a process in which clients train has ended: it was killed, perhaps for want of memory; use fewer "
+                "workers"
+            ) from None
+
+
+@contextmanager
+def client_processes(
+    make_app: Callable[[], ClientApp], workers: int
+) -> Iterator[ClientProcesses | None]:
+    """Yield what answers messages in so many processes inside the block; None for one, which is this process.
+
+    Parameters
+    ----------
+    make_app : callable
+        Importable; called once in each process. What an app keeps must be in its context or on disk.
+    workers : int
+        Processes, each with one message at a time.
+    """
+    if workers == 1:
+        yield None
+        return
+    with worker_processes(workers, _make, make_app) as pool:
+        yield ClientProcesses(pool, workers)
+
+
+_APP: list[ClientApp] = []
+
+
+def _make(make_app: Callable[[], ClientApp]) -> None:
+    _be_the_server()
+    _APP.append(make_app())
+
+
+def _be_the_server() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+def _answered_here(message: Message, context: Context) -> tuple[Message, RecordDict]:
+    return _answered_by(_APP[0], message, context), context.state
+
+
+def _reply_of(future: Future[tuple[Message, RecordDict]], context: Context) -> Message:
+    reply, context.state = future.result()
+    return reply
+
+
+def _answered_by(app: ClientApp, message: Message, context: Context) -> Message:
+    try:
+        return app(message, context)
+    # Whatever a client raises is its own failure, as it is in deployment.
+    except Exception as error:
+        return Message(Error(code=_CLIENT_FAILED, reason=repr(error)), reply_to=message)

@@ -22,7 +22,7 @@ from fl_elastic.profiling import load_profile
 from fl_elastic.storage import write_atomically
 from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
-from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.server import Progress, Simulation, run_cells
 from fl_elastic_simulations.engine.summary import group_costs, summarise
@@ -33,7 +33,7 @@ __all__ = ["ReportingGrid", "simulate", "write_results"]
 
 
 def simulate(
-    simulation: Simulation, progress: Progress, *, engine: str = "flower"
+    simulation: Simulation, progress: Progress, *, engine: str = "flower", workers: int = 1
 ) -> dict[str, Any]:
     """Run all methods and seeds of a scenario; return the summary.
 
@@ -46,6 +46,8 @@ def simulate(
     engine : {"flower", "local"}
         Flower's simulation engine, or all clients one after the other in this process, which starts at once, takes
         the memory of one client, and depends on the seed alone.
+    workers : int
+        How many processes train the clients of the local engine; one is this process. The results are the same.
 
     Raises
     ------
@@ -61,10 +63,16 @@ def simulate(
     scenario_dataset(simulation.scenario, simulation.data_root)
     _check_writable(simulation.directory)
     if engine == "local":
-        grid = InProcessGrid(
-            len(simulation.scenario.clients), simulated_client_app(), progress.reply
+        clients = len(simulation.scenario.clients)
+        with client_processes(simulated_client_app, min(workers, clients)) as processes:
+            grid = InProcessGrid(
+                clients, simulated_client_app(), progress.reply, processes=processes
+            )
+            return _summary(simulation, *run_cells(simulation, grid, progress))
+    if workers != 1:
+        raise ScenarioError(
+            f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
         )
-        return _summary(simulation, *run_cells(simulation, grid, progress))
     found: list[dict[str, Any]] = []
     server_app = ServerApp()
 

@@ -19,8 +19,11 @@ from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
+from fl_elastic_simulations.engine.in_process_grid import client_processes
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
@@ -95,6 +98,20 @@ def simulated(
 def results(cells: list[Cell]) -> list[Any]:
     """Everything but the seconds that steps took just now."""
     return [(cell.method, cell.seed, cell.history, cell.coverage, cell.rejected) for cell in cells]
+
+
+def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> None:
+    made = scenario()
+    here = simulated(tmp_path / "here")
+    with client_processes(simulated_client_app, 2) as processes:
+        elsewhere = LocalGrid(len(made.clients), simulated_client_app(), processes=processes)
+        there, _ = run_cells(Simulation(made, tmp_path / "there"), elsewhere, Recorder())
+    assert results(there) == results(here)
+
+
+def test_flowers_engine_takes_no_number_of_workers(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="takes all cores by itself"):
+        simulate(Simulation(scenario(), tmp_path), Recorder(), workers=2)
 
 
 def test_every_method_and_seed_has_its_cell(tmp_path: Path) -> None:

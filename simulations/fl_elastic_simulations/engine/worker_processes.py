@@ -1,0 +1,57 @@
+"""Processes that work for this one, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from typing import Any
+
+__all__ = ["worker_processes"]
+
+
+@contextmanager
+def worker_processes(
+    workers: int, prepare: Callable[..., object] | None = None, *arguments: Any
+) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of fresh processes, which has ended whatever it was at when the block ends.
+
+    The processes end too when this one is killed.
+
+    Parameters
+    ----------
+    workers : int
+        How many.
+    prepare : callable, optional
+        Called once in each process, with ``arguments``; importable.
+    """
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(prepare, arguments)
+    )
+    try:
+        yield pool
+    finally:
+        # Waiting would let everything that was submitted run to its end.
+        processes = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+
+
+def _begin(prepare: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
+    # A terminal sends Ctrl-C to all of them: the first process ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

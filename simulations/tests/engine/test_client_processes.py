@@ -1,0 +1,113 @@
+"""Clients of the local engine that train several at a time: the same messages, answered elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
+
+NODES = 7
+
+
+def counting_app() -> ClientApp:
+    """Says who answers, how often this node did, and twice what it was sent."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        config = message.content["config"]
+        if config.get("fails") == context.node_id:
+            raise ValueError("no thanks")
+        if config.get("dies") == context.node_id:
+            os.kill(os.getpid(), signal.SIGKILL)
+        before = context.state.get("seen", ConfigRecord({"times": 0}))["times"]
+        context.state["seen"] = ConfigRecord({"times": before + 1})
+        array = 2 * message.content["arrays"]["w"].numpy()
+        said = {"node": context.node_id, "times": before + 1, "process": os.getpid()}
+        return Message(
+            RecordDict({"said": ConfigRecord(said), "arrays": ArrayRecord({"w": Array(array)})}),
+            reply_to=message,
+        )
+
+    return app
+
+
+def messages(**config: int) -> list[Message]:
+    return [
+        Message(
+            RecordDict({
+                "arrays": ArrayRecord({"w": Array(np.full(3, float(node)))}),
+                "config": ConfigRecord(dict(config)),
+            }),
+            node, "train",
+        )
+        for node in range(1, NODES + 1)
+    ]  # fmt: skip
+
+
+def test_replies_come_in_order_and_nodes_keep_their_state() -> None:
+    heard: list[tuple[int, int]] = []
+    with client_processes(counting_app, 2) as processes:
+        grid = InProcessGrid(
+            NODES, ClientApp(), lambda *seen: heard.append(seen), processes=processes
+        )
+        for times in (1, 2):
+            replies = list(grid.send_and_receive(messages()))
+            said = [reply.content["said"] for reply in replies]
+            assert [each["node"] for each in said] == list(range(1, NODES + 1))
+            assert {each["times"] for each in said} == {times}
+            assert os.getpid() not in {each["process"] for each in said}
+            for node, reply in enumerate(replies, start=1):
+                np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), 2.0 * node)
+                assert reply.metadata.src_node_id == node
+        pushed = grid.push_messages(messages()[:1])
+        (reply,) = grid.pull_messages(pushed)
+        assert reply.content["said"]["times"] == 3 and not grid.pull_messages(pushed)
+    assert heard == [(seen, NODES) for seen in range(1, NODES + 1)] * 2
+
+
+def test_no_more_replies_wait_than_the_processes_are_ahead() -> None:
+    with client_processes(counting_app, 2) as processes:
+        grid = InProcessGrid(NODES, ClientApp(), processes=processes)
+        replies = iter(grid.send_and_receive(messages()))
+        next(replies)
+        assert [node for node, each in grid._contexts.items() if each.state.get("seen")] == [1]
+
+
+def test_what_a_client_raises_is_its_own_failure() -> None:
+    with client_processes(counting_app, 2) as processes:
+        grid = InProcessGrid(NODES, ClientApp(), processes=processes)
+        replies = list(grid.send_and_receive(messages(fails=3)))
+    assert [reply.has_error() for reply in replies] == [node == 3 for node in range(1, NODES + 1)]
+    assert "no thanks" in replies[2].error.reason
+
+
+def test_a_process_that_ends_is_said() -> None:
+    with client_processes(counting_app, 2) as processes:
+        grid = InProcessGrid(NODES, ClientApp(), processes=processes)
+        with pytest.raises(ScenarioError, match="use fewer workers"):
+            list(grid.send_and_receive(messages(dies=2)))
+
+
+def test_one_worker_is_this_process() -> None:
+    with client_processes(counting_app, 1) as processes:
+        assert processes is None
+
+
+def test_processes_end_with_the_block() -> None:
+    with client_processes(counting_app, 2) as processes:
+        grid = InProcessGrid(NODES, ClientApp(), processes=processes)
+        replies = list(grid.send_and_receive(messages()))
+        assert len(active_children()) == 2
+    for child in active_children():
+        child.join(60)
+    assert not active_children()
+    assert len({reply.content["said"]["process"] for reply in replies}) <= 2
