@@ -26,13 +26,13 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     methods_of,
     task_scenario,
 )
-from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder
 from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation, run_cell
 from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import measure_profile

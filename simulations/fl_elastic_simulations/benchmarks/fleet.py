@@ -11,8 +11,8 @@ from typing import Any
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.up import run_local
 from fl_elastic_simulations.benchmarks.federation import Silent
-from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.scenario_text import scenario_text

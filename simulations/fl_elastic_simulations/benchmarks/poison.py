@@ -16,11 +16,11 @@ from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic.update import Manifest, PartialUpdate, encode
 from fl_elastic.update.frame import Kind, pack, unpack
 from fl_elastic_simulations.benchmarks.federation import Silent
-from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.hostile import Attack, hostile
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation, run_cell
 from fl_elastic_simulations.engine.workload import measure_profile, scenario_model
 from fl_elastic_simulations.scenario.scenario import Scenario

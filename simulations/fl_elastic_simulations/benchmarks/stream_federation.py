@@ -31,7 +31,6 @@ from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.benchmarks.cells import add_missing
-from fl_elastic_simulations.benchmarks.quiet import quiet_log
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_recovery import (
     CLIENTS,
@@ -48,6 +47,7 @@ from fl_elastic_simulations.benchmarks.stream_recovery import (
     trained_at_home,
 )
 from fl_elastic_simulations.data.datasets import data_root_folder
+from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.stream_rounds import stream_rounds
 
 __all__ = ["METHODS", "SEEDS", "bench_stream_federation", "stream_federation_cell"]

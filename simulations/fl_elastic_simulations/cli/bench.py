@@ -29,7 +29,7 @@ from fl_elastic_simulations.cli.benchmark import (
 )
 
 if TYPE_CHECKING:
-    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.results import Results
 
 __all__ = ["bench"]
 
@@ -37,7 +37,7 @@ __all__ = ["bench"]
 @benchmark()
 def solver(results: Results) -> None:
     """Compare the solver with brute force, and time it."""
-    from fl_elastic_simulations.benchmarks import bench_solver
+    from fl_elastic_simulations.benchmarks.solver import bench_solver
 
     with Console(stderr=True).status("solving"):
         bench_solver(results)
@@ -46,7 +46,7 @@ def solver(results: Results) -> None:
 @benchmark()
 def budget(results: Results) -> None:
     """Compare requested and achieved speed-ups on four models."""
-    from fl_elastic_simulations.benchmarks import bench_budget
+    from fl_elastic_simulations.benchmarks.budget import bench_budget
 
     with Console(stderr=True).status("training"):
         bench_budget(results)
@@ -60,8 +60,8 @@ def house(
     as_json: Json = False,
 ) -> None:
     """Count what the library and the laboratory are, what a device loads, and what acts run through."""
-    from fl_elastic_simulations.benchmarks import Results
     from fl_elastic_simulations.benchmarks.house import bench_house, house_markdown
+    from fl_elastic_simulations.benchmarks.results import Results
 
     results = Results(output or FOLDER / "house.json", fresh=False)
     with Console(stderr=True).status("counting"):
@@ -81,7 +81,7 @@ def first_fits(results: Results) -> Shown:
 @benchmark()
 def transfer(results: Results, data_root: DataRoot = None, workers: Workers = 2) -> None:
     """Fine-tune MobileNetV2 on fifty bird species in every way: accuracy against training time."""
-    from fl_elastic_simulations.benchmarks import bench_transfer
+    from fl_elastic_simulations.benchmarks.transfer import bench_transfer
 
     bench_transfer(results, data_root, workers=workers, tell=tell)
 
@@ -141,8 +141,11 @@ def side_by_side(
     head_rate: Annotated[float, typer.Option(help="That of a head alone.")] = 1e-2,
 ) -> Shown:
     """Compare all methods at one budget: on birds, few-shot signs, a vision transformer, or your own task."""
-    from fl_elastic_simulations.benchmarks import bench_side_by_side
-    from fl_elastic_simulations.benchmarks.side_by_side import SEEDS, side_by_side_markdown
+    from fl_elastic_simulations.benchmarks.side_by_side import (
+        SEEDS,
+        bench_side_by_side,
+        side_by_side_markdown,
+    )
     from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS, own_task
 
     among = TASKS
@@ -180,8 +183,7 @@ def federation(
     page: Page = False,
 ) -> None:
     """Compare every method in the same simulated fleets of unequal devices."""
-    from fl_elastic_simulations.benchmarks import bench_federation
-    from fl_elastic_simulations.benchmarks.federation import SEEDS
+    from fl_elastic_simulations.benchmarks.federation import SEEDS, bench_federation
     from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
 
     if page:
@@ -208,8 +210,7 @@ def across_rounds(
     method: Method = None,
 ) -> None:
     """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
-    from fl_elastic_simulations.benchmarks import bench_federation
-    from fl_elastic_simulations.benchmarks.federation import SEEDS
+    from fl_elastic_simulations.benchmarks.federation import SEEDS, bench_federation
     from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED
 
     bench_federation(
@@ -261,7 +262,7 @@ def stream_federation(results: Results, data_root: DataRoot = None, workers: Wor
 @benchmark()
 def aggregation(results: Results) -> None:
     """Compare what merging replies costs a server with Flower's FedAvg."""
-    from fl_elastic_simulations.benchmarks import bench_aggregation
+    from fl_elastic_simulations.benchmarks.aggregation import bench_aggregation
 
     with Console(stderr=True).status("merging"):
         bench_aggregation(results)
@@ -270,7 +271,7 @@ def aggregation(results: Results) -> None:
 @benchmark()
 def poison(results: Results) -> None:
     """Train with two hostile devices of ten, by every aggregation rule."""
-    from fl_elastic_simulations.benchmarks import bench_poison
+    from fl_elastic_simulations.benchmarks.poison import bench_poison
 
     with Console(stderr=True).status("training"):
         bench_poison(results)
@@ -295,7 +296,7 @@ def server_rates(results: Results) -> None:
 @benchmark()
 def startup(results: Results) -> None:
     """Time a node's process from a message to its first batch, and weigh an idle node."""
-    from fl_elastic_simulations.benchmarks import bench_startup
+    from fl_elastic_simulations.benchmarks.startup import bench_startup
 
     bench_startup(results, tell)
 
@@ -303,7 +304,7 @@ def startup(results: Results) -> None:
 @benchmark()
 def fleet(results: Results, data_root: DataRoot = None) -> None:
     """Compare a real fleet on this machine with the simulation of the same scenario."""
-    from fl_elastic_simulations.benchmarks import bench_fleet
+    from fl_elastic_simulations.benchmarks.fleet import bench_fleet
 
     bench_fleet(results, data_root, tell)
 
@@ -311,7 +312,7 @@ def fleet(results: Results, data_root: DataRoot = None) -> None:
 @benchmark()
 def transport(results: Results) -> None:
     """Send a model through a real server packed and unpacked."""
-    from fl_elastic_simulations.benchmarks import bench_transport
+    from fl_elastic_simulations.benchmarks.transport import bench_transport
 
     bench_transport(results, tell)
 
@@ -319,7 +320,7 @@ def transport(results: Results) -> None:
 @benchmark()
 def memory(results: Results) -> None:
     """Compare what a step keeps and takes with lean layers, and with plain autograd."""
-    from fl_elastic_simulations.benchmarks import bench_memory
+    from fl_elastic_simulations.benchmarks.memory import bench_memory
 
     with Console(stderr=True).status("training"):
         bench_memory(results)
@@ -337,7 +338,7 @@ def fit_peaks(results: Results) -> Shown:
 @benchmark("filter")
 def filter_(results: Results, data_root: DataRoot = None) -> None:
     """Compare filtered gradients with exact ones: time, direction, and what is chosen."""
-    from fl_elastic_simulations.benchmarks import bench_filter
+    from fl_elastic_simulations.benchmarks.filter import bench_filter
 
     with Console(stderr=True).status("measuring"):
         bench_filter(results, data_root)

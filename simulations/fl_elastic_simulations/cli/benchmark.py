@@ -16,7 +16,7 @@ from rich.table import Table
 from fl_elastic.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from fl_elastic_simulations.benchmarks import Results
+    from fl_elastic_simulations.benchmarks.results import Results
 
 __all__ = [
     "FOLDER",
@@ -77,7 +77,7 @@ def benchmark(
         def command(
             output: Output = None, fresh: Fresh = False, as_json: Json = False, **options: Any
         ) -> None:
-            from fl_elastic_simulations.benchmarks import Results
+            from fl_elastic_simulations.benchmarks.results import Results
 
             file = f"{called}{'-quick' if options.get('quick') else ''}.json"
             results = Results(output or FOLDER / file, fresh=fresh)

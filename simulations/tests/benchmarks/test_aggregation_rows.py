@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from fl_elastic_simulations.benchmarks import Results, aggregation, bench_aggregation
+from fl_elastic_simulations.benchmarks import aggregation
+from fl_elastic_simulations.benchmarks.aggregation import bench_aggregation
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.engine.merging_cost import MERGED, merging_cost
 
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_elastic_simulations.benchmarks import Results, bench_solver
 from fl_elastic_simulations.benchmarks import solver as solver_module
-from fl_elastic_simulations.benchmarks.solver import brute_force_value, random_instance
+from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.solver import (
+    bench_solver,
+    brute_force_value,
+    random_instance,
+)
 
 
 def test_rows_survive_and_say_where_they_were_measured(tmp_path: Path) -> None:

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.benchmarks import Results, bench_federation
-from fl_elastic_simulations.benchmarks.federation import cell_name, federation_cell, task_costs
+from fl_elastic_simulations.benchmarks.federation import (
+    bench_federation,
+    cell_name,
+    federation_cell,
+    task_costs,
+)
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import converged_markdown
 from fl_elastic_simulations.benchmarks.federation_summary import (
@@ -30,6 +34,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     method_key,
     task_scenario,
 )
+from fl_elastic_simulations.benchmarks.results import Results
 
 SMALL = FederationTask(
     title="Digits",

@@ -15,7 +15,6 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
 from fl_elastic.importance.fidelity import Fidelity
-from fl_elastic_simulations.benchmarks import Results
 from fl_elastic_simulations.benchmarks import filter as filter_module
 from fl_elastic_simulations.benchmarks.filter import (
     bench_filter,
@@ -33,6 +32,7 @@ from fl_elastic_simulations.benchmarks.filter_layers import (
     layers_of,
     median_by_kind,
 )
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.subject import Subject
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_elastic_simulations.benchmarks import Results
 from fl_elastic_simulations.benchmarks import forgetting as benchmark
 from fl_elastic_simulations.benchmarks.forgetting import (
     METHODS,
@@ -16,6 +15,7 @@ from fl_elastic_simulations.benchmarks.forgetting import (
     forget_markdown,
     membership,
 )
+from fl_elastic_simulations.benchmarks.results import Results
 
 
 def test_who_is_as_certain_as_of_training_examples_is_taken_for_one() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fl_elastic_simulations.benchmarks import Results, lora
+from fl_elastic_simulations.benchmarks import lora
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_tasks import method_key, task_scenario
 from fl_elastic_simulations.benchmarks.lora import BASE, LORA, METHODS, bench_lora, lora_markdown
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.models.pretraining import Recipe
 

@@ -9,8 +9,9 @@ import pytest
 
 from fl_elastic.errors import DatasetError
 from fl_elastic.streaming import StreamOptions
-from fl_elastic_simulations.benchmarks import Results, online
+from fl_elastic_simulations.benchmarks import online
 from fl_elastic_simulations.benchmarks.online import STREAMS
+from fl_elastic_simulations.benchmarks.results import Results
 
 
 @pytest.mark.parametrize("name", ["sea", "agrawal", "led", "digits"])

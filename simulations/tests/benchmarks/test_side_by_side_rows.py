@@ -10,8 +10,9 @@ import pytest
 
 from fl_elastic.errors import ElasticError, ProfileError, ScenarioError
 from fl_elastic.planning import POLICIES
-from fl_elastic_simulations.benchmarks import Results, side_by_side
+from fl_elastic_simulations.benchmarks import side_by_side
 from fl_elastic_simulations.benchmarks.one_budget import METHODS
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.side_by_side import (
     BASE,
     REFERENCE,

@@ -10,7 +10,7 @@ import pytest
 
 import fl_elastic_simulations.benchmarks.stream_federation as bench
 from fl_elastic.errors import RegistryError
-from fl_elastic_simulations.benchmarks import Results
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream_recovery import client_score, combined
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.benchmarks import Results
 from fl_elastic_simulations.benchmarks import stream_cell as cell
+from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.stream import bench_stream, write_streams_page
 from fl_elastic_simulations.benchmarks.stream_methods import LATENT, METHODS, REFERENCE
 from fl_elastic_simulations.benchmarks.stream_summary import (
