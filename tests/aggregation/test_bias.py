@@ -1,7 +1,8 @@
 """Unequal devices with unequal data: how far each rule's fixed point is from the true optimum.
 
-The toy has one weight. Fast clients pull it to +1 and train it in every round; as many slow ones pull it to -1 and
-train it with a known probability. The true optimum, where all pulls cancel, is 0.
+The toy has one weight, in eight worlds at once that know nothing of each other. Fast clients pull it to +1 and
+train it in every round; as many slow ones pull it to -1 and train it with a known probability. The true optimum,
+where all pulls cancel, is 0.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from fl_elastic.aggregation.rules import RULES, InverseProbability
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
-MANIFEST = Manifest(("w", "head"), ((1,), (1,)), ("float32",) * 2, (Role.PARAMETER,) * 2)
+WORLDS = [f"w{number}" for number in range(8)]
+MANIFEST = Manifest((*WORLDS, "head"), ((1,),) * 9, ("float32",) * 9, (Role.PARAMETER,) * 9)
 PULL = 0.1
 """Share of the way to its own optimum that a client goes in a round."""
+RESTING = 50
+"""Rounds after which where it began no longer matters."""
 
 Probabilities = Callable[[int, PartialUpdate], dict[str, float] | None]
 
 
-def update_of(weight: float, optimum: float, trains: bool) -> PartialUpdate:
-    deltas = {"head": np.zeros(1)}
-    if trains:
-        deltas["w"] = np.array([PULL * (optimum - weight)])
+def update_of(weights: dict[str, np.ndarray], optimum: float, trained: set[str]) -> PartialUpdate:
+    deltas = {name: PULL * (optimum - weights[name].astype(np.float64)) for name in sorted(trained)}
+    deltas["head"] = np.zeros(1)
     return PartialUpdate(deltas, dict.fromkeys(deltas, 1), num_examples=10)
 
 
@@ -41,24 +44,24 @@ def resting_place(
     rounds: int = 1500,
     seed: int = 0,
 ) -> float:
-    """The weight, averaged over the later two thirds of a long run."""
+    """The weight, averaged over so many rounds of all worlds after those in which it comes to rest."""
     generator = np.random.default_rng(seed)
-    weights = {"w": np.zeros(1, np.float32), "head": np.zeros(1, np.float32)}
+    weights = {name: np.zeros(1, np.float32) for name in MANIFEST.names}
     seen = []
-    for _ in range(rounds):
+    for _ in range(rounds // len(WORLDS) + RESTING):
         mean = PartialMean(MANIFEST, rule)
         for client in range(2 * each):
             fast = client < each
-            trains = fast or generator.random() < probability
-            update = update_of(float(weights["w"][0]), 1.0 if fast else -1.0, trains)
+            trained = {name for name in WORLDS if fast or generator.random() < probability}
+            update = update_of(weights, 1.0 if fast else -1.0, trained)
             mean.add(update, probabilities=probabilities(client, update))
         weights = mean.finish(weights)
-        seen.append(float(weights["w"][0]))
-    return float(np.mean(seen[rounds // 3 :]))
+        seen.append([float(weights[name][0]) for name in WORLDS])
+    return float(np.mean(seen[RESTING:]))
 
 
 def known(probability: float, each: int = 5) -> Probabilities:
-    return lambda client, _: {"w": 1.0 if client < each else probability}
+    return lambda client, _: dict.fromkeys(WORLDS, 1.0 if client < each else probability)
 
 
 def of_a_ledger() -> Probabilities:

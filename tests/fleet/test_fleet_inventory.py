@@ -144,7 +144,7 @@ def test_partitions_start_at_zero_and_fill_gaps() -> None:
     assert next_partition(Inventory(Server(("a",), 8000), taken)) == 1
 
 
-@pytest.mark.parametrize("depth", [50, 500, 990, 5_000, 100_000])
+@pytest.mark.parametrize("depth", [50, 500, 990, 5_000, 20_000])
 @pytest.mark.parametrize("where", ["{0} = {1}", "version = 1\nserver = {1}", "[{2}]\nx = 1"])
 def test_values_nested_to_any_depth_are_one_error(depth: int, where: str, tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
