@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, TrainingError, UpdateError
+from fl_elastic.errors import BudgetError, ElasticError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
@@ -537,8 +537,21 @@ class ElasticClient(NumPyClient):
             options,
             seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
-            forward=self._forward(bool(options.cut)),
+            forward=self._as_precise(self._forward(bool(options.cut)), told),
         )
+
+    def _as_precise(
+        self, forward: ForwardOptions | None, told: Instructions
+    ) -> ForwardOptions | None:
+        """Return how the frozen prefix runs with features kept as the server says, where this side knows how."""
+        wanted = told.feature_precision
+        if forward is None or not wanted:
+            return forward
+        try:
+            return replace(forward, precision=wanted)
+        except BudgetError as error:
+            _LOG.warning("the server asks for another precision: %s", error)
+            return forward
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,8 @@ class ClientRegistry:
         self._change = ""
         self._cohort = ServerPlanner(terms.quota)
         self.wishes = Wishes()
-        self.precision = TurningPoints(len(terms.codecs)) if terms.codecs else None
+        stages = max(len(terms.codecs), len(terms.feature_precisions))
+        self.precision = TurningPoints(stages) if stages else None
         self._groups = ""
 
     @property
@@ -215,17 +216,33 @@ class ClientRegistry:
             rate=self.rate,
             forgotten=self.wishes.met_of(node),
             codec=self.codec,
+            feature_precision=self.feature_precision,
         )
 
     @property
     def codec(self) -> str:
         """How clients send now; empty where that is theirs to say."""
-        return "" if self.precision is None else self.terms.codecs[self.precision.stage]
+        return self._of_stage(self.terms.codecs)
+
+    @property
+    def feature_precision(self) -> str:
+        """How clients keep features now; empty where that is theirs to say."""
+        return self._of_stage(self.terms.feature_precisions)
+
+    def _of_stage(self, names: Sequence[str]) -> str:
+        if self.precision is None or not names:
+            return ""
+        return names[min(self.precision.stage, len(names) - 1)]
 
     def evaluation(self) -> Instructions:
         """Return what every node is told when it evaluates."""
         terms = self.terms
-        return Instructions(keep=terms.sends_changes, cut=self.cut.group, kept_head=self.kept_head)
+        return Instructions(
+            keep=terms.sends_changes,
+            cut=self.cut.group,
+            kept_head=self.kept_head,
+            feature_precision=self.feature_precision,
+        )
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""

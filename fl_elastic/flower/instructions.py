@@ -99,6 +99,8 @@ class Instructions:
         Whether to send squares of gradients instead of training, so that examples can be forgotten.
     codec : str
         How to write the update, in place of the client's own codec; empty for that.
+    feature_precision : str
+        How to keep features at the cut, in place of the client's own precision; empty for that.
     forgotten : str
         The client's wish to have examples forgotten that was met; empty for none.
     cut_worth : bool
@@ -122,6 +124,7 @@ class Instructions:
     squares: bool = False
     forgotten: str = ""
     codec: str = ""
+    feature_precision: str = ""
     rate: float = 1.0
     lr: float | None = None
 

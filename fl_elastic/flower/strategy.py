@@ -430,7 +430,10 @@ class PartialUpdates(Strategy):
         if stages is None or not this.losses:
             return
         if stages.observe(statistics.median_low(this.losses)):
-            _LOG.info("from round %s on clients send as %s", this.number + 1, self.fleet.codec)
+            said = {"send": self.fleet.codec, "keep features": self.fleet.feature_precision}
+            for does, how in said.items():
+                if how:
+                    _LOG.info("from round %s on clients %s as %s", this.number + 1, does, how)
         stages.ends(this.number + 1, self._between.last_round)
 
     def _report(self, this: Round) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["RoundTerms"]
 
 _FIXED = "fixed:"
+# Those of `fl_elastic.training.feature_codec`, which a server does not load.
+_PRECISIONS = ("fp32", "fp16", "int8")
 _KNOWN = {
     "plan_source": ("local", "shared_rng", "server"),
     "late": ("drop", "merge"),
@@ -73,6 +75,10 @@ class RoundTerms:
         Codecs in which clients send, one after the other, in place of their own: the next one from the round on in
         which the fleet's loss has levelled off (`fl_elastic.flower.precision`), the last one in the last fifth of
         the run. Empty leaves it to the clients.
+    feature_precisions : sequence of str
+        Precisions in which clients keep features at the cut ("int8", "fp16", "fp32"), one after the other, in place
+        of their own, by the same rounds as ``codecs``: of fewer bits more examples' features fit. With each new one
+        a client computes its features once more.
     forget : float
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
         weight must matter to them as to everything for the server to make it smaller. 0 does not listen to such
@@ -102,6 +108,7 @@ class RoundTerms:
     solve_every: int = 5
     cut: str = "none"
     codecs: Sequence[str] = ()
+    feature_precisions: Sequence[str] = ()
     forget: float = 0.0
 
     def __post_init__(self) -> None:
@@ -115,10 +122,20 @@ class RoundTerms:
                 raise RegistryError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
         if self.cut not in ("none", "moving") and not self.cut_group:
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
-        if isinstance(self.codecs, str):
-            raise RegistryError(f"codecs {self.codecs!r} must be a list, such as ['int8', 'fp32']")
+        for name, example in (("codecs", "fp32"), ("feature_precisions", "fp16")):
+            if isinstance(given := getattr(self, name), str):
+                raise RegistryError(
+                    f"{name} {given!r} must be a list, such as ['int8', '{example}']"
+                )
         for codec in self.codecs:
             CODECS.check(codec)
+        for precision in self.feature_precisions:
+            if precision not in _PRECISIONS:
+                raise RegistryError(
+                    f"feature_precisions: {precision!r} is unknown, use {', '.join(_PRECISIONS)}"
+                )
+        if self.feature_precisions and not self.has_cut:
+            raise RegistryError("feature_precisions are of features at a cut: set cut as well")
         if not 0 <= self.forget < float("inf"):
             raise RegistryError(f"forget {self.forget} must be 0, or a number above it such as 3")
         if not 1 <= self.grace < float("inf"):
@@ -141,6 +158,11 @@ class RoundTerms:
             (self.round_zero != "none", "round zero sends exact sums", "round_zero='none'"),
             (self.forget, "forgetting takes squares of gradients", "forget=0"),
             (self.codecs, "codecs go by the losses of clients", "codecs=()"),
+            (
+                self.feature_precisions,
+                "feature_precisions go by the losses of clients",
+                "feature_precisions=()",
+            ),
             (
                 self.cut == "moving",
                 "a moving cut goes by what clients say of their gradients",

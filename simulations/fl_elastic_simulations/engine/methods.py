@@ -58,6 +58,10 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(f"method {method.name}: {error}")
         if method.peer is not None and (method.round_zero, method.cut) != ("none", "none"):
             problems.append(f"method {method.name}: a peer knows no round zero and no cut")
+        if method.feature_precisions and method.cut == "none":
+            problems.append(
+                f"method {method.name}: feature_precisions are of a cut: set cut as well"
+            )
         if method.server not in _SERVERS:
             known = sorted(_SERVERS)
             problems.append(
@@ -115,6 +119,7 @@ def method_strategy(
             solve_every=method.solve_every,
             cut="moving" if method.cut == SETTLING else method.cut,
             codecs=method.codecs,
+            feature_precisions=method.feature_precisions,
         ),
         server_optimizer=None
         if optimizer is None

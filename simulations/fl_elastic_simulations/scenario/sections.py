@@ -192,6 +192,8 @@ class MethodSection:
         Names in the registries of those plug-ins, which check them.
     codecs : tuple of str
         Codecs in which clients send one after the other, as the fleet's loss levels off; see `RoundTerms`.
+    feature_precisions : tuple of str
+        How clients keep features at the cut, one after the other, by the same rounds; see `RoundTerms`.
     downlink_codec : str
         How the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
     budgeted : bool
@@ -268,6 +270,9 @@ class MethodSection:
     keep_features: Truth = True
     downlink_codec: Text = "fp32"
     codecs: tuple[Text, ...] = ()
+    feature_precisions: tuple[
+        Annotated[Text, known_among("feature_precisions", lambda: ("fp16", "fp32", "int8"))], ...
+    ] = ()
 
 
 @dataclass(frozen=True)
