@@ -47,8 +47,8 @@ def first_fits_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     speedups = " | ".join(f"second at {speedup:g}" for speedup in _SPEEDUPS)
     deadlines = " | ".join(f"deadline {count}" for count in _DEADLINES)
     lines = [
-        f"| | first of 50 at 2 | first of 10 at 2 | {speedups} | {deadlines} | choosing, % |",
-        "| --- |" + " --- |" * (3 + len(_SPEEDUPS) + len(_DEADLINES)),
+        f"| | first of 50 at 2 | first of 10 at 2 | {speedups} | {deadlines} | choosing, % | preparing, % |",
+        "| --- |" + " --- |" * (4 + len(_SPEEDUPS) + len(_DEADLINES)),
     ]
     for name, row in rows.items():
         cells = [f"{row['first_50']:.2f}", f"{row['first_10']:.2f}"]
@@ -57,7 +57,9 @@ def first_fits_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
             "refused" if row[f"deadline_{n}"] is None else f"{row[f'deadline_{n}']:.2f}"
             for n in _DEADLINES
         ]
-        cells.append(f"{100 * row['choosing_share']:.1f}")
+        # Of older rows choosing holds both.
+        shares = [row.get(f"{part}_share") for part in ("choosing", "preparing")]
+        cells += ["" if share is None else f"{100 * share:.1f}" for share in shares]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -117,7 +119,10 @@ def _measure(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str,
             second, report = _timed(trainer, batches[:50])
             full = (full + _full(base, batches[:50])) / 2
             ratios.setdefault(f"second_{speedup:g}", []).append(full / second)
-            ratios.setdefault("choosing_share", []).append(report.selection_seconds / second)
+            preparing = report.preparing_seconds
+            choosing = report.selection_seconds - preparing
+            ratios.setdefault("choosing_share", []).append(choosing / second)
+            ratios.setdefault("preparing_share", []).append(preparing / second)
         step = _full(base, batches[:20]) / 20
         for count in _DEADLINES:
             key = f"deadline_{count}"
