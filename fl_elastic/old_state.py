@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError
+from fl_elastic.registry import first_line
 from fl_elastic.storage import Archive, Kind, OldForm
 
 __all__ = ["json_file", "npz_file", "residuals_file"]
@@ -66,7 +67,7 @@ def _facts(text: bytes, kind: Kind) -> dict[str, Any]:
     if name not in (kind.name, 1):
         raise ArchiveError(f"it holds {str(name)[:80]!r}, expected {kind.name!r}")
     if type(version) is not int or version != kind.version:
-        raise ArchiveVersionError(f"it has version {str(version)[:40]}, expected {kind.version}")
+        raise ArchiveVersionError(f"it has version {repr(version)[:40]}, expected {kind.version}")
     return facts
 
 
@@ -83,7 +84,7 @@ def _arrays(stream: BinaryIO) -> dict[str, NDArray[Any]]:
         raise
     # A truncated zip archive raises its own family of errors.
     except Exception as error:
-        raise ArchiveError(f"it is no readable archive ({str(error)[:200]})") from None
+        raise ArchiveError(f"it is no readable archive ({first_line(error)[:200]})") from None
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:

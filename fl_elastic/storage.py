@@ -320,7 +320,7 @@ def _check_kind(head: dict[str, Any], kind: Kind) -> None:
         raise ArchiveError(f"it holds {str(seen)[:80]!r}, expected {kind.name!r}")
     version = head.get("version")
     if type(version) is not int or version != kind.version:
-        raise ArchiveVersionError(f"it has version {str(version)[:40]}, expected {kind.version}")
+        raise ArchiveVersionError(f"it has version {repr(version)[:40]}, expected {kind.version}")
 
 
 def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -334,7 +334,7 @@ def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
             raise ValueError
         return name, (np.dtype(dtype), tuple(shape))
     except (TypeError, ValueError):
-        raise ArchiveError(f"its table of arrays has an impossible row {str(row)[:80]}") from None
+        raise ArchiveError(f"its table of arrays has an impossible row {repr(row)[:80]}") from None
 
 
 def _array(stream: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -144,6 +144,7 @@ ABOUT: dict[str, Any] = {
     "names are foreign": {"names": ["evil"]}, "names are fewer": {"names": []},
     "strategies are a number": {"strategies": 3}, "strategies are others": {"strategies": ["X"]},
     "version is another": {"version": 99}, "version is a list": {"version": [1]},
+    "version is lines": {"version": "1\n2"},
 }  # fmt: skip
 
 
@@ -151,8 +152,9 @@ ABOUT: dict[str, Any] = {
 def test_a_lying_head_is_one_error(lie: str, written: tuple[Path, dict[str, Any]]) -> None:
     path, entries = written
     put(path, entries | {"about": about(entries, **ABOUT[lie])})
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         trained(path.parent, 4)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
