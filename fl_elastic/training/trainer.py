@@ -230,7 +230,9 @@ class ElasticTrainer:
         log.predicted_seconds += 0.0 if closed_loop else estimating
         # The estimate is out of the budget already; all else that stands before and after the steps is as well.
         starting = clock() - log.began - estimating * closed_loop
-        fit.charge(starting, preparing=True)
+        copying = began - log.began
+        fit.charge(copying, preparing=True)
+        fit.charge(starting - copying)
         # Before it is known what the end takes: it looks at every tensor as the start does.
         closing = starting if self._closing_seconds is None else self._closing_seconds
         fit.control.spent += closing * closed_loop

@@ -62,6 +62,10 @@ def test_help_of_the_laboratory_waits_for_nothing_that_writes_pages(command: str
     ids=["version", "no scenario", "speedup", "shape", "model", "module", "stream", "engine"],
 )
 def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: str) -> None:
+    assert_said_without_torch(words, said)
+
+
+def assert_said_without_torch(words: tuple[str, ...], said: str) -> None:
     script = (
         "import sys\nfrom fl_elastic.cli.main import main\n"
         "try:\n    main()\n"
@@ -85,4 +89,4 @@ def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: st
 )
 def test_what_is_wrong_with_a_scenario_is_said_without_torch(change: str, said: str) -> None:
     demo = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
-    test_what_needs_no_torch_is_said_without_it(("simulate", str(demo), "--set", change), said)
+    assert_said_without_torch(("simulate", str(demo), "--set", change), said)

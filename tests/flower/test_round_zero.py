@@ -313,12 +313,12 @@ def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
 def test_what_is_tested_is_the_model_that_was_solved_for_last() -> None:
     tested: list[bytes] = []
 
-    def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         tested.append(b"".join(each.tobytes() for each in as_weights(arrays).values()))
         return MetricRecord({"accuracy": accuracy(arrays)})
 
     strategy = PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=5))
-    run(strategy, apps(), arrays_of(build()), 6, evaluate_fn=test)
+    run(strategy, apps(), arrays_of(build()), 6, evaluate_fn=evaluate)
     assert [one == other for one, other in pairwise(tested)] == [
         True, False, True, True, False, False,
     ]  # fmt: skip

@@ -132,10 +132,20 @@ def test_making_ready_is_told_apart_from_choosing(
 ) -> None:
     made, full = with_ten_steps()
     monkeypatch.setattr(trainer, "FitStart", taking(clock, full, FitStart))
+    realised, plans = fit.realised, list[Plan]()
+
+    def slowly(plan: Plan, model: Any) -> Any:
+        plans.append(plan)
+        return taking(clock, 0.5 * full, realised)(plan, model)
+
+    monkeypatch.setattr(fit, "realised", slowly)
+    # What a policy looks at before its first plan, and the plan.
+    monkeypatch.setattr(made.planner, "begin", taking(clock, 0.5 * full, made.planner.begin))
     monkeypatch.setattr(made.planner, "plan", taking(clock, 2 * full, made.planner.plan))
     report = made.fit(vectors(20))
-    assert report.preparing_seconds == pytest.approx(full)
-    assert report.selection_seconds == pytest.approx(3 * full)
+    ready = (1 + 0.5 * len(plans)) * full
+    assert plans and report.preparing_seconds == pytest.approx(ready)
+    assert report.selection_seconds == pytest.approx(ready + 2.5 * full)
 
 
 @pytest.mark.parametrize(("planning", "groups"), [(0.0, 4), (1.3, 2), (1.5, 1), (1.65, None)])

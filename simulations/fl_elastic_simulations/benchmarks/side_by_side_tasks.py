@@ -160,8 +160,12 @@ def own_task(
             raise ScenarioError(f"{what} {value} must be above 0")
     check_model_name(model)
     check_dataset_name(dataset)
+    pixels = "" if image_size is None else f" at {image_size} pixels"
+    # Cells of other settings are another task's, and so are its costs.
+    steps = f"{passes} passes in batches of {batch_size}, rates {rate:g} and {head_rate:g}"
+    title = f"{model} on {dataset}{pixels}, {steps}"
     return ComparedTask(
-        f"{model} on {dataset}", {}, partial(_named_model, model), dataset, image_size,
+        title, {}, partial(_named_model, model), dataset, image_size,
         batch_size=batch_size, passes=passes, rate=rate, head_rate=head_rate,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.engine.worker_processes import worker_processes
 
-__all__ = ["InProcessGrid", "client_processes", "virtual_contexts"]
+__all__ = ["ClientProcesses", "InProcessGrid", "client_processes", "virtual_contexts"]
 
 _CLIENT_FAILED = 2
 # Replies that wait for those before them, for each process: more would only take memory.
@@ -148,7 +148,15 @@ def virtual_contexts(nodes: int) -> dict[int, Context]:
 
 
 class ClientProcesses:
-    """Answers messages by apps in other processes."""
+    """Answers messages by apps in other processes; see `client_processes`.
+
+    Parameters
+    ----------
+    pool : ProcessPoolExecutor
+        In which each process has made its app.
+    workers : int
+        How many there are.
+    """
 
     def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
         self._pool, self._most = pool, _AHEAD * workers

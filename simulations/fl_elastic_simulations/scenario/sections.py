@@ -180,6 +180,11 @@ def _check_cut(cut: str) -> None:
         RoundTerms(cut=cut)
 
 
+def _check_precision(precision: str) -> None:
+    """Raise RegistryError unless features can be kept in it."""
+    RoundTerms(cut="moving", feature_precisions=[precision])
+
+
 @dataclass(frozen=True)
 class MethodSection:
     """``[method.NAME]``: one way to train the federation, to be compared with the others.
@@ -270,9 +275,7 @@ class MethodSection:
     keep_features: Truth = True
     downlink_codec: Text = "fp32"
     codecs: tuple[Text, ...] = ()
-    feature_precisions: tuple[
-        Annotated[Text, known_among("feature_precisions", lambda: ("fp16", "fp32", "int8"))], ...
-    ] = ()
+    feature_precisions: tuple[Annotated[Text, approved(_check_precision)], ...] = ()
 
 
 @dataclass(frozen=True)

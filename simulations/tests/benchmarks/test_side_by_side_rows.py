@@ -141,19 +141,31 @@ def test_anybodys_model_and_data_are_a_task(
         results, tmp_path, methods=["full", REFERENCE, "solved head", "bsr"],
         tell=heard.append, among={task.title: task},
     )  # fmt: skip
+    assert task.title.startswith("digits_cnn on digits, 1 passes in batches of 16")
     assert set(results.rows) == {
-        f"digits_cnn on digits | {method} | 0"
-        for method in ("full", REFERENCE, "solved head", "bsr")
+        f"{task.title} | {method} | 0" for method in ("full", REFERENCE, "solved head", "bsr")
     }
     assert costs_file(tmp_path / "mine", task.title).exists()
-    assert "policy 'bsr' leaves tokens" in results.rows["digits_cnn on digits | bsr | 0"]["refused"]
+    assert "policy 'bsr' leaves tokens" in results.rows[f"{task.title} | bsr | 0"]["refused"]
     assert sum("0 of its blocks were found" in each for each in heard) == 1
     _, _, *lines = side_by_side_markdown(results.rows, task.title, task)
     methods = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
     assert methods == ["| full", "| solved head", f"| {REFERENCE}"]
     assert lines[-1].startswith("Not here: `bsr`: policy 'bsr' leaves tokens")
-    # Four steps of 16 examples, and half of the time for the other.
-    assert results.rows["digits_cnn on digits | full | 0"]["steps"] <= 4
+    # 64 examples are four batches of 16.
+    assert results.rows[f"{task.title} | full | 0"]["steps"] <= 4
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"batch_size": 8}, {"passes": 2}, {"rate": 0.1}, {"head_rate": 0.1}, {"image_size": 16}],
+)
+def test_cells_and_costs_of_other_settings_are_not_taken_for_its_own(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    one, other = own_task("digits_cnn", "digits"), own_task("digits_cnn", "digits", **setting)
+    assert one.title != other.title
+    assert costs_file(tmp_path, one.title) != costs_file(tmp_path, other.title)
 
 
 def test_a_cell_is_refused_in_a_sentence_and_nothing_else_is_hidden(tmp_path: Path) -> None:
