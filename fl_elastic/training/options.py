@@ -74,7 +74,8 @@ class TrainerOptions:
         Registered score, or an object, used by policies that need one.
     reselect_every : int
         Steps between two probes of importance. While importance stays alike the gap doubles, up to
-        eight times; once it has drifted it falls back.
+        eight times; once it has drifted it falls back. It is longer where a probe would take more than a fiftieth
+        of the time between two.
     drift : float
         Cosine similarity of old and new importance below which the tensors are selected anew, in [-2, 2]: above 1
         always, below -1 never.

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Planner", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
+# Of the time since the last probe: what earlier ones found, and what steps tell meanwhile, does until then.
+_MOST_FOR_LATER_PROBES = 0.02
 _STEPS_THAT_TELL = 2
 _MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
 _SEND_ALL = ("full", "filtered")
@@ -142,8 +144,8 @@ class Planner:
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
         """Whether importance must be measured: not while everything fits, at the measured pace.
 
-        A policy that is defined by its own importance neither asks whether everything fits nor what its first probe
-        costs. No later one may take more than a share of the time that is left.
+        A policy that is defined by its own importance neither asks whether everything fits nor what its probes take
+        over many fits. No probe but the first may take more than a share of the time that is left.
         """
         if not (self.policy.uses_importance and self.state.probe_due()):
             return False
@@ -151,6 +153,8 @@ class Planner:
             return False
         if self.policy.importance_name is not None:
             return True
+        if self.state.scores and not self._another_probe_is_earned():
+            return False
         return self._can_pay_for_probe() and not self._everything_fits(correction)
 
     @property
@@ -162,6 +166,15 @@ class Planner:
     @property
     def _probe_seconds(self) -> float:
         return self.batches_needed * self._known_costs().full_step_seconds
+
+    def _another_probe_is_earned(self) -> bool:
+        """Whether one more probe is little against all that the steps since the last one took."""
+        if not self.options.charge_probes:
+            return True
+        full = self._known_costs().full_step_seconds
+        allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
+        since = self.state.steps_since_probe * min(allowed, full)
+        return self._probe_seconds <= _MOST_FOR_LATER_PROBES * since
 
     def _can_pay_for_probe(self) -> bool:
         """Whether a probe fits the memory and leaves most of the time; else older or others' scores must do."""

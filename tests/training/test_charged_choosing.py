@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
+from fl_elastic.groups import Batch
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+from fl_elastic.training.planner import Planner
 
 # A full step of the chain takes 15 s, one of its head 6.
 STEPS, FULL, HEAD = 10, 15.0, 6.0
@@ -125,3 +129,27 @@ def test_a_plan_too_dear_for_the_deadline_is_not_made_but_tried_now_and_then() -
         assert report.choosing_seconds == (6.0 if chosen else 0.0)
         assert report.predicted_seconds <= 100.0
         assert chosen or report.plan.mask.all()
+
+
+@pytest.mark.parametrize("speedup", [1.5, 3.0])
+def test_later_probes_are_a_fiftieth_of_the_time_over_many_fits(
+    speedup: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importance that always drifts asks for a probe every ten steps; two full steps each are charged."""
+    probes = []
+    real = Planner.measure_importance
+
+    def counted(planner: Planner, batches: Sequence[Batch]) -> bool:
+        probes.append(planner.state.steps_since_probe)
+        return real(planner, batches)
+
+    monkeypatch.setattr(Planner, "measure_importance", counted)
+    model, batches = chain(), vectors(60)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=speedup),
+        profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(closed_loop=False, deep_every=0, reselect_every=10, drift=2.0),
+    )  # fmt: skip
+    taken = sum(trainer.fit(batches).predicted_seconds for _ in range(20))
+    assert probes
+    assert 2 * FULL * (len(probes) - 1) <= 0.02 * taken * 1.05
