@@ -27,6 +27,8 @@ _CLASSES = 10
 _REPEATS = {0.02: 9, 0.5: 5, math.inf: 3}
 _SPEEDUPS = (1.5, 2.0, 3.0)
 _DEADLINES = (5, 15)
+# Fits after the second one, among which importance may be probed again.
+_LATER = 7
 
 
 def bench_first_fits(results: Results, tell: Callable[[str], None]) -> None:
@@ -47,8 +49,9 @@ def first_fits_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     speedups = " | ".join(f"second at {speedup:g}" for speedup in _SPEEDUPS)
     deadlines = " | ".join(f"deadline {count}" for count in _DEADLINES)
     lines = [
-        f"| | first of 50 at 2 | first of 10 at 2 | {speedups} | {deadlines} | choosing, % | preparing, % |",
-        "| --- |" + " --- |" * (4 + len(_SPEEDUPS) + len(_DEADLINES)),
+        f"| | first of 50 at 2 | first of 10 at 2 | {speedups} | {deadlines} | "
+        "preparing, % | choosing, % | over eight fits, % |",
+        "| --- |" + " --- |" * (5 + len(_SPEEDUPS) + len(_DEADLINES)),
     ]
     for name, row in rows.items():
         cells = [f"{row['first_50']:.2f}", f"{row['first_10']:.2f}"]
@@ -57,8 +60,8 @@ def first_fits_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
             "refused" if row[f"deadline_{n}"] is None else f"{row[f'deadline_{n}']:.2f}"
             for n in _DEADLINES
         ]
-        # Of older rows choosing holds both.
-        shares = [row.get(f"{part}_share") for part in ("choosing", "preparing")]
+        # Of older rows the last one is not known.
+        shares = [row.get(f"{part}_share") for part in ("preparing", "choosing", "later_choosing")]
         cells += ["" if share is None else f"{100 * share:.1f}" for share in shares]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -106,7 +109,8 @@ def _measure(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str,
     first_look = _full(base, batches[:5]) / 5
     ratios: dict[str, list[float]] = {}
     refused: dict[str, int] = {}
-    for _ in range(next(count for seconds, count in _REPEATS.items() if first_look < seconds)):
+    repeats = next(count for seconds, count in _REPEATS.items() if first_look < seconds)
+    for repeat in range(repeats):
         full = _full(base, batches[:50])
         trainer, first, _ = _fit(base, batches[:50], Budget(speedup=2.0))
         ratios.setdefault("first_50", []).append(full / first)
@@ -119,10 +123,14 @@ def _measure(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str,
             second, report = _timed(trainer, batches[:50])
             full = (full + _full(base, batches[:50])) / 2
             ratios.setdefault(f"second_{speedup:g}", []).append(full / second)
-            preparing = report.preparing_seconds
-            choosing = report.selection_seconds - preparing
-            ratios.setdefault("choosing_share", []).append(choosing / second)
-            ratios.setdefault("preparing_share", []).append(preparing / second)
+            ratios.setdefault("choosing_share", []).append(_choosing(report) / second)
+            ratios.setdefault("preparing_share", []).append(report.preparing_seconds / second)
+            if repeat == 0:
+                # A second fit makes no probe: what the first one learnt is fresh.
+                later = [(second, report), *(_timed(trainer, batches[:50]) for _ in range(_LATER))]
+                ratios.setdefault("later_choosing_share", []).append(
+                    sum(_choosing(each) for _, each in later) / sum(taken for taken, _ in later)
+                )
         step = _full(base, batches[:20]) / 20
         for count in _DEADLINES:
             key = f"deadline_{count}"
@@ -140,6 +148,11 @@ def _measure(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str,
     row["spread"] = {key: [min(values), max(values)] for key, values in ratios.items()}
     row["full_step_milliseconds"] = 1e3 * step
     return row
+
+
+def _choosing(report: FitReport) -> float:
+    """Return the CPU seconds of all that chose what to train."""
+    return report.selection_seconds - report.preparing_seconds
 
 
 def _batches(shape: tuple[int, ...]) -> list[Batch]:
