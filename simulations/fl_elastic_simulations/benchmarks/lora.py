@@ -45,8 +45,8 @@ METHODS: dict[str, Table] = {
     "flora-style": {"peer": "flora"},
     "lisa-style": {"peer": "random_blocks"},
     "legend-style": {"peer": "legend"},
-    # FedQuad (2506.01001) gives each device a depth from the output that it can afford, and quantises activations
-    # besides; here nothing is quantised, and unlike in LEGEND all adapters have one rank.
+    "fedquad-style": {"peer": "fedquad"},
+    # The depth of both, without unequal ranks and with activations as they are.
     "depth by budget, legend-style": {"policy": "last_k"},
     "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},
     "fixed cut, kept features": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}"},

@@ -4,6 +4,7 @@ from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Pee
 from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.fedpart import FedPart
+from fl_elastic_simulations.peers.fedquad import FedQuad
 from fl_elastic_simulations.peers.fedrolex import FedRolex
 from fl_elastic_simulations.peers.ffa_lora import FfaLora
 from fl_elastic_simulations.peers.flex_lora import FlexLora
@@ -23,6 +24,7 @@ __all__ = [
     "PEERS",
     "FedEl",
     "FedPart",
+    "FedQuad",
     "FedRolex",
     "FfaLora",
     "FlexLora",

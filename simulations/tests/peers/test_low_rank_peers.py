@@ -137,7 +137,9 @@ def test_ffa_lora_leaves_a_alone_and_its_mean_is_exact() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["flex_lora", "flora", "ffa_lora", "legend", "random_blocks"])
+@pytest.mark.parametrize(
+    "name", ["fedquad", "flex_lora", "flora", "ffa_lora", "legend", "random_blocks"]
+)
 def test_the_base_and_what_has_no_adapter_stay(name: str) -> None:
     start = prepared(name, adapted(started=False))
     result, model = trained(name, start, 1, 1 / 4)

@@ -72,8 +72,8 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 def test_the_published_methods_are_all_there() -> None:
     assert PEERS.names() == [
-        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "fedrolex", "ffa_lora", "flex_lora", "flora",
-        "fractrain", "full_steps", "heterofl", "legend", "progfed", "random_blocks", "random_layers",
+        "elastictrainer", "fedel", "fedel_free_probe", "fedpart", "fedquad", "fedrolex", "ffa_lora", "flex_lora",
+        "flora", "fractrain", "full_steps", "heterofl", "legend", "progfed", "random_blocks", "random_layers",
         "random_windows", "timelyfl",
     ]  # fmt: skip
     for name in PEERS.names():
