@@ -192,6 +192,39 @@ class Attention(nn.Module):
         return out
 
 
+class Heads(nn.Module):
+    """Fused attention of four heads over three tokens, each projection a layer of its own.
+
+    Parameters
+    ----------
+    heads : int
+        As many as its code says; -1 for as many as come.
+    """
+
+    def __init__(self, heads: int = -1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embed = nn.Linear(2, 8)
+        self.query, self.value = nn.Linear(8, 16), nn.Linear(8, 16)
+        # A bias of keys has a gradient of rounding errors alone.
+        self.key = nn.Linear(8, 16, bias=False)
+        self.out = nn.Linear(16, 8)
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify by the mean over the tokens."""
+        y = self.embed(x.view(len(x), 3, 2))
+        query, key, value = (
+            layer(y).view(len(x), 3, self.heads, 4).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        y = y + self.out(seen.transpose(1, 2).reshape(len(x), 3, -1))
+        scores: Tensor = self.head((y + self.mlp(y)).mean(1))
+        return scores
+
+
 class Recurrent(nn.Module):
     """A two-layer LSTM."""
 

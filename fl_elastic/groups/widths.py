@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -28,17 +28,24 @@ _POOLS = (
     "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "MkldnnAdaptiveAvgPool", "Mean", "Upsample",
 )  # fmt: skip
 _RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
+_TRANSPOSES = ("Transpose", "Permute")
+_ATTENTION = "ScaledDotProduct"
 # Of fewer units hardly anything is left to leave out.
 _FEWEST_UNITS = 4
 
 
 @dataclass(frozen=True)
 class _Channels:
-    """Which axis of a tensor runs over the channels of a space, and with how many entries for each."""
+    """Which axis of a tensor runs over the channels of a space.
+
+    It has ``repeat`` entries for each channel, or one for each head of ``head`` channels, which the last axis then
+    runs over.
+    """
 
     space: int
     axis: int
     repeat: int = 1
+    head: int = 1
 
 
 @dataclass
@@ -60,8 +67,9 @@ def find_widths(
 
     Channels are followed from the layer that makes them through operations on each channel by itself (activations,
     pools, batch and group norms, depthwise convolutions), products with others that are as many (a gate, as of
-    squeeze-excite), and flattening, to the layers that take them in. Whatever else takes them makes them a stream
-    that stays whole: a residual sum, attention, a layer norm, a layer of another class or used twice, tied weights.
+    squeeze-excite), flattening, and fused attention, whose heads stay together, to the layers that take them in.
+    Whatever else takes them makes them a stream that stays whole: a residual sum, a layer norm, a layer of another
+    class or used twice, tied weights. Whether a model works on fewer of them is for others to find out.
 
     Parameters
     ----------
@@ -146,6 +154,10 @@ class _Walk:
             result = self._each_by_itself(node, given)
         elif node.group is None and node.name.startswith(_RESHAPES) and len(given) == 1 and known:
             result = self._reshaped(self._nodes[node.inputs[0]].shape, node.shape, known[0])
+        elif node.group is None and node.name.startswith(_TRANSPOSES) and len(given) == 1 and known:
+            result = _transposed(self._nodes[node.inputs[0]].shape, node.shape, known[0])
+        elif node.group is None and node.name.startswith(_ATTENTION):
+            result = self._attention(node, given)
         if result is None:
             for channels in known:
                 # A layer that has noted them takes them in; anybody else sees all of them.
@@ -190,7 +202,7 @@ class _Walk:
 
     def _norm(self, name: str, module: Any, given: _Channels, *, plain: bool) -> _Channels | None:
         space = self._space(given)
-        if not plain or given.axis != 1 or given.repeat != 1:
+        if not plain or given.axis != 1 or given.repeat != 1 or given.head != 1:
             return None
         if isinstance(module, nn.GroupNorm):
             space.unit = math.lcm(space.unit, space.size // module.num_groups)
@@ -206,7 +218,7 @@ class _Walk:
         operation = ("Addmm", "Mm") if isinstance(module, nn.Linear) else ("Convolution",)
         if not whole or not node.name.startswith(operation):
             return None
-        fits = given is not None and given.axis == axis
+        fits = given is not None and given.axis == axis and given.head == 1
         if not isinstance(module, nn.Linear) and module.groups > 1:
             depthwise = module.groups == module.in_channels == module.out_channels
             if not (depthwise and fits and given is not None and given.repeat == 1):
@@ -237,16 +249,31 @@ class _Walk:
             kept = len(before) == len(node.shape) and node.shape[axis] == length
             shorter = len(node.shape) < len(before) and node.shape[: axis + 1] == before[: axis + 1]
             # Of axes that are equally long the graph does not say over which a mean goes.
-            clear = shorter and length not in before[axis + 1 :]
+            clear = shorter and length not in before[axis + 1 :] and channels.head == 1
+            kept &= channels.head == 1 or node.shape == before
             if not kept and not (clear and node.name.startswith("Mean")):
                 return None
             if joined is None:
                 joined = channels
-            elif (axis, channels.repeat) != (joined.axis, joined.repeat) or not self._unite(
+            elif replace(channels, space=joined.space) != joined or not self._unite(
                 joined, channels
             ):
                 return None
         return joined
+
+    def _attention(self, node: BackwardNode, given: Sequence[_Channels | None]) -> _Channels | None:
+        """Follow the heads of queries, keys and values, which are as many, into what attention puts out."""
+        query = given[0] if len(given) == 3 else None
+        if query is None or len(node.shape) != 4 or query.axis != 1 or query.head == 1:
+            return None
+        for below, channels in zip(node.inputs, given, strict=True):
+            alike = channels is not None and replace(channels, space=query.space) == query
+            if not alike or self._nodes[below].shape[1] != node.shape[1]:
+                return None
+            assert channels is not None
+            if not self._unite(query, channels):
+                return None
+        return query
 
     def _reshaped(
         self, before: tuple[int, ...], after: tuple[int, ...], given: _Channels
@@ -259,10 +286,17 @@ class _Walk:
         for axis, length in enumerate(after):
             if math.prod(after[:axis]) != front:
                 continue
-            if length == inner and math.prod(after[axis + 1 :]) == behind:
-                return _Channels(given.space, axis, given.repeat)
-            if length == inner * behind:
-                return _Channels(given.space, axis, given.repeat * behind)
+            rest = math.prod(after[axis + 1 :])
+            if length == inner and rest == behind:
+                return replace(given, axis=axis)
+            if length == inner * behind and given.head in (1, behind):
+                # Heads that are flattened are the channels that they are of.
+                repeat = given.repeat * behind if given.head == 1 else 1
+                return _Channels(given.space, axis, repeat)
+            if length * rest == inner and axis == len(after) - 2 and behind == given.repeat == 1:
+                space = self._space(given)
+                space.unit = math.lcm(space.unit, rest)
+                return _Channels(given.space, axis, head=rest)
         return None
 
     def _unite(self, one: _Channels, other: _Channels) -> bool:
@@ -289,3 +323,18 @@ class _Walk:
         while self._same[space] != space:
             space = self._same[space]
         return space
+
+
+def _transposed(
+    before: tuple[int, ...], after: tuple[int, ...], given: _Channels
+) -> _Channels | None:
+    """Return where heads are once other axes have changed places; None where shapes do not tell."""
+    inside = (before[:1], before[-1:]) == (after[:1], after[-1:])
+    middle = before[1:-1]
+    if given.head == 1 or not inside or given.axis not in range(1, len(before) - 1):
+        return None
+    # Examples stay first, and the channels of a head last, however many there are.
+    length = before[given.axis]
+    if middle.count(length) != 1 or sorted(middle) != sorted(after[1:-1]):
+        return None
+    return replace(given, axis=1 + after[1:-1].index(length))

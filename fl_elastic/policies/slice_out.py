@@ -9,8 +9,10 @@ from typing import ClassVar
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Width
+from fl_elastic.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.planning.windows import Every, Place, Windows
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
@@ -73,13 +75,35 @@ class SliceOutPolicy(Policy):
         if not _inner_widths(profile):
             raise PlanError(
                 f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
-                "block or a perceptron, and none was found in this model: its layers are residual streams, "
-                "attention, recurrent, tied, or used more than once; use policy 'elastic'"
+                "block, a perceptron or an attention, and none was found in this model: its layers are residual "
+                "streams, recurrent, tied, or used more than once; use policy 'elastic'"
             )
+
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
+        """Find out, by running the model, of which widths it works on a part; once for each model.
+
+        Raises
+        ------
+        PlanError
+            If there is none.
+        """
+        # Plans are made without it: only a fit loads what runs windows.
+        from fl_elastic.ops.proven_widths import prove_widths, proven_widths
+
+        inner, left_out = _inner_widths(profile), _left_out(memory.of(self.name))
+        widths = [each for each in inner if each.name not in left_out]
+        found = {each.name for each in proven_widths(probe.model, widths, probe.batches[0])}
+        if not found:
+            # Here it says why, or what was remembered is of another model.
+            prove_widths(probe.model, inner, probe.batches[0])
+            found = {each.name for each in inner}
+        whole = [each.name for each in inner if each.name not in found]
+        return PolicyMemory(self.name, {"left_out": whole})
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan with the widest windows that fit; BudgetError if none fits memory or uplink."""
-        widths = _inner_widths(request.profile)
+        left_out = _left_out(request.memory.of(self.name))
+        widths = tuple(w for w in _inner_widths(request.profile) if w.name not in left_out)
         modes = [Mode.FULL] * len(request.profile)
         seed = int(request.generator.integers(2**31))
         if not widths:
@@ -150,6 +174,12 @@ def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
         for width in profile.graph.widths
         if trained.issuperset((*width.makers, *(reader.module for reader in width.readers)))
     )
+
+
+def _left_out(memory: PolicyMemory) -> set[str]:
+    """Return the widths that stay whole, as an earlier fit found out; the memory comes from a disk."""
+    names = memory.facts.get("left_out", ())
+    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
 
 
 def _sends_windows(windows: Windows) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_models import (
     Attention,
+    Heads,
     Residual,
     SqueezeExcite,
     TiedLinears,
@@ -78,6 +79,37 @@ def test_a_perceptron_on_tokens_and_no_attention() -> None:
     assert width.name == "mlp.1" and width.readers == (Reader("mlp.3"),) and width.size == 16
 
 
+@pytest.mark.parametrize("rows", [2, 4, 5])
+def test_heads_of_a_fused_attention_stay_together(rows: int) -> None:
+    """However many examples there are, also as many as heads."""
+    x, y = vectors()[0]
+    found = widths_of(Heads(), (x[:rows], y[:rows]))
+    assert list(found) == ["query", "mlp.1"]
+    width = found["query"]
+    assert (width.size, width.unit) == (4, 4)
+    assert set(width.makers) == {"query", "key", "value"}
+    assert width.readers == (Reader("out"),) and not width.keepers
+
+
+class Crossed(Heads):
+    """Its keys have other heads than its queries and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from every head to the same keys."""
+        y = self.embed(x.view(len(x), 3, 2))
+        query, value = (
+            layer(y).view(len(x), 3, 4, 4).transpose(1, 2) for layer in (self.query, self.value)
+        )
+        key = self.key(y).view(len(x), 3, 1, 4).transpose(1, 2).expand(-1, 4, -1, -1)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        scores: Tensor = self.head((y + self.out(seen.transpose(1, 2).flatten(2))).mean(1))
+        return scores
+
+
 def used_twice() -> nn.Module:
     layer = nn.Linear(6, 6)
     return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(6, 3))
@@ -106,7 +138,7 @@ class OwnLinear(nn.Linear):
         nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
         nn.Sequential(OwnLinear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
         nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3)),
-        nn.Linear(6, 3), Attention(),
+        nn.Linear(6, 3), Attention(), Crossed(),
     ],
 )  # fmt: skip
 def test_what_is_not_certain_is_none(model: nn.Module) -> None:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from small_models import Attention, Residual, chain, conv_net, flat_profile, images, vectors
+from small_models import (
+    Attention,
+    Heads,
+    Residual,
+    chain,
+    conv_net,
+    flat_profile,
+    images,
+    loss_fn,
+    sgd,
+    vectors,
+)
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.planning import Plan, PlanRequest
+from fl_elastic.groups import Batch
+from fl_elastic.groups.graph import Width
+from fl_elastic.planning import Plan, PlanRequest, PolicyMemory
 from fl_elastic.policies.slice_out import SliceOutPolicy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.narrow import narrow_profile
+from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 
 def profile_of(kind: str = "conv") -> CostProfile:
@@ -108,6 +124,43 @@ def test_models_without_inner_widths_are_refused() -> None:
     with pytest.raises(PlanError, match="none was found in this model"):
         SliceOutPolicy().refuse_misfit(profile)
     SliceOutPolicy().refuse_misfit(flat_profile(Residual(), images()[0]))
+
+
+def test_widths_that_the_model_cannot_run_on_are_left_out_and_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batches = Heads(heads=4), vectors(6)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="slice_out",
+        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False),
+    )  # fmt: skip
+    plan = trainer.fit(batches).plan
+    assert plan.windows is not None and [w.name for w in plan.windows.widths] == ["mlp.1"]
+    assert trainer.state.memory.of("slice_out").facts == {"left_out": ["query"]}
+    tried: list[str] = []
+
+    def noted(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tuple[Width, ...]:
+        tried.extend(width.name for width in widths)
+        return tuple(widths)
+
+    monkeypatch.setattr("fl_elastic.ops.proven_widths.proven_widths", noted)
+    trainer.fit(batches)
+    assert set(tried) == {"mlp.1"}
+
+
+@pytest.mark.parametrize(
+    "facts", [{"left_out": "mlp.1"}, {"left_out": [3, None]}, {}, {"left_out": ["query", "mlp.1"]}]
+)
+def test_a_memory_of_something_else_does_no_harm(facts: dict[str, Any]) -> None:
+    model, batches = Heads(), vectors(6)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="slice_out",
+        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False),
+    )  # fmt: skip
+    trainer.state.fit_to(trainer.profile.group_names if trainer.profile else ())
+    trainer.state.memory = PolicyMemory("slice_out", facts)
+    plan = trainer.fit(batches).plan
+    assert plan.windows is not None and len(plan.windows.widths) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from random_models import random_model
-from small_models import SqueezeExcite, chain, conv_net, images, loss_fn, vectors
+from small_models import Heads, SqueezeExcite, chain, conv_net, images, loss_fn, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError, TrainingError
@@ -19,8 +19,9 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import Width
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.trace import tensor_groups, trace_step
+from fl_elastic.ops.proven_widths import prove_widths, proven_widths
 from fl_elastic.planning.windows import PLACES, Windows, kept_units
-from fl_elastic.training.window_steps import WindowLog, WindowSteps, prove_widths
+from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 Optimizers = dict[str, Callable[[Any], torch.optim.Optimizer]]
 OPTIMIZERS: Optimizers = {
@@ -62,7 +63,14 @@ def norms() -> nn.Module:
     return model
 
 
-MODELS = {"perceptron": perceptron, "groups": group_norms, "gate": gate, "norms": norms}
+def heads() -> nn.Module:
+    torch.manual_seed(5)
+    return Heads()
+
+
+MODELS = {
+    "perceptron": perceptron, "groups": group_norms, "gate": gate, "norms": norms, "heads": heads,
+}  # fmt: skip
 
 
 def data_for(model: nn.Module) -> list[Any]:
@@ -305,6 +313,36 @@ def test_models_of_few_bits_train_in_windows(kind: str, dtype: torch.dtype) -> N
     batch = batch[0].to(dtype), batch[1]
     with pytest.raises(PlanError, match="change more"):
         prove_widths(model, widths_of(model, batch), batch)
+
+
+def test_numbers_of_heads_in_a_models_code_are_found_out() -> None:
+    batch = vectors()[0]
+    for model, works in ((Heads(), {"query", "mlp.1"}), (Heads(heads=4), {"mlp.1"})):
+        widths = widths_of(model, batch)
+        assert [(w.name, w.size, w.unit) for w in widths] == [("query", 4, 4), ("mlp.1", 12, 1)]
+        assert {width.name for width in proven_widths(model, widths, batch)} == works
+    with pytest.raises(PlanError, match="windows of query change more"):
+        prove_widths(model, widths, batch)
+
+
+def test_widths_that_work_alone_and_not_together_are_not_proven() -> None:
+    class Compared(nn.Module):
+        """Runs as long as one of its two widths is whole."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+            self.two = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(self.one[0].weight) + len(self.two[0].weight) < 10:
+                raise ValueError("too narrow")
+            return self.one(x) + self.two(x)
+
+    model, batch = Compared(), vectors()[0]
+    widths = widths_of(model, batch)
+    assert len(widths) == 2 and proven_widths(model, widths, batch) == ()
+    assert proven_widths(model, widths[:1], batch) == widths[:1]
 
 
 def test_a_width_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
