@@ -42,6 +42,8 @@ def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
     deepest = [nodes[-1] for nodes in graph.group_nodes()]
     places = {block.output_node: block.module for block in reversed(graph.blocks)}
     places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
+    # What ends where a whole chain does is named for itself.
+    exact = {(block.output_node, block.input_node): block.module for block in graph.blocks}
     ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
     found: list[TokenBlock] = []
     for node, end in pairwise(ends):
@@ -52,7 +54,8 @@ def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
         alike = not found or (found[0].tokens, found[0].width) == shape[1:]
         if len(attending) == 1 and alike:
             above = sum(each < node for each in deepest)
-            found.append(TokenBlock(places[node], node, above, *shape[1:]))
+            name = exact.get((node, end), places[node])
+            found.append(TokenBlock(name, node, above, *shape[1:]))
     return tuple(reversed(found))
 
 

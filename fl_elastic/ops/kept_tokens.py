@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.torch_private import OperationMode, named_arguments
 
-__all__ = ["ClassRows", "dropping", "handing_on", "kept_indices", "taken"]
+__all__ = [
+    "Choose",
+    "ClassRows",
+    "attention_seen",
+    "dropping",
+    "handing_on",
+    "kept_indices",
+    "taken",
+]
 
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 Choose = Callable[[int], int]
@@ -142,7 +150,7 @@ def handing_on(
 
 
 @contextmanager
-def _attention_seen() -> Iterator[None]:
+def attention_seen() -> Iterator[None]:
     """Keep torch from running a whole layer of attention as one operation, as it does in inference."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -171,7 +179,7 @@ def dropping(model: nn.Module, module: str, classes: int, choose: Choose) -> Ite
     """
 
     def change(run: Callable[[], Tensor]) -> Tensor:
-        with _attention_seen(), ClassRows(classes) as rows:
+        with attention_seen(), ClassRows(classes) as rows:
             tokens = run()
         count = choose(tokens.shape[1] - classes)
         if count >= tokens.shape[1] - classes:

@@ -23,6 +23,11 @@ class KeptTokens:
         Blocks, in the order of the forward pass, each with the share of its tokens that goes on, in (0, 1].
     classes : int
         How many tokens, the first ones, the model answers from: they always stay, and do not count for the share.
+    attention : float
+        Share of the others that each token goes on to attend to behind the first of these blocks, in (0, 1]; 1 for
+        all, which costs less than any other.
+    blocks : tuple of str
+        Where attention is less than 1, the first of these blocks and all above it.
 
     Raises
     ------
@@ -32,8 +37,12 @@ class KeptTokens:
 
     drops: tuple[tuple[str, float], ...]
     classes: int = 1
+    attention: float = 1.0
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 < self.attention <= 1:
+            raise PlanError(f"attention {self.attention} must be above 0 and at most 1")
         for module, share in self.drops:
             if not 0 < share <= 1:
                 raise PlanError(

@@ -34,9 +34,16 @@ def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
     ...     evaluate(model, nn.functional.cross_entropy, data).num_examples
     4
     """
+    kept = plan.tokens
     with ExitStack() as stack:
-        if plan.tokens is not None:
-            for module, share in plan.tokens.drops:
-                choose = partial(kept_count, share=share)
-                stack.enter_context(dropping(model, module, plan.tokens.classes, choose))
+        drops = {} if kept is None else {m: partial(kept_count, share=s) for m, s in kept.drops}
+        if kept is not None and kept.attention < 1:
+            # One policy alone masks attention, where it is told to.
+            from fl_elastic.ops.attention_masks import thinning
+
+            attend = partial(kept_count, share=kept.attention)
+            stack.enter_context(thinning(model, kept.blocks, drops, kept.classes, attend))
+        elif kept is not None:
+            for module, choose in drops.items():
+                stack.enter_context(dropping(model, module, kept.classes, choose))
         yield
