@@ -1,6 +1,7 @@
 """Published federated methods to compare with, each as the local training of one client."""
 
 from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Peer, register_peer
+from fl_elastic_simulations.peers.dfq import Dfq, FracTrainGated
 from fl_elastic_simulations.peers.elastictrainer import PublishedElasticTrainer
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.fedpart import FedPart
@@ -22,6 +23,7 @@ from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
 __all__ = [
     "PEERS",
+    "Dfq",
     "FedEl",
     "FedPart",
     "FedQuad",
@@ -30,6 +32,7 @@ __all__ = [
     "FlexLora",
     "Flora",
     "FracTrain",
+    "FracTrainGated",
     "FullSteps",
     "HeteroFl",
     "Legend",

@@ -6,7 +6,7 @@ nothing from it. It shows what the rounding costs in accuracy, and what operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,16 @@ from fl_elastic.flower.precision import TurningPoints
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import train_mask
 
-__all__ = ["FracTrain", "bit_cost", "quantised", "rounded"]
+__all__ = [
+    "FracTrain",
+    "bit_cost",
+    "few_bit_layers",
+    "kept_points",
+    "note_points",
+    "quantised",
+    "round_forward",
+    "rounded",
+]
 
 # The documented command of the published code; weights stay as they are.
 _FORWARD_BITS, _GRADIENT_BITS = (3, 4, 6, 8), (6, 6, 8, 8)
@@ -77,6 +86,21 @@ class _Straight(torch.autograd.Function):
         return gradients[0], None
 
 
+def round_forward(values: Tensor, bits: int) -> Tensor:
+    """Return values rounded as `rounded` does; gradients pass as if they were not."""
+    found: Tensor = _Straight.apply(values, bits)
+    return found
+
+
+def few_bit_layers(model: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+    """Return names and layers that may run on few bits: all convolutions and linear layers but first and last."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
+    ][1:-1]
+
+
 class _Backward(torch.autograd.Function):
     """Lets values pass as they are, and rounds gradients at random."""
 
@@ -104,16 +128,12 @@ def quantised(model: nn.Module, forward_bits: int, gradient_bits: int) -> Iterat
     forward_bits, gradient_bits : int
         At least 1.
     """
-    layers = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
-    ][1:-1]
+    layers = few_bit_layers(model)
     handles = []
     for _, layer in layers:
         handles += [
             layer.register_forward_pre_hook(
-                lambda _, given: (_Straight.apply(given[0], forward_bits), *given[1:])
+                lambda _, given: (round_forward(given[0], forward_bits), *given[1:])
             ),
             layer.register_forward_hook(lambda _, __, out: _Backward.apply(out, gradient_bits)),
         ]
@@ -139,16 +159,23 @@ class FracTrain(Peer):
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Train everything on the bits of the client's stage."""
-        points = TurningPoints(len(_FORWARD_BITS))
-        points.from_arrays(_arrays(task.memory))
+        points = kept_points(task, self.name, len(_FORWARD_BITS))
         stage = points.stage
         with quantised(task.model, _FORWARD_BITS[stage], _GRADIENT_BITS[stage]):
             result = train_mask(task, self.name, np.ones(len(task.profile), dtype=bool))
-        points.observe(result.loss)
-        task.memory["fractrain"] = {n: each.tolist() for n, each in points.to_arrays().items()}
+        note_points(task, self.name, points, result.loss)
         return result
 
 
-def _arrays(memory: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    known = memory.get("fractrain") or TurningPoints(len(_FORWARD_BITS)).to_arrays()
-    return {name: np.array(each, dtype=np.float64) for name, each in known.items()}
+def kept_points(task: LocalTask, name: str, stages: int) -> TurningPoints:
+    """Return how far a client has come, by its notes of the peer with this name."""
+    points = TurningPoints(stages)
+    known = task.memory.get(name) or points.to_arrays()
+    points.from_arrays({key: np.array(each, dtype=np.float64) for key, each in known.items()})
+    return points
+
+
+def note_points(task: LocalTask, name: str, points: TurningPoints, loss: float) -> None:
+    """Take in a round's loss, and note how far the client has come."""
+    points.observe(loss)
+    task.memory[name] = {key: each.tolist() for key, each in points.to_arrays().items()}
