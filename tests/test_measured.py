@@ -293,22 +293,39 @@ def test_what_is_said_of_first_fits_is_what_their_rows_say() -> None:
 
 def said_of_first_fits() -> list[str]:
     rows = rows_of("first_fits")
-    found = [row[f"second_{asked:g}"] / asked for row in rows.values() for asked in (1.5, 2.0, 3.0)]
-    near = sum(abs(each - 1) <= 0.05 for each in found)
+    found = {
+        f"{name} at {asked:g}": row[f"second_{asked:g}"] / asked
+        for name, row in rows.items()
+        for asked in (1.5, 2.0, 3.0)
+    }
+    off = {name: each - 1 for name, each in found.items() if abs(each - 1) > 0.05}
+    apart = ", ".join(
+        f"{name} {100 * abs(each):.0f} % {'faster' if each > 0 else 'slower'}"
+        for name, each in off.items()
+    )
     longest = max(row["deadline_15_most"] for row in rows.values()) - 1
     quick = max(row["deadline_5_most"] for row in rows.values())
-    # "The median first fit holds", "no such fit was refused", and whose the shares are.
+    # "The median first fit holds", and "no such fit was refused".
     assert max(row["deadline_5"] for row in rows.values()) <= 1
     assert not any(row["deadline_5_refused"] for row in rows.values())
     choosing = max(rows, key=lambda name: rows[name]["choosing_share"])
     ready = max(rows, key=lambda name: rows[name].get("preparing_share", 0.0))
-    assert (choosing, ready) == ("dense", "ShuffleNetV2")
+    over = {
+        name: row["spread"]["later_choosing_share"][1]
+        for name, row in rows.items()
+        if "later_choosing_share" in row
+    }
+    most = max(over, key=lambda name: over[name])
     return [
-        f"Second fits are within 5 % of what was asked in {near} of {len(found)} cases",
-        f"the longest single one of any model took {quick:.2f} of it",
+        f"Second fits are within 5 % of what was asked in {len(found) - len(off)} of {len(found)} cases; "
+        f"the others: {apart}.",
+        "The median first fit holds a deadline of 5 full steps; the longest single one of any model took "
+        f"{quick:.2f} of it.",
+        "No such fit was refused.",
         f"No fit exceeds fifteen full steps by more than {100 * longest:.1f} %.",
-        f"Choosing takes at most {100 * rows[choosing]['choosing_share']:.1f} % of a second fit's time",
-        f"making ready {100 * rows[ready]['preparing_share']:.1f} % of that of ShuffleNetV2",
+        f"Choosing takes at most {100 * rows[choosing]['choosing_share']:.1f} % of a second fit's time "
+        f"({choosing}), and making ready at most {100 * rows[ready]['preparing_share']:.1f} % ({ready}).",
+        f"Over eight fits choosing takes at most {100 * over[most]:.1f} %, at whatever speed-up ({most}).",
     ]
 
 
