@@ -74,7 +74,7 @@ class TrainerOptions:
         Registered score, or an object, used by policies that need one.
     reselect_every : int
         Steps between two probes of importance. While importance stays alike the gap doubles, up to
-        eight times; once it has drifted it falls back. It is longer where a probe would take more than a fiftieth
+        eight times; once it has drifted it falls back. It is longer where a probe would take more than a hundredth
         of the time between two.
     drift : float
         Cosine similarity of old and new importance below which the tensors are selected anew, in [-2, 2]: above 1

@@ -35,7 +35,7 @@ __all__ = ["Planner", "with_channels", "worth_for"]
 
 _MOST_OF_TIME, _HALF = 0.15, 0.5
 # Of the time since the last probe: what earlier ones found, and what steps tell meanwhile, does until then.
-_MOST_FOR_LATER_PROBES = 0.02
+_MOST_FOR_LATER_PROBES = 0.01
 _STEPS_THAT_TELL = 2
 _MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
 _SEND_ALL = ("full", "filtered")

@@ -132,7 +132,7 @@ def test_a_plan_too_dear_for_the_deadline_is_not_made_but_tried_now_and_then() -
 
 
 @pytest.mark.parametrize("speedup", [1.5, 3.0])
-def test_later_probes_are_a_fiftieth_of_the_time_over_many_fits(
+def test_later_probes_are_a_hundredth_of_the_time_over_many_fits(
     speedup: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Importance that always drifts asks for a probe every ten steps; two full steps each are charged."""
@@ -152,4 +152,4 @@ def test_later_probes_are_a_fiftieth_of_the_time_over_many_fits(
     )  # fmt: skip
     taken = sum(trainer.fit(batches).predicted_seconds for _ in range(20))
     assert probes
-    assert 2 * FULL * (len(probes) - 1) <= 0.02 * taken * 1.05
+    assert 2 * FULL * (len(probes) - 1) <= 0.01 * taken * 1.05
