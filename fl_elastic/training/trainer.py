@@ -33,6 +33,7 @@ from fl_elastic.training.fit import READ_ONCE, Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
+from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
@@ -61,7 +62,8 @@ class ElasticTrainer:
     optimizer_fn : callable
         ``optimizer_fn(parameters)`` returning a torch optimiser; called once, and once per probe.
     budget : Budget
-        What one fit may spend.
+        What one fit may spend. Where it limits memory, torch's compiler is loaded only once something is compiled,
+        in this process: optimisers would load its hundred megabytes for nothing.
     policy : str or Policy
         A registered name, or an object with options of its own.
     profile : CostProfile, optional
@@ -102,6 +104,9 @@ class ElasticTrainer:
                 f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
                 "Budget(speedup=2.0)"
             )
+        if budget.memory is not None:
+            # What an optimiser loads of it for nothing is more than many a budget.
+            without_compiler()
         self.model = model = eager(model)
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn

@@ -60,6 +60,13 @@ def test_training_loads_no_compiler(optimizer: str, policy: str) -> None:
     run(TRAIN.format(optimizer=optimizer, policy=policy) + ABSENT)
 
 
+def test_a_budget_of_memory_is_not_spent_on_the_compiler() -> None:
+    limited = TRAIN.format(optimizer="SGD", policy="elastic").replace(
+        "\nwithout_compiler()\n", "\n"
+    )
+    run(limited.replace("speedup=1.3", "memory=1e9") + ABSENT)
+
+
 def test_the_weights_are_those_with_the_compiler_loaded() -> None:
     # Without a limit, so that the number of steps is no matter of time.
     script = TRAIN.format(optimizer="Adam", policy="full").replace("speedup=1.3", "")
