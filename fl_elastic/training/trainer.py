@@ -33,7 +33,6 @@ from fl_elastic.training.fit import READ_ONCE, Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
-from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
@@ -105,7 +104,9 @@ class ElasticTrainer:
                 "Budget(speedup=2.0)"
             )
         if budget.memory is not None:
-            # What an optimiser loads of it for nothing is more than many a budget.
+            # What an optimiser loads of the compiler for nothing is more than many a budget.
+            from fl_elastic.training.lean_start import without_compiler
+
             without_compiler()
         self.model = model = eager(model)
         self.loss_fn = loss_fn
