@@ -27,7 +27,7 @@ def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tu
     """Return the widths whose windows give what the whole model gives if their other channels are zero.
 
     The graph does not show constants, nor what is done with tensors that are cut off from it, nor numbers of heads
-    that a model has written into its code. Each width of a model is tried once.
+    that a model has written into its code. A width that works is not tried again on the same model.
 
     Parameters
     ----------

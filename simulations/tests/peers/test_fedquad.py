@@ -108,6 +108,8 @@ def test_memory_is_met_by_bytes_first_and_by_depth_then() -> None:
     assert mask_bytes(with_bytes(profile, less), less.mask(profile)) <= least * 0.8
     # One block at the least, whose memory is checked by whoever asks a device to train it.
     assert deepest(profile, 0.0, 0.0) == Stretch(1, 0)
+    # Who is only short of time keeps activations as they are.
+    assert deepest(profile, 0.0, np.inf) == Stretch(1, 1)
 
 
 def test_a_device_short_of_memory_trains_deeper_than_with_whole_activations() -> None:
