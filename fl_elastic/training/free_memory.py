@@ -70,7 +70,10 @@ class FreeMemory:
             self.look(needed.get(layer, inference))
 
         def after(layer: nn.Module, given: Any, output: Any) -> None:
-            size = sum(each.nbytes for each in (*given, output) if isinstance(each, Tensor))
+            # A library puts the weights of a convolution into an order of its own.
+            ordered = [each for each in layer.parameters(recurse=False) if each.dim() > 2]
+            passed = (*given, output, *ordered)
+            size = sum(each.nbytes for each in passed if isinstance(each, Tensor))
             needed[layer] = size
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_prehook(lambda _: self.look(size))

@@ -50,6 +50,17 @@ def test_far_from_the_budget_nothing_is_given_back() -> None:
     assert process.trims == before
 
 
+def test_what_a_convolution_orders_anew_is_room_that_it_needs() -> None:
+    # Maps of 8 kB, and 9.4 MB of weights that the library copies into blocks for its backward pass.
+    process, model = Process(), nn.Conv2d(1 << 9, 1 << 9, 3, padding=1)
+    memory = watched(process, 100e6)
+    before = process.trims
+    process.free = 55_000_000
+    with memory.watching(model, 0.0):
+        model(ones(1, 1 << 9, 2, 2)).sum().backward()
+    assert process.trims > before and process.free == 0
+
+
 def test_without_a_budget_or_under_a_tiny_one_nobody_looks() -> None:
     for budget in (None, 1e6):
         process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
