@@ -505,7 +505,7 @@ def said_across_rounds() -> list[str]:
     rows = json.loads((RESULTS / "across_rounds.json").read_text())["rows"]
     full, moving = (f"{each}, solved head" for each in ("fewer full steps", "moving cut"))
     fixed, small = "fixed cut, solved head", f"{moving}, 8 bits"
-    birds, signs, pis = PRETRAINED
+    birds, signs, pis = "birds-pretrained", "signs-pretrained", "birds-pi-fleet"
 
     def cell(task: str, method: str, seed: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = rows[cell_name(task, method, seed)]

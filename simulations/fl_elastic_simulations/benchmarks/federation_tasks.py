@@ -148,6 +148,23 @@ PRETRAINED: dict[str, FederationTask] = {
         weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
         methods=across_rounds("features.7"),
     ),
+    # Things that ImageNet knows, from small lossy images, and slow devices with labels that nobody else holds.
+    "objects-pretrained": FederationTask(
+        title="CIFAR-10 at 64 pixels, correlated, pretrained MobileNetV2",
+        data={
+            "dataset": "cifar10_jpegq75", "image_size": 64, "partition": "dirichlet",
+            "layout": "correlated", "alpha": 0.3, "min_examples": 16, "train_limit": 4000,
+            "test_limit": 1500,
+        },
+        model="mobilenet_v2",
+        speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
+        training={
+            "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
+        },
+        reference_rounds=8,
+        weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
+        methods=across_rounds("features.14"),
+    ),
     # Roughly as a laptop, a Pi 5, a Pi 4 and a Pi Zero 2 W are to each other. What PyTorch and the system leave of
     # the last one's 512 MB does not hold a step that trains the whole model, and most photographs are on these.
     "birds-pi-fleet": replace(
