@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.importance.base import Scores
@@ -35,7 +36,8 @@ class ElasticPolicy(Policy):
 
     The prefix knapsack charges parallel branches as one chain; its answer is re-costed on the real graph, solved
     again with what that leaves over, and the last slack is filled group by group. A memory budget limits the
-    depth; memory and uplink put a price on each group's bytes. If everything fits, everything is trained.
+    depth; memory and uplink put a price on each group's bytes. Where memory is limited, the groups of most worth,
+    and of most worth by their own memory, are tried as well. If everything fits, everything is trained.
 
     Where steps may be traded (a deadline for the round, or a speed-up below the floor), the plan is the one whose
     importance times the share of steps that it leaves is largest: near the floor most of a step is spent on the
@@ -56,11 +58,16 @@ class ElasticPolicy(Policy):
         if len(request.profile) <= _FEW:
             return request.plan_of_mask("elastic", _best_of_all(request))
         search = _Search(request)
-        best, suffix = search.within(request), _best_suffix(request)
+        best = search.within(request)
         assert best is not None
-        if request.importance[suffix].sum() > request.importance[best].sum():
-            best = suffix
-        best = _fill(request, best)
+
+        def worth(mask: Mask) -> float:
+            return float(request.importance[mask].sum())
+
+        found = [best, _best_suffix(request)]
+        if request.budget.memory is not None:
+            found += _by_worth_and_memory(request)
+        best = _fill(request, max(found, key=worth))
         if (
             request.may_trade_steps
             and request.allowed_step_seconds < request.profile.full_step_seconds
@@ -252,6 +259,32 @@ def _best_suffix(request: PlanRequest) -> Mask:
     fitting = bisect_left(counts, True, key=lambda count: not request.fits(next_to_loss(count)))
     suffixes = [request.head_mask(), *(next_to_loss(count) for count in counts[:fitting])]
     return max(suffixes, key=lambda mask: float(request.importance[mask].sum()))
+
+
+def _by_worth_and_memory(request: PlanRequest) -> list[Mask]:
+    """Return the groups of most worth, and those of most worth by the memory of each alone, as many as fit.
+
+    What a step keeps of activations goes by places as much as by weights, which alone have
+    a price in the search.
+    """
+    head, worth = request.head_mask(), request.importance.clip(min=0)
+    if request.reachable is not None:
+        worth[request.reachable :] = 0.0
+    found = []
+    for density in (worth, worth / _bytes_beside_head(request.profile, request.lean)):
+        order = np.argsort(-np.where(head, 0.0, density), kind="stable")
+        order = order[: np.count_nonzero(worth[order] * ~head[order])]
+
+        def first(count: int, order: NDArray[np.int64] = order) -> Mask:
+            mask = request.head_mask()
+            mask[order[:count]] = True
+            return mask
+
+        # More groups never cost less.
+        counts = range(1, len(order) + 1)
+        fitting = bisect_left(counts, True, key=lambda count: not request.fits(first(count)))
+        found.append(first(fitting))
+    return found
 
 
 def _fill(request: PlanRequest, mask: Mask) -> Mask:

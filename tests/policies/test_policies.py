@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,9 +17,12 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, RegistryError
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model
 from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies, prefix_knapsack
 from fl_elastic.policies import elastic
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
@@ -225,6 +229,40 @@ def test_elastic_is_nearly_optimal_with_branches_and_byte_limits() -> None:
                 shares.append(share_of_the_best(request))
     assert len(shares) > 80
     assert np.mean(shares) > 0.96 and min(shares) > 0.5 and max(shares) <= 1 + 1e-9
+
+
+@pytest.fixture(scope="module")
+def small_images() -> CostProfile:
+    """Costs of a network whose early layers keep much and weigh little."""
+    model = build_model("torchvision:squeezenet1_1", (3, 64, 64), 10, seed=0).train()
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn((16, 3, 64, 64), generator=generator), torch.arange(16) % 10
+    return estimate_profile(
+        model, classification_loss, batch, clock="cpu", memory=1e9, prefix=False,
+        optimizer_fn=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_little_memory_no_simple_choice_is_worth_more(
+    small_images: CostProfile, seed: int
+) -> None:
+    """What a step keeps goes by places as much as by weights: the groups of most worth, as many as fit."""
+    generator, count = np.random.default_rng(seed), len(small_images)
+    importance = generator.pareto(0.7, count) if seed % 2 else generator.random(count)
+    whole = mask_bytes(small_images, np.ones(count, dtype=bool), lean=True)
+    memory = whole * generator.uniform(0.1, 0.7)
+    request = PlanRequest(small_images, Budget(memory=memory), importance)
+    mask = request.head_mask()
+    for group in np.argsort(-importance).tolist():
+        with_one = mask.copy()
+        with_one[group] = True
+        if not request.fits(with_one):
+            break
+        mask = with_one
+    found = mask_of("elastic", request)
+    assert request.fits(found)
+    assert importance[found].sum() >= importance[mask].sum() * (1 - 1e-9)
 
 
 def hand_made(
