@@ -299,8 +299,6 @@ def said_of_first_fits() -> list[str]:
         for asked in (1.5, 2.0, 3.0)
     }
     off = {name: each - 1 for name, each in found.items() if abs(each - 1) > 0.05}
-    # "In all of 24 cases".
-    assert not off, off
     longest = max(row["deadline_15_most"] for row in rows.values()) - 1
     quick = max(row["deadline_5_most"] for row in rows.values())
     # "The median first fit holds", and "no such fit was refused".
@@ -315,7 +313,12 @@ def said_of_first_fits() -> list[str]:
     }
     most = max(over, key=lambda name: over[name])
     return [
-        f"Second fits are within 5 % of what was asked in all of {len(found)} cases.",
+        f"Second fits are within 5 % of what was asked in {len(found) - len(off)} of {len(found)} cases.",
+        *(
+            f"{name.replace(' at ', ' at a speed-up of ')} is {100 * abs(by):.0f} % "
+            f"{'faster' if by > 0 else 'slower'} than asked."
+            for name, by in off.items()
+        ),
         "The median first fit holds a deadline of 5 full steps; the longest single one of any model took "
         f"{quick:.2f} of it.",
         "No such fit was refused.",
