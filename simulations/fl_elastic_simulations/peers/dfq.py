@@ -13,7 +13,7 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.training.changes import changes
 from fl_elastic.training.frozen import training_statistics
-from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.fractrain import (
     few_bit_layers,
@@ -23,7 +23,7 @@ from fl_elastic_simulations.peers.fractrain import (
     rounded,
 )
 from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic_simulations.peers.task_data import num_examples, requested_steps, steps_in_time
+from fl_elastic_simulations.peers.task_data import steps_in_time
 
 __all__ = ["Dfq", "FracTrainGated", "Gates"]
 
@@ -199,7 +199,7 @@ class Dfq(Peer):
         """Train everything and the gates, at the target of the client's stage."""
         model, manifest = task.model, Manifest.of(task.model)
         base = weights_of(model, manifest)
-        full, requested = task.profile.full_step_seconds, requested_steps(task)
+        full = task.profile.full_step_seconds
         points = kept_points(task, self.name, len(self.targets))
         with put_back_on_error(model), gated(model, self.targets[points.stage]) as gates:
             taken = take_steps(
@@ -210,21 +210,9 @@ class Dfq(Peer):
             )
         names = dict.fromkeys([*taken.trained, *training_statistics(model)], taken.count)
         deltas = changes(model, manifest, base, names)
-        loss = taken.last_loss(requested // task.epochs)
-        note_points(task, self.name, points, loss)
-        return LocalResult(
-            update=PartialUpdate(
-                deltas=deltas,
-                steps=dict.fromkeys(deltas, taken.count),
-                num_examples=num_examples(task),
-                base_version=task.base_version,
-            ),
-            host_seconds=taken.count * full,
-            steps=taken.count,
-            requested_steps=requested,
-            step_seconds=taken.step_seconds,
-            loss=loss,
-        )
+        result = taken.result(task, deltas, full)
+        note_points(task, self.name, points, result.loss)
+        return result
 
 
 @register_peer("fractrain_gated")

@@ -19,7 +19,7 @@ from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.changes import changes
 from fl_elastic.training.frozen import training_statistics
-from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
+from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.narrow import (
@@ -32,7 +32,6 @@ from fl_elastic_simulations.peers.narrow import (
 from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
 from fl_elastic_simulations.peers.task_data import (
     first_batch,
-    num_examples,
     requested_steps,
     steps_in_time,
 )
@@ -75,7 +74,7 @@ class HeteroFl(Peer):
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Choose a width and train it."""
-        wide, requested = task.model, requested_steps(task)
+        wide = task.model
         first = to_device(first_batch(task), model_device(wide))
         if not isinstance(first[0], Tensor):
             raise ModelError(f"heterofl takes one tensor as input, not {type(first[0]).__name__}")
@@ -104,20 +103,7 @@ class HeteroFl(Peer):
         if parts or model is not wide:
             after = {name: base[name] + delta for name, delta in deltas.items()}
             load_weights(wide, manifest, weights_of(wide, manifest) | after)
-        return LocalResult(
-            update=PartialUpdate(
-                deltas=deltas,
-                steps=dict.fromkeys(deltas, taken.count),
-                num_examples=num_examples(task),
-                base_version=task.base_version,
-                parts=parts,
-            ),
-            host_seconds=taken.count * seconds,
-            steps=taken.count,
-            requested_steps=requested,
-            step_seconds=taken.step_seconds,
-            loss=taken.last_loss(requested // task.epochs),
-        )
+        return taken.result(task, deltas, seconds, parts=parts)
 
     def starts(self, task: LocalTask, layers: Sequence[LayerChannels], rate: float) -> Starts:
         """Return where the window of each space of channels begins: at the first."""

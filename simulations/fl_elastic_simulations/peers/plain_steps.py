@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
+from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ElasticError, TrainingError
@@ -17,8 +19,10 @@ from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import epochs_of
-from fl_elastic.update import Manifest, load_weights, weights_of
-from fl_elastic_simulations.peers.base import LocalTask
+from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
+from fl_elastic.update.parts import Masks
+from fl_elastic_simulations.peers.base import LocalResult, LocalTask
+from fl_elastic_simulations.peers.task_data import num_examples, requested_steps
 
 __all__ = ["StepsTaken", "put_back_on_error", "take_steps"]
 
@@ -49,6 +53,47 @@ class StepsTaken:
     def last_loss(self, per_epoch: int) -> float:
         """Return the mean loss over the last ``per_epoch`` steps."""
         return statistics.fmean(self.losses[-per_epoch:])
+
+    def result(
+        self,
+        task: LocalTask,
+        deltas: dict[str, NDArray[Any]],
+        cost: float,
+        *,
+        choosing_seconds: float = 0.0,
+        parts: dict[str, Masks] | None = None,
+    ) -> LocalResult:
+        """Return what these steps of a task come to.
+
+        Parameters
+        ----------
+        task : LocalTask
+            Theirs.
+        deltas : dict of str to ndarray
+            What they changed.
+        cost : float
+            Seconds of one of them by the cost profile, which simulated time goes by.
+        choosing_seconds : float
+            What choosing took besides.
+        parts : dict, optional
+            Which entries of a tensor were trained, where not all were.
+        """
+        requested = requested_steps(task)
+        return LocalResult(
+            update=PartialUpdate(
+                deltas=deltas,
+                steps=dict.fromkeys(deltas, self.count),
+                num_examples=num_examples(task),
+                base_version=task.base_version,
+                parts=parts or {},
+            ),
+            host_seconds=choosing_seconds + self.count * cost,
+            steps=self.count,
+            requested_steps=requested,
+            step_seconds=self.step_seconds,
+            loss=self.last_loss(requested // task.epochs),
+            choosing_seconds=choosing_seconds,
+        )
 
 
 def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -> StepsTaken:

@@ -9,11 +9,11 @@ from fl_elastic.profiling.profile import Mask
 from fl_elastic.training import frozen_outside
 from fl_elastic.training.changes import changes
 from fl_elastic.training.frozen import training_statistics
-from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.early_exits import EarlyExits
 from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic_simulations.peers.task_data import num_examples, requested_steps, steps_in_time
+from fl_elastic_simulations.peers.task_data import steps_in_time
 from fl_elastic_simulations.peers.window import Window
 from fl_elastic_simulations.peers.window_costs import WindowCosts
 
@@ -53,7 +53,7 @@ def train_window(
         If the time does not pay for one step.
     """
     step_seconds = costs.step_seconds(window, mask)
-    steps, requested = steps_in_time(task, step_seconds, probe_seconds), requested_steps(task)
+    steps = steps_in_time(task, step_seconds, probe_seconds)
     manifest = Manifest.of(model)
     base = weights_of(model, manifest)
     plan = _plan(task, model, window, mask)
@@ -66,20 +66,7 @@ def train_window(
         taken = take_steps(task, model, task.loss_fn, steps)
         names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
         deltas = changes(model, manifest, base, names)
-    return LocalResult(
-        update=PartialUpdate(
-            deltas=deltas,
-            steps=dict.fromkeys(deltas, taken.count),
-            num_examples=num_examples(task),
-            base_version=task.base_version,
-        ),
-        host_seconds=probe_seconds + taken.count * step_seconds,
-        steps=taken.count,
-        requested_steps=requested,
-        step_seconds=taken.step_seconds,
-        loss=taken.last_loss(requested // task.epochs),
-        choosing_seconds=probe_seconds,
-    )
+    return taken.result(task, deltas, step_seconds, choosing_seconds=probe_seconds)
 
 
 def _plan(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> Plan:
