@@ -58,16 +58,11 @@ class ElasticPolicy(Policy):
         if len(request.profile) <= _FEW:
             return request.plan_of_mask("elastic", _best_of_all(request))
         search = _Search(request)
-        best = search.within(request)
+        best, suffix = search.within(request), _best_suffix(request)
         assert best is not None
-
-        def worth(mask: Mask) -> float:
-            return float(request.importance[mask].sum())
-
-        found = [best, _best_suffix(request)]
-        if request.budget.memory is not None:
-            found += _by_worth_and_memory(request)
-        best = _fill(request, max(found, key=worth))
+        if request.importance[suffix].sum() > request.importance[best].sum():
+            best = suffix
+        best = _fill(request, best)
         if (
             request.may_trade_steps
             and request.allowed_step_seconds < request.profile.full_step_seconds
@@ -174,7 +169,10 @@ class _Search:
             else:
                 low = middle + 1
             middle = (low + high) // 2
-        return best
+        if request.budget.memory is None:
+            return best
+        masks = [best, *_by_worth_and_memory(request, self.worth)]
+        return max(masks, key=lambda mask: float(self.worth[mask].sum()))
 
     def _in_time(self, request: PlanRequest, worth: Scores, resolution: int) -> Mask:
         """Solve, re-cost on the real graph, and solve again with the slack that branches leave."""
@@ -248,43 +246,36 @@ def dearer_steps(request: PlanRequest) -> list[PlanRequest]:
 
 def _best_suffix(request: PlanRequest) -> Mask:
     """Return the groups next to the loss, as many as are worth most among those that fit."""
-
-    def next_to_loss(count: int) -> Mask:
-        mask = request.head_mask()
-        mask[:count] = True
-        return mask
-
-    # A longer suffix never costs less, so the longest that fits is found by bisection.
-    counts = range(1, len(request.profile) + 1)
-    fitting = bisect_left(counts, True, key=lambda count: not request.fits(next_to_loss(count)))
-    suffixes = [request.head_mask(), *(next_to_loss(count) for count in counts[:fitting])]
+    order = np.arange(len(request.profile))
+    counts = range(_most_that_fit(request, order) + 1)
+    suffixes = [_beside_head(request, order[:count]) for count in counts]
     return max(suffixes, key=lambda mask: float(request.importance[mask].sum()))
 
 
-def _by_worth_and_memory(request: PlanRequest) -> list[Mask]:
+def _by_worth_and_memory(request: PlanRequest, worth: Scores) -> list[Mask]:
     """Return the groups of most worth, and those of most worth by the memory of each alone, as many as fit.
 
-    What a step keeps of activations goes by places as much as by weights, which alone have
-    a price in the search.
+    What a step keeps of activations goes by places as much as by weights, which alone have a price in the search.
     """
-    head, worth = request.head_mask(), request.importance.clip(min=0)
-    if request.reachable is not None:
-        worth[request.reachable :] = 0.0
-    found = []
+    worth, found = np.where(request.head_mask(), 0.0, worth.clip(min=0)), []
     for density in (worth, worth / _bytes_beside_head(request.profile, request.lean)):
-        order = np.argsort(-np.where(head, 0.0, density), kind="stable")
-        order = order[: np.count_nonzero(worth[order] * ~head[order])]
-
-        def first(count: int, order: NDArray[np.int64] = order) -> Mask:
-            mask = request.head_mask()
-            mask[order[:count]] = True
-            return mask
-
-        # More groups never cost less.
-        counts = range(1, len(order) + 1)
-        fitting = bisect_left(counts, True, key=lambda count: not request.fits(first(count)))
-        found.append(first(fitting))
+        order = np.argsort(-density, kind="stable")[: np.count_nonzero(density)]
+        found.append(_beside_head(request, order[: _most_that_fit(request, order)]))
     return found
+
+
+def _most_that_fit(request: PlanRequest, order: NDArray[np.int64]) -> int:
+    """Return how many groups fit beside the head, taken in this order: more never cost less."""
+    counts = range(1, len(order) + 1)
+    return bisect_left(
+        counts, True, key=lambda count: not request.fits(_beside_head(request, order[:count]))
+    )
+
+
+def _beside_head(request: PlanRequest, groups: NDArray[np.int64]) -> Mask:
+    mask = request.head_mask()
+    mask[groups] = True
+    return mask
 
 
 def _fill(request: PlanRequest, mask: Mask) -> Mask:

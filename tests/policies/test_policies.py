@@ -248,21 +248,46 @@ def test_with_little_memory_no_simple_choice_is_worth_more(
     small_images: CostProfile, seed: int
 ) -> None:
     """What a step keeps goes by places as much as by weights: the groups of most worth, as many as fit."""
-    generator, count = np.random.default_rng(seed), len(small_images)
+    request = with_little_memory(small_images, seed, deadline=None)
+    found, simple = mask_of("elastic", request), most_worth_that_fit(request)
+    assert request.fits(found)
+    assert request.importance[found].sum() >= request.importance[simple].sum() * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nor_is_one_where_steps_are_traded_for_dearer_ones(
+    small_images: CostProfile, seed: int
+) -> None:
+    request = with_little_memory(small_images, seed, deadline=10 * small_images.full_step_seconds)
+    search, limited = elastic._Search(request), 0
+    for dearer in elastic.dearer_steps(request):
+        if dearer.fits_bytes(search._in_time(dearer, search.worth, elastic._FINE)):
+            continue
+        limited += 1
+        found, simple = search.within(dearer), most_worth_that_fit(dearer)
+        assert found is not None and dearer.fits(found)
+        assert search.worth[found].sum() >= search.worth[simple].sum() * (1 - 1e-9)
+    assert limited
+
+
+def with_little_memory(profile: CostProfile, seed: int, deadline: float | None) -> PlanRequest:
+    generator, count = np.random.default_rng(seed), len(profile)
     importance = generator.pareto(0.7, count) if seed % 2 else generator.random(count)
-    whole = mask_bytes(small_images, np.ones(count, dtype=bool), lean=True)
-    memory = whole * generator.uniform(0.1, 0.7)
-    request = PlanRequest(small_images, Budget(memory=memory), importance)
+    whole = mask_bytes(profile, np.ones(count, dtype=bool), lean=True)
+    budget = Budget(memory=whole * generator.uniform(0.1, 0.7), deadline=deadline)
+    return PlanRequest(profile, budget, importance, steps=20)
+
+
+def most_worth_that_fit(request: PlanRequest) -> NDArray[np.bool_]:
+    """Add one group after another, the one of most worth first, up to the first that does not fit."""
     mask = request.head_mask()
-    for group in np.argsort(-importance).tolist():
+    for group in np.argsort(-request.importance).tolist():
         with_one = mask.copy()
         with_one[group] = True
         if not request.fits(with_one):
             break
         mask = with_one
-    found = mask_of("elastic", request)
-    assert request.fits(found)
-    assert importance[found].sum() >= importance[mask].sum() * (1 - 1e-9)
+    return mask
 
 
 def hand_made(

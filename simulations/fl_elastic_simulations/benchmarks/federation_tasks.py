@@ -123,6 +123,22 @@ TASKS: dict[str, FederationTask] = {
 }  # fmt: skip
 """By the name on the command line."""
 
+_SIGNS = FederationTask(
+    title="Traffic signs at 64 pixels, pretrained MobileNetV2",
+    data={
+        "dataset": "gtsrb", "image_size": 64, "partition": "dirichlet", "alpha": 0.3,
+        "min_examples": 16,
+    },
+    model="mobilenet_v2",
+    speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
+    training={
+        "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
+    },
+    reference_rounds=8,
+    weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
+    methods=across_rounds("features.7"),
+)  # fmt: skip
+
 PRETRAINED: dict[str, FederationTask] = {
     "birds-pretrained": replace(
         TASKS["birds-independent-0.3"],
@@ -133,36 +149,16 @@ PRETRAINED: dict[str, FederationTask] = {
         methods=across_rounds("features.14"),
     ),
     # Far from what the weights were trained on: features of the middle say more than the last ones.
-    "signs-pretrained": FederationTask(
-        title="Traffic signs at 64 pixels, pretrained MobileNetV2",
-        data={
-            "dataset": "gtsrb", "image_size": 64, "partition": "dirichlet", "alpha": 0.3,
-            "min_examples": 16,
-        },
-        model="mobilenet_v2",
-        speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
-        training={
-            "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
-        },
-        reference_rounds=8,
-        weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
-        methods=across_rounds("features.7"),
-    ),
+    "signs-pretrained": _SIGNS,
     # Things that ImageNet knows, from small lossy images, and slow devices with labels that nobody else holds.
-    "objects-pretrained": FederationTask(
+    "objects-pretrained": replace(
+        _SIGNS,
         title="CIFAR-10 at 64 pixels, correlated, pretrained MobileNetV2",
         data={
             "dataset": "cifar10_jpegq75", "image_size": 64, "partition": "dirichlet",
             "layout": "correlated", "alpha": 0.3, "min_examples": 16, "train_limit": 4000,
             "test_limit": 1500,
         },
-        model="mobilenet_v2",
-        speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
-        training={
-            "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
-        },
-        reference_rounds=8,
-        weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
         methods=across_rounds("features.14"),
     ),
     # Roughly as a laptop, a Pi 5, a Pi 4 and a Pi Zero 2 W are to each other. What PyTorch and the system leave of
