@@ -241,7 +241,9 @@ def test_peaks_of_first_fits_are_the_committed_ones() -> None:
     assert fit_peaks_markdown(rows) in text
     fits = [fit for row in rows.values() for name, fit in row.items() if name != "full"]
     trained = [fit for fit in fits if "refused" not in fit]
-    assert f"The largest of these peaks is {max(f['peak_over_budget'] for f in trained):.2f}" in text
+    assert (
+        f"The largest of these peaks is {max(f['peak_over_budget'] for f in trained):.2f}" in text
+    )
     predicted = [f["predicted_saved_bytes"] / f["counted_saved_bytes"] for f in trained]
     assert "within 2 %" in text and all(abs(share - 1) <= 0.02 for share in predicted)
 
