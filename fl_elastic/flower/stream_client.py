@@ -55,7 +55,8 @@ class StreamClient(ElasticClient):
     Where the fleet has a cut, what lies below it is the federation's, as everywhere; the joining is of what lies
     above. Features there are kept for as long as the store has their samples. A learner with latent replay takes
     part if its frozen part ends at the fleet's cut or below, and is the federation's to the bit: its store's
-    features are what rounds train on. Sums for a head in closed form are over every labelled sample once.
+    features are what rounds train on, and later ones are stored in the precision that the server asks for. Sums
+    for a head in closed form are over every labelled sample once.
 
     Parameters
     ----------
@@ -332,7 +333,9 @@ class StreamClient(ElasticClient):
         change = change_between(seen.saved, now)
         try:
             RoundInbox(self._folder).leave(
-                RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
+                RoundChange(
+                    uuid.uuid4().hex, seen.rounds.last, change, new, self._told.feature_precision
+                )
             )
             seen.mark(self._mark).save(self._folder)
         except OSError as error:

@@ -78,7 +78,8 @@ class RoundTerms:
     feature_precisions : sequence of str
         Precisions in which clients keep features at the cut ("int8", "fp16", "fp32"), one after the other, in place
         of their own, by the same rounds as ``codecs``: of fewer bits more examples' features fit. With each new one
-        a client computes its features once more.
+        a client computes its features once more; a stream with latent replay stores those of later samples so, and
+        leaves the others as they are.
     forget : float
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
         weight must matter to them as to everything for the server to make it smaller. 0 does not listen to such

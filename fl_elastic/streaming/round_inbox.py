@@ -56,12 +56,15 @@ class RoundChange:
         Differences; of tensors that hold whole numbers, and of the rows of new labels, the values themselves.
     new : tuple of int
         Labels that the saved state did not have.
+    precision : str
+        In which the server wants features kept from now on; empty leaves it to the learner.
     """
 
     name: str
     after: str
     change: LabelledWeights
     new: tuple[int, ...] = ()
+    precision: str = ""
 
 
 def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
@@ -151,6 +154,7 @@ class RoundInbox:
         facts = {
             "name": change.name, "after": change.after, "new": list(change.new),
             "labels": list(change.change.labels), "head": list(change.change.head),
+            "precision": change.precision,
         }  # fmt: skip
         arrays = {f"tensor.{name}": value for name, value in change.change.weights.items()}
         write_archive(self._left, _KIND, facts, arrays)
@@ -171,8 +175,9 @@ class RoundInbox:
             head = tuple(str(name) for name in facts["head"])
             change = LabelledWeights(weights, _labels(facts["labels"]), head)
             return RoundChange(
-                str(facts["name"]), str(facts["after"]), change, _labels(facts["new"])
-            )
+                str(facts["name"]), str(facts["after"]), change, _labels(facts["new"]),
+                str(facts.get("precision", "")),
+            )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError) as error:
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
             self.done()

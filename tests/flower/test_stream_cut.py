@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from fl_elastic.update import Manifest, PartialUpdate, decode, load_weights
 from fl_elastic.update.head_sums import decode_head_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
-from toy_streams import blobs, closed, net, run, weights
+from toy_streams import blobs, closed, learner_in, net, run, weights
 
 CUT = "3"
 TRAINED = {"3.weight", "3.bias", "5.weight", "5.bias"}
@@ -294,3 +296,37 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
     assert client.capabilities(Instructions(cut=CUT)).num_examples > 0
     assert not learner.take_up()
     closed(learner)
+
+
+@pytest.mark.parametrize("latent", [None, Latent(1)])
+def test_later_features_are_stored_in_the_bits_that_the_server_says(
+    tmp_path: Path, latent: Latent | None
+) -> None:
+    """For 16 features int8 takes 24 bytes, fp16 32; a learner that keeps inputs keeps them as they are."""
+    encoding = "raw" if latent is None else "int8"
+    learner = streamed(tmp_path, model=net(), latent=latent, encoding=encoding)
+    before, server = bytes_of_samples(learner), with_head(net())
+    inputs = {24} if latent is None else set()
+    assert set(before) == (inputs or {24})
+    # What the server does not say, or nobody here knows, changes nothing.
+    for told in ("", "fp7", "fp16"):
+        round_above(client_of(tmp_path), server, cut="5", feature_precision=told)
+        assert learner.take_up()
+        run(learner, blobs(20, seed=len(told)))
+        assert set(bytes_of_samples(learner)) == (inputs or ({24, 32} if told == "fp16" else {24}))
+    # Rounds and the next life read both, and that life goes on with what it was told.
+    assert round_above(client_of(tmp_path), server, cut="5").deltas
+    closed(learner)
+    again = learner_in(tmp_path, net(), latent=latent, encoding=encoding)
+    known = len(bytes_of_samples(again))
+    run(again, blobs(20, seed=9))
+    assert set(bytes_of_samples(again)[known:]) == (inputs or {32})
+    assert again.adapt() is not None
+    closed(again)
+
+
+def bytes_of_samples(learner: StreamLearner) -> list[int]:
+    """Return how many bytes each sample takes, from old to new."""
+    learner.store.sample(1)
+    with closing(sqlite3.connect(learner.store._file.database.path)) as opened:
+        return [n for (n,) in opened.execute("SELECT LENGTH(x) FROM samples ORDER BY id")]

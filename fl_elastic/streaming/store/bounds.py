@@ -19,6 +19,8 @@ _SPARE_PAGES = 12
 # Pages that placing a row may touch besides its own: of the table, three indices and two counters, for it and for
 # one or two that leave for it, and their splits.
 _PAGES_BESIDE_ROW = 12
+# For each further one that leaves for a row that takes more room: its own page, and three of indices.
+_PAGES_BESIDE_LEAVING = 4
 # And once for a transaction: the first page, the list of free ones, what a split reaches further up.
 _PAGES_ONCE = 12
 # What a row has besides sample and scores: number, label, draw, time, version, lengths.
@@ -31,6 +33,8 @@ class StoreBounds:
     >>> bounds = StoreBounds(2**20, page=1024)
     >>> bounds.log, bounds.pages, bounds.largest_row, bounds.rows_per_transaction(100)
     (253952, 744, 222263, 8)
+
+    Where more than one row leaves for one that comes, say how many: ``leaving``.
     """
 
     def __init__(self, capacity_bytes: int, page: int) -> None:
@@ -42,18 +46,21 @@ class StoreBounds:
         )
         self.page, self.pages = page, (capacity_bytes - index - self.log) // page
         self._frames = (self.log - _LOG_HEADER) // frame
-        # Bytes of the largest row that the log can take.
-        most = self._frames - _PAGES_ONCE - _PAGES_BESIDE_ROW
-        self.largest_row = most * (page - 4) - _ROW_HEADER - 1
+        self.largest_row = self.largest_row_for(1)
 
-    def rows_per_transaction(self, row_bytes: int) -> int:
+    def largest_row_for(self, leaving: int) -> int:
+        """Return the bytes of the largest row that the log can take."""
+        most = self._frames - _PAGES_ONCE - _beside(leaving)
+        return most * (self.page - 4) - _ROW_HEADER - 1
+
+    def rows_per_transaction(self, row_bytes: int, leaving: int = 1) -> int:
         """Return how many rows may be written together: half of the log, not to shorten it before each of them."""
-        per_row = _PAGES_BESIDE_ROW + self._pages_of_row(row_bytes)
+        per_row = _beside(leaving) + self._pages_of_row(row_bytes)
         return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
-    def log_of(self, rows: int, row_bytes: int) -> int:
+    def log_of(self, rows: int, row_bytes: int, leaving: int = 1) -> int:
         """Return what a transaction that writes so many rows of this size may add to the log, in bytes."""
-        pages = _PAGES_ONCE + rows * (_PAGES_BESIDE_ROW + self._pages_of_row(row_bytes))
+        pages = _PAGES_ONCE + rows * (_beside(leaving) + self._pages_of_row(row_bytes))
         return pages * (self.page + _FRAME_HEADER)
 
     def rooms(self, used_pages: int, row_bytes: int) -> int:
@@ -69,6 +76,10 @@ class StoreBounds:
 
     def _pages_of_row(self, row_bytes: int) -> int:
         return (row_bytes + _ROW_HEADER) // (self.page - 4) + 1
+
+
+def _beside(leaving: int) -> int:
+    return _PAGES_BESIDE_ROW + _PAGES_BESIDE_LEAVING * (leaving - 1)
 
 
 def page_size_for(capacity_bytes: int) -> int:

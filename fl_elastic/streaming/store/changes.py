@@ -89,11 +89,11 @@ class StoreFile:
     def __init__(
         self, path: Path, capacity_bytes: int, policy: str, encoding: str, seed: int
     ) -> None:
-        if encoding not in ENCODINGS:
-            raise StoreError(f"encoding {encoding!r} is unknown: known are {', '.join(ENCODINGS)}")
+        _check_known(encoding)
         self._settings = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
         self.policy, self.encoding, self.seed = STORAGE_POLICIES.make(policy), encoding, seed
         self._form: Encoding | None = None
+        self._form_text = self._wanted = ""
         self._failures = 0
         self.lost: Counter[str] = Counter()
         self.database = Database(path, capacity_bytes)
@@ -102,10 +102,31 @@ class StoreFile:
     @property
     def form(self) -> Encoding | None:
         """Shape, type and form on disk of every sample; None before the first."""
-        if self._form is None:
-            # Another process may have added it.
-            self._form = _form(self.noted("encoding"))
+        # Another process may have added it.
+        return self.form_in(self.noted("encoding")) if self._form is None else self._form
+
+    def form_of(self, rows: Sequence[bytes]) -> Encoding | None:
+        """Return the form that these rows can be read with, as another process may write others by now."""
+        if self.form is None or not self.form.reads(rows):
+            self.form_in(self.noted("encoding"))
         return self._form
+
+    def form_in(self, noted: str) -> Encoding | None:
+        """Return the form that is noted, as this process wants it written from now on."""
+        if noted != self._form_text:
+            self._form, self._form_text = _form(noted), noted
+        if self._form and self._wanted:
+            self._form = self._form.written_as(self._wanted)
+        return self._form
+
+    def write_as(self, encoding: str) -> None:
+        """Write the samples to come in this encoding; see `SampleStore.write_as`."""
+        _check_known(encoding)
+        if self.form is not None:
+            self._form = self.form.written_as(encoding)
+        self._wanted = self.encoding = encoding
+        # Noted now, for a later life to go on with it; where the disk is full, with the next sample.
+        self._written(lambda: self._change((), 0, "", {}), "the form of samples")
 
     def noted(self, key: str) -> str:
         """Return what was last written under a key; empty for nothing."""
@@ -151,7 +172,7 @@ class StoreFile:
         gone = count = many = 0
         # One that is killed may have deleted a part of them.
         while count == many:
-            size = self.form.row_bytes if self.form else 0
+            size = self.form.most_row_bytes if self.form else 0
             many = self.database.bounds.rows_per_transaction(size)
             some = f"SELECT slot FROM samples WHERE {condition} LIMIT {many}"
             query = f"DELETE FROM samples WHERE slot IN ({some})"
@@ -162,42 +183,51 @@ class StoreFile:
     def _together(self, changes: Sequence[Change]) -> tuple[int, int]:
         """Return how many changes go into one transaction, and the bytes of the largest of their rows."""
         # The first sample alone decides what the others look like.
-        largest, most = 0, self.database.bounds.rows_per_transaction(0) if self.form else 1
+        bounds, leaving = self.database.bounds, self._leave_for_one
+        largest, most = 0, bounds.rows_per_transaction(0, leaving) if self.form else 1
         for place, change in enumerate(changes):
             size = max(largest, self._bytes(change))
             if size > largest and most > 1:
-                most = self.database.bounds.rows_per_transaction(size)
+                most = bounds.rows_per_transaction(size, leaving)
             if place >= most:
                 return place, largest
             largest = size
         return len(changes), largest
 
+    @property
+    def _leave_for_one(self) -> int:
+        return self._form.leave_for_one if self._form else 1
+
     def _bytes(self, change: Change) -> int:
         """Return what a change writes, at most; 0 where it is refused, being more than the log takes."""
-        form, beside = self._form, 0
+        form, size = self._form, 0
         if isinstance(change, Offer):
             beside = 0 if change.outputs is None else 4 * np.size(change.outputs)
             try:
                 form = form or Encoding.of(self.encoding, checked_sample(change.x, None))
             except Refused:
                 return 0
+            size = beside + form.row_bytes
         elif isinstance(change, Relabelled):
             # SQLite writes the whole row anew for another label.
-            query = "SELECT COALESCE(LENGTH(outputs), 0) FROM samples WHERE id = ?"
-            beside = sum(row[0] for row in self.read(query, change.number))
-        size = beside + (form.row_bytes if form else 0)
-        return size if size <= self.database.bounds.largest_row else 0
+            query = "SELECT COALESCE(LENGTH(outputs), 0) + LENGTH(x) FROM samples WHERE id = ?"
+            size = sum(row[0] for row in self.read(query, change.number))
+        elif form:
+            size = form.most_row_bytes
+        largest = self.database.bounds.largest_row_for(self._leave_for_one)
+        return size if size <= largest else 0
 
     def _change(
         self, changes: Sequence[Change], size: int, version: str, noted: Mapping[str, object]
     ) -> list[Placed]:
-        with self.database.writing(len(changes), size):
-            placing = _Placing(self, self._form, version)
+        with self.database.writing(len(changes), size, self._leave_for_one):
+            placing = _Placing(self, version)
             placed = [placing.place(change) for change in changes]
             placing.note(noted)
         for reason, count in placing.refused.items():
             _LOG.warning("%s samples rejected: %s", count, reason)
-        self._form = placing.form
+        if placing.form:
+            self._form, self._form_text = placing.form, placing.form.to_json()
         return placed
 
     def _written(self, action: Callable[[], _Found], what: str) -> _Found | None:
@@ -249,7 +279,8 @@ class StoreFile:
                 + "; open it with that, or use another file"
             )
         try:
-            self._form = _form(made.get("encoding", ""))
+            self._form, self._form_text = None, ""
+            self.form_in(made.get("encoding", ""))
         except StoreError as error:
             self._start_afresh(str(error))
 
@@ -257,12 +288,12 @@ class StoreFile:
 class _Placing:
     """One transaction of changes; within `Database.writing`."""
 
-    def __init__(self, file: StoreFile, form: Encoding | None, version: str) -> None:
+    def __init__(self, file: StoreFile, version: str) -> None:
         self._file, self._database, self._version = file, file.database, version
         self._execute = self._database.connection.execute
         # Another process may have written since the last transaction.
         self._noted = self._database.notes()
-        self.form = form or _form(self._noted.get("encoding", ""))
+        self.form = file.form_in(self._noted.get("encoding", ""))
         self._seen, self._last = (int(self._noted.get(key, "0")) for key in ("seen", "last_id"))
         self._rooms: int | None = None
         self.refused: Counter[str] = Counter()
@@ -290,7 +321,7 @@ class _Placing:
     def note(self, facts: Mapping[str, object]) -> None:
         """Write down what is new, and further facts."""
         now: dict[str, object] = {"seen": self._seen, "last_id": self._last, **facts}
-        if self.form and "encoding" not in self._noted:
+        if self.form:
             now["encoding"] = self.form.to_json()
         if self.refused:
             before = Counter[str](json.loads(self._noted.get("rejected", "{}")))
@@ -307,7 +338,7 @@ class _Placing:
         when = time.time() if offer.t is None else checked_time(offer.t)
         told = None if offer.outputs is None else np.asarray(offer.outputs, np.float32).tobytes()
         size = form.row_bytes + len(told or b"")
-        if size > self._database.bounds.largest_row:
+        if size > self._database.bounds.largest_row_for(form.leave_for_one):
             raise Refused(f"{size} bytes are too many for a store of this capacity")
         # The first sample that makes sense decides what the others look like.
         self.form = form
@@ -341,9 +372,15 @@ class _Placing:
         if slot is not None and database.bounds.is_tight(database.used_pages(), row_bytes):
             # A further row leaves: rows come and go at random, and leave gaps in the indices.
             self._execute(_LEAVE, (slot,))
-            self._execute(_LEAVE, (policy.victim(database.connection, newcomer),))
+            for _ in range(self.form.leave_for_one if self.form else 1):
+                self._execute(_LEAVE, (policy.victim(database.connection, newcomer),))
             self._rooms = None
         return slot
+
+
+def _check_known(encoding: str) -> None:
+    if encoding not in ENCODINGS:
+        raise StoreError(f"encoding {encoding!r} is unknown: known are {', '.join(ENCODINGS)}")
 
 
 def _form(text: str) -> Encoding | None:

@@ -66,7 +66,7 @@ class SampleStore:
     Parameters
     ----------
     path : path-like
-        The file. What it was made with (encoding, policy, seed) holds again when it is opened again.
+        The file. What it was made with (encoding, policy, seed) has to be given again when it is opened again.
     capacity_bytes : int
         Bound of all that it takes on the disk, at any moment: the file, its write-ahead log and the log's index.
     policy : str
@@ -104,6 +104,17 @@ class SampleStore:
         self._file = StoreFile(Path(path), int(capacity_bytes), policy, encoding, seed)
         self._settle: Callable[[], object] = lambda: None
         self._drawable: tuple[object, _Table] | None = None
+
+    def write_as(self, encoding: str) -> None:
+        """Write the features of samples to come in another encoding; those that are here stay as they are.
+
+        Raises
+        ------
+        StoreError
+            If it is unknown, or samples are not of float32, or are of eight numbers: lengths tell nothing then.
+        """
+        self._settle()
+        self._file.write_as(encoding)
 
     def settled_by(self, settle: Callable[[], object]) -> None:
         """Call this before anybody looks: somebody gathers changes to write many of them at once."""
@@ -324,9 +335,8 @@ class SampleStore:
 
     def _samples(self, rows: Sequence[Any]) -> Samples:
         """Return samples, from rows of id, label, time, outputs and sample as they lie in the file."""
-        form = self._file.form
         ids, y, t, told, x = zip(*rows, strict=True) if rows else ((),) * 5
-        outputs = None
+        form, outputs = self._file.form_of(x), None
         # A head that grew says more of later samples.
         if None not in told and len(set(map(len, told))) == 1:
             outputs = np.frombuffer(bytearray().join(told), np.float32).reshape(len(told), -1)

@@ -109,12 +109,14 @@ class Database:
         return _identity(self._files[0]) != self._opened_as
 
     @contextmanager
-    def writing(self, rows: int = 1, row_bytes: int = 0) -> Iterator[sqlite3.Connection]:
+    def writing(
+        self, rows: int = 1, row_bytes: int = 0, leaving: int = 1
+    ) -> Iterator[sqlite3.Connection]:
         """Give a transaction that no other process writes in, all of it or nothing, for so many rows at most.
 
         The log is shortened first if it might outgrow its bound: OperationalError if somebody reads for too long.
         """
-        self._begin(self.bounds.log_of(rows, row_bytes))
+        self._begin(self.bounds.log_of(rows, row_bytes, leaving))
         with self.connection:
             yield self.connection
 
