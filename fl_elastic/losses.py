@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
@@ -16,6 +16,7 @@ __all__ = [
     "own_loss_or_cross_entropy",
     "prototype_logits",
     "prototype_loss",
+    "squared_outputs",
 ]
 
 _AUXILIARY_WEIGHT = 0.3
@@ -94,6 +95,47 @@ def _loss_in(outputs: Any) -> Tensor | None:
     found = outputs.get("loss") if isinstance(outputs, Mapping) else None
     found = getattr(outputs, "loss", None) if found is None else found
     return found if isinstance(found, Tensor) else None
+
+
+def squared_outputs(outputs: Any, targets: Any) -> Tensor:
+    """Return the sum of an example's squared outputs, in the mean over a batch; no target is looked at.
+
+    How far outputs follow a weight tells what it matters to an example without its label, and as much for one that
+    the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for forgetting Foster et al.,
+    "Loss-free machine unlearning", 2024).
+
+    Parameters
+    ----------
+    outputs : Tensor, mapping, tuple, list or object
+        Shape (batch, ...); else its ``logits``, or its first tensor of floats.
+    targets
+        Not looked at.
+
+    Raises
+    ------
+    ModelError
+        If there is no such tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> squared_outputs(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), None).item()
+    7.0
+    """
+    del targets
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    found = getattr(outputs, "logits", outputs) if found is None else found
+    if not isinstance(found, Tensor):
+        entries = found.values() if isinstance(found, Mapping) else found
+        tensors = entries if isinstance(entries, Iterable) else ()
+        found = next((each for each in tensors if _is_of_floats(each)), None)
+    if not _is_of_floats(found):
+        raise ModelError(f"outputs of type {type(outputs).__name__} hold no tensor of floats")
+    return found.flatten(1).square().sum(1).mean()
+
+
+def _is_of_floats(found: Any) -> TypeGuard[Tensor]:
+    return isinstance(found, Tensor) and found.is_floating_point() and found.ndim > 0
 
 
 def prototype_logits(features: Tensor, support: Tensor, classes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The classification loss: one output, or several of which the first is the main one."""
+"""The classification loss, of one output or several, the first of which counts most; and outputs without labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_elastic.errors import ModelError
-from fl_elastic.losses import classification_loss
+from fl_elastic.losses import classification_loss, squared_outputs
 
 Outputs = namedtuple("Outputs", ["logits", "aux"])
 
@@ -52,3 +52,20 @@ def test_every_auxiliary_output_counts() -> None:
 def test_outputs_without_scores_are_explained(outputs: Any) -> None:
     with pytest.raises(ModelError, match="no class scores"):
         classification_loss(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        main, (main, aux), [main], Outputs(main, aux), {"loss": aux.sum(), "out": main},
+        {"loss": aux.sum(), "logits": main}, {"ids": targets, "out": main}, main.reshape(5, 2, 2),
+    ],
+)  # fmt: skip
+def test_squared_outputs_are_of_the_main_output(outputs: Any) -> None:
+    assert torch.allclose(squared_outputs(outputs, None), (main**2).sum() / 5)
+
+
+@pytest.mark.parametrize("outputs", [(), {}, None, "text", targets, [{"boxes": main}]])
+def test_outputs_without_floats_are_explained(outputs: Any) -> None:
+    with pytest.raises(ModelError, match="no tensor of floats"):
+        squared_outputs(outputs, None)

@@ -34,7 +34,7 @@ from fl_elastic.flower.instructions import (
 from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
-from fl_elastic.losses import own_loss_or_cross_entropy
+from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
@@ -392,7 +392,7 @@ class ElasticClient(NumPyClient):
             from fl_elastic.update.squared_gradients import encode_squares
 
             everything, forgotten = squares_with(
-                self.model, self.loss_fn, self.train_loader, self.forget,
+                self.model, squared_outputs, self.train_loader, self.forget,
                 examples=self._examples, seconds=self._budget(told).deadline or math.inf,
             )  # fmt: skip
             return encode_squares(everything, forgotten, self.manifest), everything.examples

@@ -82,8 +82,8 @@ class RoundTerms:
         leaves the others as they are.
     forget : float
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
-        weight must matter to them as to everything for the server to make it smaller. 0 does not listen to such
-        wishes, for who may say what is to be forgotten can do harm to the model.
+        weight must matter to them as to everything (`fl_elastic.losses.squared_outputs`) for the server to make it
+        smaller. 0 does not listen to such wishes, for who may say what is to be forgotten can do harm to the model.
 
     Raises
     ------

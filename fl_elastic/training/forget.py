@@ -43,7 +43,8 @@ def squared_gradients(
     model : nn.Module
         Parameters that require no gradient are left out.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``, a mean over the examples of a batch.
+        ``loss_fn(outputs, targets)``, a mean over the examples of a batch; `fl_elastic.losses.squared_outputs`
+        where examples have no label, or the model knows some of them badly.
     loader : iterable of batch
         As for training, without random changes of the examples.
     seconds : float

@@ -32,7 +32,7 @@ from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.instructions import SQUARES, Instructions
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.losses import classification_loss
+from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.training.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.squared_gradients import (
@@ -139,8 +139,8 @@ def test_it_is_what_one_device_with_all_the_data_would_do(known: ArrayRecord) ->
     model = build()
     model.load_state_dict({n: torch.from_numpy(np.array(each)) for n, each in plain.items()})
     everything = [batch for node in range(1, 5) for batch in data(node, 0, 1, 2, 3)] + THEIRS
-    few = squared_gradients(model, classification_loss, THEIRS)
-    dampen(model, few, squared_gradients(model, classification_loss, everything), alpha=ALPHA)
+    few = squared_gradients(model, squared_outputs, THEIRS)
+    dampen(model, few, squared_gradients(model, squared_outputs, everything), alpha=ALPHA)
     for name, each in model.state_dict().items():
         np.testing.assert_allclose(after[name], each.numpy(), rtol=1e-3, atol=1e-5)
 

@@ -19,7 +19,7 @@ from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
-from fl_elastic_simulations.engine.stream_rounds import stream_rounds
+from fl_elastic_simulations.engine.client_rounds import client_rounds
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, weights
@@ -276,7 +276,7 @@ def test_devices_with_other_classes_each_learn_all_of_them_together(tmp_path: Pa
         return client_of(tmp_path / str(number), joining="replace", steps=5)
 
     start = weights_of(net(), Manifest.of(net()))
-    final = stream_rounds(client, 3, start, 6)
+    final = client_rounds(client, 3, start, 6)
     model = net()
     model.load_state_dict({name: torch.from_numpy(each) for name, each in final.items()})
     test = blobs(300, (0, 1, 2), seed=77)

@@ -7,7 +7,6 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,15 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.named_models import build_model
 from fl_elastic.training.forget import dampen, squared_gradients
+from fl_elastic_simulations.benchmarks.forgetting_tasks import (
+    FORGET_TASKS,
+    ForgetTask,
+    Split,
+    fresh_model,
+    split_of,
+)
 from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.data.datasets import load_dataset
 
 __all__ = [
     "FORGET_TASKS",
@@ -39,74 +43,19 @@ _SHORT = 0.2
 _ALPHA = 3.0
 
 
-@dataclass(frozen=True)
-class ForgetTask:
-    """Data and model, how long it is trained, and what is to be forgotten.
-
-    Parameters
-    ----------
-    share : float
-        Of the training examples that are to be forgotten; 0 for all of one class, the first of which the seed says.
-    """
-
-    title: str
-    dataset: str
-    model: str
-    epochs: int
-    train_limit: int
-    test_limit: int
-    learning_rate: float = 1e-3
-    share: float = 0.0
-
-
-FORGET_TASKS = {
-    "digits, a class": ForgetTask("Digits, one class", "digits", "digits_cnn", 20, 1300, 450),
-    "digits, examples": ForgetTask(
-        "Digits, a twentieth of the examples", "digits", "digits_cnn", 20, 1300, 450, share=0.05
-    ),
-    "cifar, a class": ForgetTask(
-        "CIFAR-10, one class", "cifar10_jpegq75", "small_cnn", 8, 6000, 2000
-    ),
-    "cifar, examples": ForgetTask(
-        "CIFAR-10, a twentieth", "cifar10_jpegq75", "small_cnn", 8, 6000, 2000, share=0.05
-    ),
-    "signs, a class": ForgetTask("Traffic signs, one class", "gtsrb", "small_cnn", 6, 6000, 2000),
-    "signs, examples": ForgetTask(
-        "Traffic signs, a twentieth", "gtsrb", "small_cnn", 6, 6000, 2000, share=0.05
-    ),
-}  # fmt: skip
-"""By the name on the command line."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """Training examples that stay and those that are to be forgotten; the test alike."""
-
-    kept: tuple[Tensor, Tensor]
-    forgotten: tuple[Tensor, Tensor]
-    test_kept: tuple[Tensor, Tensor]
-    test_forgotten: tuple[Tensor, Tensor]
-
-    @property
-    def everything(self) -> tuple[Tensor, Tensor]:
-        """All training examples."""
-        x, y = (torch.cat(pair) for pair in zip(self.kept, self.forgotten, strict=True))
-        return x, y
-
-
-def _as_it_was(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _as_it_was(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     return model
 
 
-def _retrained(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _retrained(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     return _train(fresh, split.kept, task, task.epochs)
 
 
-def _fine_tuned(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _fine_tuned(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     return _train(model, split.kept, task, _short(task))
 
 
-def _amnesiac(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _amnesiac(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     """Train on, with labels by chance for what is to be forgotten (after Graves et al., AAAI 2021)."""
     x, y = split.forgotten
     classes = int(split.everything[1].max()) + 1
@@ -115,7 +64,7 @@ def _amnesiac(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Modul
     return _train(model, data, task, _short(task))
 
 
-def _blindspot(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _blindspot(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     """Learn what is to be forgotten from a model that knows nothing (Chundawat et al., AAAI 2023)."""
     teacher = copy.deepcopy(model).eval()
     blind = fresh.eval()
@@ -130,14 +79,14 @@ def _blindspot(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Modu
     return _train(model, (x, y), task, _short(task), loss)
 
 
-def _dampened(model: nn.Module, split: _Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
+def _dampened(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     few = squared_gradients(model, classification_loss, _batches(split.forgotten))
     everything = few + squared_gradients(model, classification_loss, _batches(split.kept))
     dampen(model, few, everything, alpha=_ALPHA)
     return model
 
 
-METHODS: dict[str, Callable[[nn.Module, _Split, ForgetTask, nn.Module], nn.Module]] = {
+METHODS: dict[str, Callable[[nn.Module, Split, ForgetTask, nn.Module], nn.Module]] = {
     "as it was": _as_it_was,
     "retrained": _retrained,
     "fine-tuned": _fine_tuned,
@@ -146,6 +95,17 @@ METHODS: dict[str, Callable[[nn.Module, _Split, ForgetTask, nn.Module], nn.Modul
     "dampened": _dampened,
 }
 """By the name in the table; each is given the trained model, which it may change, and a fresh one."""
+
+
+def ways_of(
+    task: ForgetTask,
+) -> dict[str, Callable[[nn.Module, Split, ForgetTask, nn.Module], nn.Module]]:
+    """Return the ways in which a device, or a federation, forgets."""
+    if not task.clients:
+        return METHODS
+    from fl_elastic_simulations.benchmarks.federated_forgetting import FEDERATED_WAYS
+
+    return {"as it was": _as_it_was, **FEDERATED_WAYS}
 
 
 def bench_forget(
@@ -160,14 +120,16 @@ def bench_forget(
     torch.set_num_threads(1)
     for name in tasks or FORGET_TASKS:
         for seed in seeds:
-            if all(f"{name} | {method} | {seed}" in results.rows for method in METHODS):
+            task = FORGET_TASKS[name]
+            ways = ways_of(task)
+            if all(f"{name} | {method} | {seed}" in results.rows for method in ways):
                 continue
-            task, split = FORGET_TASKS[name], _split(FORGET_TASKS[name], data_root, seed)
-            trained = _train(_fresh(task, split, seed), split.everything, task, task.epochs)
-            for method, run in METHODS.items():
+            split = split_of(task, data_root, seed)
+            trained = _trained(fresh_model(task, split, seed), split, task)
+            for method, run in ways.items():
                 torch.manual_seed(seed)
                 # Another start than that of the model: retraining is no repetition.
-                fresh = _fresh(task, split, seed + 1000)
+                fresh = fresh_model(task, split, seed + 1000)
                 started = time.thread_time()
                 model = run(copy.deepcopy(trained), split, task, fresh)
                 row = _tested(model, split) | {"seconds": time.thread_time() - started}
@@ -181,7 +143,7 @@ def forget_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> str:
         "| | seeds | kept, test | to be forgotten, training | to be forgotten, test | said to be members | CPU s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for method in METHODS:
+    for method in ways_of(FORGET_TASKS[task]):
         found = [r for name, r in rows.items() if name.startswith(f"{task} | {method} | ")]
         if found:
             cells = [
@@ -229,35 +191,13 @@ def membership(
     return float(attack.predict(forgotten[:, None]).mean())
 
 
-def _split(task: ForgetTask, data_root: str | Path | None, seed: int) -> _Split:
-    data = load_dataset(task.dataset, data_root)
-    draw = np.random.default_rng(seed)
-    train = draw.permutation(len(data.train_y))[: task.train_limit]
-    test = draw.permutation(len(data.test_y))[: task.test_limit]
-    y, test_y = data.train_y[train], data.test_y[test]
-    if task.share:
-        gone = draw.random(len(train)) < task.share
-        test_gone = np.zeros(len(test), bool)
-    else:
-        # A class that is there often enough to be tested.
-        known = np.bincount(test_y, minlength=data.classes)
-        label = draw.choice(np.flatnonzero(known >= max(10, np.median(known))))
-        gone, test_gone = y == label, test_y == label
+def _trained(model: nn.Module, split: Split, task: ForgetTask) -> nn.Module:
+    """Train a model on everything, here or by all clients."""
+    if not task.clients:
+        return _train(model, split.everything, task, task.epochs)
+    from fl_elastic_simulations.benchmarks.federated_forgetting import federated
 
-    def part(x: Any, labels: Any, rows: Any) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(x[rows]), torch.from_numpy(labels[rows])
-
-    return _Split(
-        part(data.train_x, data.train_y, train[~gone]),
-        part(data.train_x, data.train_y, train[gone]),
-        part(data.test_x, data.test_y, test[~test_gone]),
-        part(data.test_x, data.test_y, test[test_gone]),
-    )
-
-
-def _fresh(task: ForgetTask, split: _Split, seed: int) -> nn.Module:
-    classes = int(max(split.everything[1].max(), split.test_kept[1].max())) + 1
-    return build_model(task.model, tuple(split.kept[0].shape[1:]), classes, seed)
+    return federated(model, split, task, task.epochs, had=True)
 
 
 def _train(
@@ -292,7 +232,7 @@ def _batches(data: tuple[Tensor, Tensor]) -> list[Batch]:
     return list(zip(torch.split(data[0], _AT_ONCE), torch.split(data[1], _AT_ONCE), strict=True))
 
 
-def _tested(model: nn.Module, split: _Split) -> dict[str, Any]:
+def _tested(model: nn.Module, split: Split) -> dict[str, Any]:
     model.eval()
     parts = {
         "kept": split.test_kept, "forgotten": split.forgotten, "test_forgotten": split.test_forgotten

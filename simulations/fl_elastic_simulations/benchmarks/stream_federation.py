@@ -47,8 +47,8 @@ from fl_elastic_simulations.benchmarks.stream_recovery import (
     trained_at_home,
 )
 from fl_elastic_simulations.data.datasets import data_root_folder
+from fl_elastic_simulations.engine.client_rounds import client_rounds
 from fl_elastic_simulations.engine.quiet import quiet_log
-from fl_elastic_simulations.engine.stream_rounds import stream_rounds
 
 __all__ = ["METHODS", "SEEDS", "bench_stream_federation", "stream_federation_cell"]
 
@@ -151,7 +151,7 @@ def stream_federation_cell(method: str, seed: int, root: str) -> dict[str, Any]:
                     fleet.learners[number].adapt()
         else:
             start = weights_of(model, Manifest.of(model))
-            stream_rounds(fleet.client, CLIENTS, start, rounds)
+            client_rounds(fleet.client, CLIENTS, start, rounds)
         for number in range(CLIENTS):
             fleet.go_on(number)
         fleet.close()

@@ -1,4 +1,4 @@
-"""Rounds of devices that learn from streams, all in this process: for benchmarks and tests."""
+"""Rounds of clients that are there as objects, all in this process: for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.terms import RoundTerms
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
-__all__ = ["stream_rounds"]
+__all__ = ["client_rounds"]
 
 
-def stream_rounds(
+def client_rounds(
     client_of: Callable[[int], ElasticClient],
     clients: int,
     weights: Mapping[str, NDArray[Any]],
     rounds: int,
     *,
     rule: str = "contributors",
+    terms: RoundTerms | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Return the global model after so many rounds, in which all clients take part one after the other.
@@ -32,7 +34,7 @@ def stream_rounds(
     Parameters
     ----------
     client_of : callable
-        Returns the client with this number, from 0, for one round: the place to let its stream go on before.
+        Returns the client with this number, from 0, for one round: the place to let a stream go on before.
     clients : int
         How many there are.
     weights : mapping of str to array
@@ -41,13 +43,16 @@ def stream_rounds(
         How many.
     rule : str
         Registered aggregation rule.
+    terms : RoundTerms, optional
+        Of all rounds.
     on_round : callable, optional
         Told of each round.
     """
     app = elastic_client_app(lambda context: client_of(int(context.node_config["partition-id"])))
     strategy = PartialUpdates(
-        FedAvg(fraction_evaluate=0.0, min_available_nodes=clients), rule=rule, on_round=on_round
-    )
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=clients),
+        rule=rule, terms=terms or RoundTerms(), on_round=on_round,
+    )  # fmt: skip
     result = strategy.start(
         grid=InProcessGrid(clients, app), initial_arrays=as_record(weights), num_rounds=rounds
     )
