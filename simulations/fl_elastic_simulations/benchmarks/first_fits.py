@@ -168,7 +168,8 @@ def _batches(shape: tuple[int, ...]) -> list[Batch]:
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    # What a step takes does not depend on it; at 0.01 ten fits of VGG-11 with dropout on forty images may diverge.
+    return torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
 
 
 def _full(base: nn.Module, batches: list[Batch]) -> float:
