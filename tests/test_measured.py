@@ -402,7 +402,17 @@ def said_of_forgetting() -> list[str]:
         for key in ("forgotten", "kept")
     )
     right, whole, members, before, without = some
+    ways = ("as it was", "one round more", "dampened")
+    told = {
+        key: [mean("digits, a class, federated", way, key) for way in ways]
+        for key in ("forgotten", "kept")
+    }
+    tuned = mean("digits, a class, federated", "fine-tuned", "forgotten")
     return [
+        "Of a class of digits, three seeds, the model knew {} %, {} % after the round, and {} % once it was "
+        "dampened, of the rest {}, {} and {} %; four rounds of training on leave {} %, as nobody".format(
+            *told["forgotten"], *told["kept"], tuned
+        ),
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
         f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "
