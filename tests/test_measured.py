@@ -408,11 +408,15 @@ def said_of_forgetting() -> list[str]:
         for key in ("forgotten", "kept")
     }
     tuned = mean("digits, a class, federated", "fine-tuned", "forgotten")
+    signs = [mean("signs, a class", way, "forgotten") for way in ("dampened", "fine-tuned")]
+    assert signs[0] == mean("signs, a class", "as it was", "forgotten")
     return [
         "Of a class of digits, three seeds, the model knew {} %, {} % after the round, and {} % once it was "
         "dampened, of the rest {}, {} and {} %; four rounds of training on leave {} %, as nobody".format(
             *told["forgotten"], *told["kept"], tuned
         ),
+        f"Of a class of traffic signs, one seed, it forgets nothing: it knows {signs[0]} % of the training "
+        f"examples as before, and training on without them leaves {signs[1]} %.",
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
         f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "
