@@ -131,7 +131,7 @@ def squared_outputs(outputs: Any, targets: Any) -> Tensor:
         found = next((each for each in tensors if _is_of_floats(each)), None)
     if not _is_of_floats(found):
         raise ModelError(f"outputs of type {type(outputs).__name__} hold no tensor of floats")
-    return found.flatten(1).square().sum(1).mean()
+    return found.square().sum() / len(found)
 
 
 def _is_of_floats(found: Any) -> TypeGuard[Tensor]:

@@ -65,6 +65,10 @@ def test_squared_outputs_are_of_the_main_output(outputs: Any) -> None:
     assert torch.allclose(squared_outputs(outputs, None), (main**2).sum() / 5)
 
 
+def test_squared_outputs_may_be_one_number_for_each_example() -> None:
+    assert torch.allclose(squared_outputs(main[:, 0], None), (main[:, 0] ** 2).mean())
+
+
 @pytest.mark.parametrize("outputs", [(), {}, None, "text", targets, [{"boxes": main}]])
 def test_outputs_without_floats_are_explained(outputs: Any) -> None:
     with pytest.raises(ModelError, match="no tensor of floats"):

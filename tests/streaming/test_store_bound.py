@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreseen_log import watched
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store import LEAST_CAPACITY, Offer
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
-from fl_elastic.streaming.store.sqlite import Database
 
 
 def stream_for_ever(path: Path, capacity: int, policy: str, size: int) -> None:
@@ -116,14 +116,7 @@ def test_a_long_stream_at_the_bound_wears_nothing_out(
 def test_no_transaction_writes_more_into_the_log_than_was_foreseen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreseen: list[float] = []
-    begin = Database._begin
-
-    def noted(self: Database, log_bytes: int) -> None:
-        begin(self, log_bytes)
-        foreseen.append(log_bytes)
-
-    monkeypatch.setattr(Database, "_begin", noted)
+    foreseen = watched(monkeypatch)
     generator = np.random.default_rng(2)
     log = tmp_path / "samples.db-wal"
     for number, (capacity, size) in enumerate([(LEAST_CAPACITY, 4), (2**19, 100), (2**20, 3000)]):

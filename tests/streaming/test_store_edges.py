@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreseen_log import watched
 
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.intake import checked_sample
 from fl_elastic.streaming.store import RETRIEVALS, Offer
-from fl_elastic.streaming.store.sqlite import Database
 
 
 @pytest.mark.parametrize("how", RETRIEVALS.names())
@@ -50,16 +50,9 @@ def test_a_sample_of_one_number_is_like_the_next(tmp_path: Path) -> None:
 def test_each_row_is_foreseen_whatever_comes_beside_it(
     encoding: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreseen: list[int] = []
-    begin = Database._begin
-
-    def noted(self: Database, log_bytes: int) -> None:
-        begin(self, log_bytes)
-        foreseen.append(log_bytes)
-
+    foreseen = watched(monkeypatch)
     store = SampleStore(tmp_path / "samples.db", 2**21, encoding=encoding)
     log = tmp_path / "samples.db-wal"
-    monkeypatch.setattr(Database, "_begin", noted)
     x = np.ones((3, 2**15), dtype)
     for offers in ([Offer(x[0], 0)], [Offer(x[1], 0), Offer(x[2], 0, outputs=np.zeros(2**20))]):
         before = log.stat().st_size

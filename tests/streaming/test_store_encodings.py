@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreseen_log import watched
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store import LEAST_CAPACITY
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
-from fl_elastic.streaming.store.sqlite import Database
 
 BYTES = {"raw": 400, "fp16": 200, "int8": 108}
 
@@ -49,7 +49,7 @@ def test_what_was_written_before_is_still_read(order: tuple[str, ...], tmp_path:
     exact = [stage for stage, name in enumerate(order) if name == "raw"]
     of_stage = found.y[:, None] == np.array(exact, int)
     np.testing.assert_array_equal(found.x[of_stage.any(1)], x[ids - 1][of_stage.any(1)])
-    # A later life goes on as the last one did, whatever it is opened with: that is how the file was made.
+    # A later life goes on as the last one did, though it names what the file was made with.
     with open_store(tmp_path, encoding=order[0]) as again:
         again.add(x[0], 0)
         assert len(again.take(range(1, len(x) + 2)).x) == len(x) + 1
@@ -101,14 +101,7 @@ def test_what_cannot_be_told_apart_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_full_store_keeps_to_its_bound_as_rows_become_larger(
     capacity: int, size: int, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreseen: list[float] = []
-    begin = Database._begin
-
-    def noted(self: Database, log_bytes: int) -> None:
-        begin(self, log_bytes)
-        foreseen.append(log_bytes)
-
-    monkeypatch.setattr(Database, "_begin", noted)
+    foreseen = watched(monkeypatch)
     log, generator = tmp_path / "samples.db-wal", np.random.default_rng(2)
     with open_store(tmp_path, capacity, policy=policy) as store:
         store._file.database.connection.execute("PRAGMA synchronous = OFF")

@@ -16,15 +16,13 @@ from fl_elastic.flower import ElasticClient, RoundTerms
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.update import Manifest, load_weights, weights_of
-from fl_elastic_simulations.benchmarks.forgetting_tasks import ForgetTask, Split
+from fl_elastic_simulations.benchmarks.forgetting_tasks import ALPHA, BATCH, ForgetTask, Split
 from fl_elastic_simulations.engine.client_rounds import client_rounds
 from fl_elastic_simulations.engine.quiet import quiet_log
 
 __all__ = ["FEDERATED_WAYS", "federated"]
 
-_BATCH, _PASSES = 64, 2
-_SHORT = 0.2
-_ALPHA = 3.0
+_PASSES = 2
 
 
 def federated(
@@ -62,7 +60,7 @@ def federated(
     with quiet_log():
         weights = client_rounds(
             clients.__getitem__, task.clients, weights_of(model, manifest), rounds,
-            terms=RoundTerms(forget=_ALPHA if forgets else 0.0), on_round=records.append,
+            terms=RoundTerms(forget=ALPHA if forgets else 0.0), on_round=records.append,
         )  # fmt: skip
     # Of examples like many others no weight may matter so much more.
     if forgets and all(each.trains for each in records):
@@ -76,7 +74,7 @@ def _retrained(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Modul
 
 
 def _fine_tuned(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
-    return federated(model, split, task, max(round(_SHORT * task.epochs), 1), had=False)
+    return federated(model, split, task, task.short, had=False)
 
 
 def _dampened(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
@@ -106,4 +104,4 @@ def _of(split: Split, rows: Tensor, *, had: bool) -> tuple[Tensor, Tensor]:
 
 def _loader(data: tuple[Tensor, Tensor], number: int) -> DataLoader[Any]:
     order = torch.Generator().manual_seed(number)
-    return DataLoader(TensorDataset(*data), batch_size=_BATCH, shuffle=True, generator=order)
+    return DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True, generator=order)

@@ -19,7 +19,10 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.forget import dampen, squared_gradients
+from fl_elastic_simulations.benchmarks.federated_forgetting import FEDERATED_WAYS, federated
 from fl_elastic_simulations.benchmarks.forgetting_tasks import (
+    ALPHA,
+    BATCH,
     FORGET_TASKS,
     ForgetTask,
     Split,
@@ -37,10 +40,7 @@ __all__ = [
     "membership",
 ]
 
-_BATCH, _AT_ONCE = 64, 256
-# Of the passes that training took.
-_SHORT = 0.2
-_ALPHA = 3.0
+_AT_ONCE = 256
 
 
 def _as_it_was(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
@@ -52,7 +52,7 @@ def _retrained(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Modul
 
 
 def _fine_tuned(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
-    return _train(model, split.kept, task, _short(task))
+    return _train(model, split.kept, task, task.short)
 
 
 def _amnesiac(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
@@ -61,7 +61,7 @@ def _amnesiac(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module
     classes = int(split.everything[1].max()) + 1
     other = (y + torch.randint(1, classes, y.shape)) % classes
     data = torch.cat([split.kept[0], x]), torch.cat([split.kept[1], other])
-    return _train(model, data, task, _short(task))
+    return _train(model, data, task, task.short)
 
 
 def _blindspot(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
@@ -76,13 +76,13 @@ def _blindspot(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Modul
             told = torch.where(from_blind[rows].bool()[:, None], blind(x[rows]), teacher(x[rows]))
         return kl_div(log_softmax(scores, 1), softmax(told, 1), reduction="batchmean")
 
-    return _train(model, (x, y), task, _short(task), loss)
+    return _train(model, (x, y), task, task.short, loss)
 
 
 def _dampened(model: nn.Module, split: Split, task: ForgetTask, fresh: nn.Module) -> nn.Module:
     few = squared_gradients(model, classification_loss, _batches(split.forgotten))
     everything = few + squared_gradients(model, classification_loss, _batches(split.kept))
-    dampen(model, few, everything, alpha=_ALPHA)
+    dampen(model, few, everything, alpha=ALPHA)
     return model
 
 
@@ -103,8 +103,6 @@ def ways_of(
     """Return the ways in which a device, or a federation, forgets."""
     if not task.clients:
         return METHODS
-    from fl_elastic_simulations.benchmarks.federated_forgetting import FEDERATED_WAYS
-
     return {"as it was": _as_it_was, **FEDERATED_WAYS}
 
 
@@ -195,8 +193,6 @@ def _trained(model: nn.Module, split: Split, task: ForgetTask) -> nn.Module:
     """Train a model on everything, here or by all clients."""
     if not task.clients:
         return _train(model, split.everything, task, task.epochs)
-    from fl_elastic_simulations.benchmarks.federated_forgetting import federated
-
     return federated(model, split, task, task.epochs, had=True)
 
 
@@ -211,7 +207,7 @@ def _train(
     optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate)
     model.train()
     for _ in range(epochs):
-        for rows in torch.split(torch.randperm(len(y)), _BATCH):
+        for rows in torch.split(torch.randperm(len(y)), BATCH):
             optimizer.zero_grad()
             scores = model(x[rows])
             loss = (
@@ -222,10 +218,6 @@ def _train(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return model
-
-
-def _short(task: ForgetTask) -> int:
-    return max(round(_SHORT * task.epochs), 1)
 
 
 def _batches(data: tuple[Tensor, Tensor]) -> list[Batch]:

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from fl_elastic.named_models import build_model
 from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["FORGET_TASKS", "ForgetTask", "Split", "fresh_model", "split_of"]
+__all__ = ["ALPHA", "BATCH", "FORGET_TASKS", "ForgetTask", "Split", "fresh_model", "split_of"]
+
+ALPHA = 3.0
+"""How many times as much a weight must matter to what is dampened."""
+BATCH = 64
+"""Examples of a training step."""
+# Of the passes that training took.
+_SHORT = 0.2
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,11 @@ class ForgetTask:
     learning_rate: float = 1e-3
     share: float = 0.0
     clients: int = 0
+
+    @property
+    def short(self) -> int:
+        """Passes, or rounds, of the ways that train on for a while."""
+        return max(round(_SHORT * self.epochs), 1)
 
 
 _ALONE = {
