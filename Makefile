@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXAMPLES := quickstart/plain quickstart/elastic quickstart_transformers/plain quickstart_transformers/elastic own_loop other_trainers fleet_of_three/app stream_service
+IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4194304 {print "/dev/shm"}')
+ifeq ($(IN_MEMORY),)
+IN_MEMORY := $(or $(TMPDIR),/tmp)
+endif
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 export NO_MKDOCS_2_WARNING := 1
@@ -13,9 +17,11 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# As many processes as cores; a file's tests stay together, with what they share.
+# As many processes as cores; a file's tests stay together, with what they share. They write tens of thousands of
+# small files: in memory, where there is room for them.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
+	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not faults"

@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from fl_elastic.errors import ElasticError
@@ -160,15 +161,15 @@ def _exported(file: Path) -> list[str]:
     return []
 
 
-def loaded(checkout: Path, choices: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the first of some imports that can be done loads, in a process of its own; medians of three."""
+def loaded(checkout: Path, choices: tuple[str, ...], times: int = 3) -> dict[str, Any]:
+    """Return what the first of some imports that can be done loads, in a process of its own; medians of a few."""
     for statements in choices:
         code = [sys.executable, "-c", _LOAD.format(statements=statements)]
         try:
-            rows = [json.loads(_run(checkout, code)) for _ in range(3)]
+            rows = [json.loads(_run(checkout, code)) for _ in range(times)]
         except ElasticError:
             continue
-        return {key: sorted(row[key] for row in rows)[1] for key in rows[0]}
+        return {key: median_low(row[key] for row in rows) for key in rows[0]}
     raise ElasticError(f"{checkout}: none of {', '.join(choices)} can be done")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from choosing_costs import flat_choosing, steady
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.server_plan import _sending
@@ -176,22 +177,19 @@ def test_a_thousand_clients_take_the_memory_of_one(
     training = TABLE["training"] | {"rounds": 1, "local_steps": 8, "client_fraction": 0.1}
     made = scenario(fleet=fleet, data=data, training=training, methods=["fewer"])
     alive: list[int] = []
+    trained = count()
 
     class Counting(InProcessGrid):
-        def _answer(self, *arguments: Any) -> Any:
-            if len(alive) % 20 == 0:
-                alive_now = [o for o in gc.get_objects() if isinstance(o, ArrayRecord)]
-                alive.append(len(alive_now))
-            else:
-                alive.append(0)
-            return super()._answer(*arguments)
+        def _answer(self, message: Message, *arguments: Any) -> Any:
+            if message.metadata.message_type == "train" and next(trained) % 20 == 0:
+                alive.append(sum(type(each) is ArrayRecord for each in gc.get_objects()))
+            return super()._answer(message, *arguments)
 
     grid = Counting(len(made.clients), simulated_client_app())
     (cell,), _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
     assert cell.rejected == 0 and len(cell.steps) == 100
     # Replies are merged as they come: no more arrays are alive after 100 than after the first few.
-    seen = [count for count in alive if count]
-    assert len(seen) >= 5 and max(seen[1:]) <= seen[0] + 3
+    assert len(alive) == 5 and max(alive[1:]) <= alive[0] + 3
 
 
 def test_what_sending_a_group_takes_is_the_same_to_a_server_plan_as_to_the_round() -> None:
