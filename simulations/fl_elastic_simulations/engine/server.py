@@ -186,7 +186,7 @@ def run_cell(
     model = method_model(scenario, method, simulation.data_root, seed)
     peer = None if method.peer is None else PEERS.make(method.peer)
     evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
-    told = _bookkeeping(scenario, cell, profile)
+    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last))
     strategy = method_strategy(scenario, method, told, profile.graph)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -303,11 +303,17 @@ def _by_rounds(
 
 
 def _bookkeeping(
-    scenario: Scenario, cell: Cell, profile: CostProfile
+    scenario: Scenario, cell: Cell, profile: CostProfile, runs_until: Callable[[int], None]
 ) -> Callable[[RoundRecord], None]:
-    """Return what enters each round into the cell."""
+    """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
+
+    Flower's servers know how many rounds there are. Where time ends them, the last is the one after which another
+    one, and a head solved for after that, would end too late.
+    """
+    limit, took = scenario.training.simulated_seconds, {True: 0.0, False: 0.0}
 
     def on_round(record: RoundRecord) -> None:
+        began = cell.simulated_seconds
         late = [each for each in record.rejected if LATE in each.reason]
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
@@ -323,6 +329,10 @@ def _bookkeeping(
             cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
         cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
+        took[record.trains] = cell.simulated_seconds - began
+        over = limit is not None and cell.simulated_seconds + sum(took.values()) > limit
+        if record.trains and over:
+            runs_until(record.server_round)
 
     return on_round
 

@@ -13,6 +13,7 @@ from choosing_costs import flat_choosing
 from torch import nn
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.between_rounds import BetweenRounds
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training.batches import loader_size
 from fl_elastic.update import Manifest
@@ -249,6 +250,28 @@ def test_a_pass_that_the_deadline_ends_knows_how_much_data_there_is() -> None:
     assert len(list(begun)) == len(begun) == 2
     first = next(iter(begun))
     assert loader_size(begun, first) == (2, batches.dataset_size) and batches.dataset_size > 32
+
+
+def test_where_time_ends_a_run_its_last_head_is_there_in_time(
+    ran: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"policy": "full", "round_zero": "closed_form", "solve_every": 1000}
+    table = {"method": {"solved": method}, "methods": ["solved"], "target": {"method": "solved"}}
+    one_pass = ran(scenario(**table))["solved"].history[1]["simulated_seconds"]
+    solved: list[int] = []
+    original = BetweenRounds.solve
+
+    def solve(self: Any, *given: Any) -> Any:
+        solved.append(given[3].server_round)
+        return original(self, *given)
+
+    monkeypatch.setattr(BetweenRounds, "solve", solve)
+    limited = {"rounds": 1000, "simulated_seconds": 3.2 * one_pass, "tests": 20}
+    cell = ran(scenario(**table, training=TABLE["training"] | limited))["solved"]
+    # Round zero, the second, and the last one after which there is time for a pass.
+    zero, second, last, *_ = solved
+    assert (zero, second) == (0, 2) and last > 2
+    assert cell.history[-1]["round"] == last
 
 
 def test_a_peer_has_no_round_zero() -> None:
