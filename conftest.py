@@ -27,3 +27,8 @@ def _one_thread() -> Iterator[None]:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what starts real processes: it takes longest, and the others fill the rest of the time."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("deploy", "browser"))))

@@ -37,12 +37,13 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
 )
 from fl_elastic_simulations.benchmarks.results import Results
 
+STEPS = 8
 SMALL = FederationTask(
     title="Digits",
     data={"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "layout": "correlated"},
     model="digits_cnn",
     speeds=((1.0, 2), (3.0, 2)),
-    training={"local_steps": 12, "batch_size": 16, "learning_rate": 0.05},
+    training={"local_steps": STEPS, "batch_size": 16, "learning_rate": 0.05},
     reference_rounds=2,
 )
 
@@ -72,7 +73,7 @@ PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our serve
 def test_every_method_is_tested_at_the_same_times(folder: Path, method: str) -> None:
     row = cell(folder, method)
     profile, _ = task_costs("small", SMALL, folder, "")
-    full_round = profile.full_step_seconds * 12 * 3
+    full_round = profile.full_step_seconds * STEPS * 3
     assert 2 * full_round < row["simulated_seconds"] < 2.5 * full_round
     assert 0 <= row["final_accuracy"] <= 1
     assert row["curve"][0][:3] == [0.0, 0, 0]
@@ -95,7 +96,7 @@ def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> N
     """The fastest class's full round, and the way down to the slowest; exits make FedEL's model larger."""
     row, profile = cell(folder, method), task_costs("small", SMALL, folder, "")[0]
     bandwidth = bandwidth_of(SMALL, profile)
-    deadline = 12 * profile.full_step_seconds + float(profile.parameter_bytes.sum()) / bandwidth
+    deadline = STEPS * profile.full_step_seconds + float(profile.parameter_bytes.sum()) / bandwidth
     down = row["downlink_bytes"] / row["rounds"] / 4 / (2 * bandwidth)
     assert row["simulated_seconds"] / (row["rounds"] + 1) <= (deadline + down) * 1.01
 
