@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, ElasticError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
-from fl_elastic.flower.capabilities import QUERY, Capabilities
-from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.instructions import (
-    IMPORTANCE,
+from fl_elastic.flower.as_told import (
     Configure,
-    Instructions,
     budget_as_told,
+    codec_as_told,
+    forward_as_told,
     optimizer_as_told,
     options_as_told,
-    read_groups,
 )
+from fl_elastic.flower.capabilities import QUERY, Capabilities
+from fl_elastic.flower.client_state import ClientState
+from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
@@ -363,7 +363,7 @@ class ElasticClient(NumPyClient):
                 metrics[TENSORS] = json.dumps([self.manifest.index[name] for name in trained])
                 weights = {name: weights[name] for name in trained}
             return list(weights.values()), update.num_examples, metrics
-        packed = self._encoded(update, self._codec(told))
+        packed = self._encoded(update, codec_as_told(self.codec, told))
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
 
     def _wish(self, told: Instructions) -> str:
@@ -442,13 +442,6 @@ class ElasticClient(NumPyClient):
     def _batches(self, count: int = 1) -> list[Batch]:
         return first_batches(self.train_loader, count, model_device(self.model))
 
-    def _codec(self, told: Instructions) -> str:
-        """Return how to write an update: as the server says, where this side knows how."""
-        if told.codec and told.codec not in CODECS.names():
-            _LOG.warning("the server asks for codec %r, which is not known here", told.codec)
-            return self.codec
-        return told.codec or self.codec
-
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
         if not CODECS.make(codec).feedback:
@@ -525,7 +518,8 @@ class ElasticClient(NumPyClient):
 
     def _budget(self, told: Instructions) -> Budget:
         """Return what this round may spend."""
-        return budget_as_told(self.budget, told, CODECS.make(self._codec(told)).share)
+        codec = CODECS.make(codec_as_told(self.codec, told))
+        return budget_as_told(self.budget, told, codec.share)
 
     def _options(
         self, told: Instructions, proximal: float = 0.0, server_round: int = 0
@@ -537,21 +531,8 @@ class ElasticClient(NumPyClient):
             options,
             seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
-            forward=self._as_precise(self._forward(bool(options.cut)), told),
+            forward=forward_as_told(self._forward(bool(options.cut)), told),
         )
-
-    def _as_precise(
-        self, forward: ForwardOptions | None, told: Instructions
-    ) -> ForwardOptions | None:
-        """Return how the frozen prefix runs with features kept as the server says, where this side knows how."""
-        wanted = told.feature_precision
-        if forward is None or not wanted:
-            return forward
-        try:
-            return replace(forward, precision=wanted)
-        except BudgetError as error:
-            _LOG.warning("the server asks for another precision: %s", error)
-            return forward
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from fl_elastic.errors import PlanError, UpdateError
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.update.partial import MAX_VERSION
 
 if TYPE_CHECKING:
-    from fl_elastic.budget import Budget
     from fl_elastic.flower.group_names import GroupNames
-    from fl_elastic.training.options import TrainerOptions
 
 __all__ = [
     "BLEND",
@@ -32,11 +25,7 @@ __all__ = [
     "ROUND_ZERO",
     "SEED",
     "SQUARES",
-    "Configure",
     "Instructions",
-    "budget_as_told",
-    "optimizer_as_told",
-    "options_as_told",
     "read_groups",
     "read_importance",
 ]
@@ -53,8 +42,6 @@ RATE = "fl_elastic.rate"
 ROUND_ZERO = "fl_elastic.round-zero"
 SEED = "fl_elastic.seed"
 SQUARES = "fl_elastic.squares"
-
-Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 
 _FLOWERS_RATE = "lr"
 _MOST_GROUPS = 10_000
@@ -176,86 +163,6 @@ class Instructions:
     def importance_by_group(self) -> dict[str, float]:
         """Return the importance by group name; empty if there is none or it cannot be read."""
         return read_importance(self.importance)
-
-
-def budget_as_told(budget: Budget, told: Instructions, share: float) -> Budget:
-    """Return the budget of a round: with the server's deadline, unless the device's own is earlier.
-
-    Parameters
-    ----------
-    budget : Budget
-        Of the device.
-    told : Instructions
-        With the server's deadline.
-    share : float
-        Bytes of an update as the codec writes it over those in fp32, which plans count: the way to the server is
-        that much faster and wider.
-
-    Examples
-    --------
-    >>> from fl_elastic import Budget
-    >>> budget_as_told(Budget(deadline=20.0, uplink=1e6), Instructions(deadline=10.0), share=0.25)
-    Budget(speedup=None, deadline=10.0, memory=None, uplink=4000000.0, bandwidth=None)
-    """
-    limits = [each for each in (budget.deadline, told.deadline) if each is not None]
-    bandwidth, uplink = (
-        None if each is None else each / share for each in (budget.bandwidth, budget.uplink)
-    )
-    return replace(budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink)
-
-
-def options_as_told(options: TrainerOptions, told: Instructions) -> TrainerOptions:
-    """Return a client's options with what the server says about the round; the seed is the client's own."""
-    return replace(
-        options,
-        shared_seed=told.seed,
-        # Where the server chooses, everything is trained only if it says so.
-        deep_every=0 if told.groups else 1 if told.overdue else options.deep_every,
-        fleet_importance=told.importance_by_group(),
-        blend=told.blend,
-        cut=told.cut or options.cut,
-        kept_head=told.kept_head or options.kept_head,
-        keep_statistics=told.keep_statistics or options.keep_statistics,
-    )
-
-
-def optimizer_as_told(
-    optimizer_fn: OptimizerFn,
-    told: Instructions,
-    config: dict[str, Any],
-    configure: Configure | None,
-) -> OptimizerFn:
-    """Return what makes the same optimiser, set as the server says.
-
-    Parameters
-    ----------
-    optimizer_fn : callable
-        Of the client.
-    told : Instructions
-        With the learning rate, or a factor of it.
-    config : dict
-        Of the message, for ``configure``.
-    configure : callable, optional
-        ``configure(optimizer, config)`` sets what else the config says, after the rate and before its factor.
-    """
-    if configure is None and told.rate == 1.0 and told.lr is None:
-        return optimizer_fn
-
-    # As it would be asked for names of parameters.
-    @wraps(optimizer_fn)
-    def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = optimizer_fn(parameters)
-        usual = optimizer.defaults.get("lr") if isinstance(optimizer, torch.optim.Optimizer) else 0
-        for group in optimizer.param_groups if told.lr is not None and usual else ():
-            group["lr"] = told.lr * (group["lr"] / usual)
-        if configure is not None:
-            configure(optimizer, config)
-        for group in optimizer.param_groups if told.rate != 1.0 else ():
-            if "lr" in group:
-                group["lr"] = told.rate * group["lr"]
-        return optimizer
-
-    return made
 
 
 def _key(name: str) -> str:

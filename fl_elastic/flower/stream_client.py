@@ -17,8 +17,13 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.stream_cut import below_cut, refuse_other_features
-from fl_elastic.flower.stream_update import best_of, layout_of, seen_from
+from fl_elastic.flower.stream_update import (
+    below_cut,
+    best_of,
+    layout_of,
+    refuse_other_features,
+    seen_from,
+)
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile

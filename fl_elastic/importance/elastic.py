@@ -11,8 +11,7 @@ from torch.func import functional_call
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.finite import all_finite
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 

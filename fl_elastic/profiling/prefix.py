@@ -16,7 +16,6 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import call_model, split_batch
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds
@@ -192,6 +191,9 @@ def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[di
 
 def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
     """Return the seconds to identify the examples of a batch, and to read one stored number."""
+    # Only where costs are measured: a client that knows them does not load it.
+    from fl_elastic.groups.sample_ids import sample_ids
+
     rows = torch.zeros(16, _VALUES // 16, dtype=torch.float16)
     places = torch.arange(16)
     identifying, reading = np.inf, np.inf

@@ -15,8 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.finite import all_finite
-from fl_elastic.groups.forward import call_model, compute_loss, to_device
+from fl_elastic.groups.forward import all_finite, call_model, compute_loss, to_device
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.finite import all_finite
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes

@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.finite import all_finite
+from fl_elastic.groups.forward import all_finite
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight

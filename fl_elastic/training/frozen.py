@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fl_elastic.groups import Mode
 from fl_elastic.groups.torch_private import NormWithStatistics
 from fl_elastic.groups.trainable import flags_kept
-from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.planning import Plan
 
 __all__ = [
@@ -264,6 +263,9 @@ def _trained(
     weight: nn.Parameter, mode: Mode, channels: tuple[int, ...], layer: nn.Module
 ) -> Tensor:
     """Return which rows and columns of a weight its channels train, broadcast over the kernel."""
+    # Few plans train channels: others do not load how a layer is cut into them.
+    from fl_elastic.ops.channels import ChannelSubset
+
     groups = int(getattr(layer, "groups", 1))
     subset = ChannelSubset.of(channels, mode.axis, weight.shape, groups)
     trained = torch.zeros(weight.shape[:2], dtype=torch.bool)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.finite import all_finite
 from fl_elastic.groups.forward import (
+    all_finite,
     batch_shape,
     call_model,
     refusing_misfits,

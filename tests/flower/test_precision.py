@@ -16,6 +16,7 @@ from small_models import conv_net, loss_fn
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower.as_told import codec_as_told
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
@@ -124,10 +125,9 @@ def test_a_fleet_sends_finer_from_stage_to_stage() -> None:
 def test_a_client_that_does_not_know_the_codec_keeps_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client = elastic_client(conv_net(), 1, codec="bf16")
-    assert client._codec(Instructions(codec="of-tomorrow")) == "bf16"
-    assert client._codec(Instructions(codec="int8")) == "int8"
-    assert client._codec(Instructions()) == "bf16"
+    assert codec_as_told("bf16", Instructions(codec="of-tomorrow")) == "bf16"
+    assert codec_as_told("bf16", Instructions(codec="int8")) == "int8"
+    assert codec_as_told("bf16", Instructions()) == "bf16"
     assert "of-tomorrow" in caplog.text
 
 

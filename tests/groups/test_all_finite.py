@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_elastic.groups.finite import all_finite
+from fl_elastic.groups.forward import all_finite
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
