@@ -32,13 +32,20 @@ def main() -> None:
     import fl_elastic
     from fl_elastic import Budget, ElasticTrainer
     from fl_elastic.flower import ElasticClient, PartialUpdates, elastic_client_app
-    from fl_elastic.planning import POLICIES, PlanRequest
+    from fl_elastic.planning import PlanRequest
     from fl_elastic.profiling import profile_model
 
     try:
         from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
     except ImportError:
         from fl_elastic.flower.in_process_grid import InProcessGrid  # type: ignore
+
+    try:
+        from fl_elastic.planning import POLICIES
+
+        make_policy = POLICIES.make
+    except ImportError:
+        from fl_elastic.planning import make_policy  # type: ignore
 
     root = Path(fl_elastic.__file__).parent
 
@@ -66,16 +73,17 @@ def main() -> None:
 
     grid = InProcessGrid(2, elastic_client_app(client))
 
-    def federated_round(tested: float = 1.0) -> None:
+    def round_of(tested: float) -> Callable[[], object]:
+        """Make the server, and return what runs a round of it."""
         strategy = PartialUpdates(
             FedAvg(fraction_evaluate=tested, min_train_nodes=2, min_evaluate_nodes=2)
         )
-        strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1)
+        return lambda: strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1)
 
-    plan = _files_of(root, lambda: POLICIES.make("elastic").plan(request))
+    plan = _files_of(root, lambda: make_policy("elastic").plan(request))
     fit = _files_of(root, lambda: trainer.fit(data, epochs=1))
-    whole = _files_of(root, federated_round)
-    trained = _files_of(root, lambda: federated_round(tested=0.0))
+    whole = _files_of(root, round_of(tested=1.0))
+    trained = _files_of(root, round_of(tested=0.0))
     taken = {"plan": plan, "fit": fit, "round": whole, "reply": trained - fit}
     print(json.dumps({name: len(files) for name, files in taken.items()}))
 
