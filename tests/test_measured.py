@@ -518,6 +518,10 @@ def said_of_adapters() -> list[str]:
     def megabytes(method: str) -> str:
         return f"{(cell(method)['uplink_bytes'] + cell(method)['downlink_bytes']) / 1e6:.0f} MB"
 
+    def more(method: str) -> str:
+        row = rows[f"summary plays | {method}"]
+        return f"{100 * row['against_reference']:+.1f} ± {100 * row['against_interval']:.1f}"
+
     share = profile.update_seconds.sum() / profile.full_step_seconds
     most = mask_bytes(profile, np.ones(len(profile), dtype=bool))
     kept = cell("fixed cut, kept features")
@@ -538,6 +542,8 @@ def said_of_adapters() -> list[str]:
         f"a step that trains all adapters takes {most / 1e6:.0f} MB",
         f"gradients and steps of all adapters take {100 * share:.0f} % of a step",
         f"it ends at {ends('fixed cut')} % without features and at {ends('fixed cut, kept features')} % with them",
+        f"full steps end {more('fewer steps')} points higher, with products {more('fewer steps, products')}, "
+        f"`fl_elastic` {more('fl_elastic')}",
         f"{kept['features_found']:,} times they were found, {kept['features_computed']:,} times computed",
         f"{megabytes('fixed cut, kept features')} in both directions, full steps {megabytes('fewer steps')}",
         f"stacks of these {ranks} ranks would be {folded / (ranks * thin):.1f} times smaller",

@@ -26,7 +26,7 @@ __all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora", "lora_filled", "lor
 
 Table = dict[str, Any]
 
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 """With which every cell of the table is run."""
 BASE = "base"
 """Row of the model before it is adapted."""
