@@ -1,4 +1,4 @@
-"""Ways to train adapters on unequal devices: a language model, pretrained here, learns another kind of text."""
+"""Ways to train adapters on unequal devices: models of text and of images, pretrained here, learn other ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fl_elastic_simulations.benchmarks.cells import chosen_tasks
 from fl_elastic_simulations.benchmarks.federation import bench_federation
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
 from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.data.datasets import data_root_folder
 from fl_elastic_simulations.models.pretraining import (
     Recipe,
     of_documentation,
+    of_images,
     pretrained_file,
     pretraining,
 )
+from fl_elastic_simulations.models.vision import HEAD, seeded_vision_model
 from fl_elastic_simulations.report.formats import bytes_text
 
 __all__ = ["BASE", "LORA", "METHODS", "SEEDS", "bench_lora", "lora_filled", "lora_markdown"]
@@ -29,7 +33,8 @@ Table = dict[str, Any]
 SEEDS = (0, 1, 2)
 """With which every cell of the table is run."""
 BASE = "base"
-"""Row of the model before it is adapted."""
+"""Row of the language model before it is adapted; that of images is called after its task as well."""
+_IMAGES = "cifar10_jpegq75"
 # Of eight blocks; the devices with the least memory hold a step above the first of these, not of the second.
 _CUT, _HALF = "block7", "block5"
 _FULL: Table = {"policy": "full"}
@@ -72,6 +77,21 @@ LORA: dict[str, FederationTask] = {
         # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
         memory_bytes={16.0: 32 << 20},
     ),
+    "signs": FederationTask(
+        title="Adapters of a vision transformer, from things to traffic signs",
+        data={
+            "dataset": "gtsrb", "partition": "dirichlet", "alpha": 0.3, "min_examples": 64,
+            "test_limit": 1500,
+        },
+        model="fl_elastic_simulations.models.vision:adapted_vision_model",
+        speeds=((1.0, 2), (2.0, 1), (4.0, 1), (16.0, 2)),
+        training={
+            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
+        },
+        reference_rounds=3,
+        methods=METHODS,
+        memory_bytes={16.0: 32 << 20},
+    ),
 }  # fmt: skip
 """By the name on the command line."""
 
@@ -107,16 +127,27 @@ def bench_lora(
     ScenarioError
         If a task or method is unknown.
     """
-    recipe = recipe or Recipe()
-    weights = pretrained_file(recipe)
-    if not weights.exists() or BASE not in results.rows:
-        row = pretraining(recipe, of_documentation(), weights)
-        results.add(BASE, row)
-        tell(f"{BASE}: accuracy {row['accuracy']:.3f} on its own text, {row['cpu_seconds']:.0f} s")
-    among = {name: replace(task, weights=str(weights)) for name, task in LORA.items()}
+    recipe, root = recipe or Recipe(), str(data_root_folder(data_root))
+    lessons = {
+        "plays": (BASE, of_documentation),
+        "signs": (
+            f"{BASE} signs", lambda: of_images(seeded_vision_model, _IMAGES, root, left=HEAD)
+        ),
+    }  # fmt: skip
+    among = {}
+    for name in chosen_tasks(tasks, LORA):
+        row_name, learnt_from = lessons[name]
+        weights = pretrained_file(recipe, name)
+        if not weights.exists() or row_name not in results.rows:
+            row = pretraining(recipe, learnt_from(), weights)
+            results.add(row_name, row)
+            tell(
+                f"{row_name}: accuracy {row['accuracy']:.3f} on what it learnt from, {row['cpu_seconds']:.0f} s"
+            )
+        among[name] = replace(LORA[name], weights=str(weights))
     bench_federation(
         results, data_root,
-        among=among, tasks=tasks, seeds=seeds, methods=methods, workers=workers, tell=tell,
+        among=among, seeds=seeds, methods=methods, workers=workers, tell=tell,
     )  # fmt: skip
 
 

@@ -230,15 +230,17 @@ def lora(
     results: Results,
     data_root: DataRoot = None,
     workers: Workers = 1,
+    task: Task = None,
     seed: Seed = None,
     method: Method = None,
 ) -> None:
-    """Train adapters of a language model on unequal devices in every way, from weights pretrained here."""
+    """Train adapters of models of text and images on unequal devices in every way, from weights pretrained here."""
     from fl_elastic_simulations.benchmarks.lora import SEEDS, bench_lora
 
     bench_lora(
-        results, data_root, seeds=seed or SEEDS, methods=method or (), workers=workers, tell=tell
-    )
+        results, data_root, tasks=task or (), seeds=seed or SEEDS, methods=method or (),
+        workers=workers, tell=tell,
+    )  # fmt: skip
 
 
 @benchmark()

@@ -151,10 +151,10 @@ def of_images(
     )
 
 
-def pretrained_file(recipe: Recipe) -> Path:
-    """Return where the language model of a recipe is kept: in the user's cache, by recipe and text."""
+def pretrained_file(recipe: Recipe, name: str) -> Path:
+    """Return where the model of a recipe is kept: in the user's cache, by its use, the recipe and Python's text."""
     kind = hashlib.blake2b(f"{recipe}{_text()}".encode(), digest_size=8).hexdigest()
-    return cache_folder() / "pretrained" / f"language-{kind}.npz"
+    return cache_folder() / "pretrained" / f"{name}-{kind}.npz"
 
 
 def pretraining(recipe: Recipe, lessons: Lessons, path: Path) -> dict[str, Any]:

@@ -63,9 +63,9 @@ def test_a_base_that_is_there_is_taken_as_it_is(
     monkeypatch.setattr(lora, "bench_federation", lambda *_, **said: given.append(said))
     recipe = Recipe(steps=1, batch_size=1, warm_up=1)
     results = Results(tmp_path / "lora.json")
-    bench_lora(results, tmp_path, recipe=recipe, tell=lambda _: None)
+    bench_lora(results, tmp_path, tasks=["plays"], recipe=recipe, tell=lambda _: None)
     row = dict(results.rows[BASE])
-    bench_lora(results, tmp_path, recipe=recipe, tell=lambda _: None)
+    bench_lora(results, tmp_path, tasks=["plays"], recipe=recipe, tell=lambda _: None)
     assert results.rows[BASE] == row and len(given) == 2
     for said in given:
         (task,) = said["among"].values()

@@ -78,13 +78,15 @@ def test_a_recipe_is_kept_once_and_gives_the_same_weights(
     recipe = Recipe(steps=2, batch_size=2, warm_up=1)
     for folder in ("one", "two"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
-        row = pretraining(recipe, of_documentation(), pretrained_file(recipe))
+        row = pretraining(recipe, of_documentation(), pretrained_file(recipe, "plays"))
         assert row["parameters"] > 2e6 and 0 <= row["accuracy"] <= 1 and row["loss"] > 0
-        assert pretrained_file(recipe).is_relative_to(tmp_path / folder)
+        assert pretrained_file(recipe, "plays").is_relative_to(tmp_path / folder)
         model = adapted_language_model()
-        fresh = load_pretrained(model, pretrained_file(recipe))
+        fresh = load_pretrained(model, pretrained_file(recipe, "plays"))
         assert fresh and all("lora_" in name for name in fresh)
         found.append(model.get_parameter("block1.query_key_value.weight"))
     assert torch.equal(*found)
-    assert pretrained_file(recipe) != pretrained_file(Recipe(steps=3, batch_size=2, warm_up=1))
+    assert pretrained_file(recipe, "plays") != pretrained_file(
+        Recipe(steps=3, batch_size=2, warm_up=1), "plays"
+    )
     assert isinstance(model, nn.Module)
