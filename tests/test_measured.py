@@ -20,10 +20,10 @@ from fl_elastic_simulations.benchmarks.federation_methods import METHODS as METH
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import (
     federation_table,
-    filled,
     write_federation_page,
 )
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval, sooner_than
+from fl_elastic_simulations.benchmarks.federation_tables import filled
 from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED, SEEDS, TASKS
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
 from fl_elastic_simulations.benchmarks.fit_peaks import fit_peaks_markdown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["METHODS", "OURS", "REFERENCE", "across_rounds"]
+__all__ = ["METHODS", "OURS", "REFERENCE", "SAME_HEAD", "across_rounds"]
 
 Table = dict[str, Any]
 
@@ -12,6 +12,9 @@ REFERENCE = "fedavg, waiting"
 """Whose final accuracy is the target, and whose time and bytes the others' are compared with."""
 
 OURS = "fl_elastic"
+
+SAME_HEAD = "fewer full steps, solved head"
+"""The strongest plain rival across rounds."""
 
 _FULL: Table = {"policy": "full"}
 # Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, further
@@ -74,7 +77,7 @@ def across_rounds(cut: str) -> dict[str, Table]:
         REFERENCE: METHODS[REFERENCE],
         "fewer full steps, our server": METHODS["fewer full steps, our server"],
         # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
-        "fewer full steps, solved head": _FEWER | _SOLVED,
+        SAME_HEAD: _FEWER | _SOLVED,
         "fixed cut, trained head": _FEWER | fixed | _SERVER,
         "bias only, solved head": {"policy": "bias"} | _SOLVED,
         "last layers, solved head": {"policy": "last_k"} | _SOLVED,

@@ -12,11 +12,13 @@ import pytest
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_page import (
     HIGHLIGHTED,
+    federation_table,
+    write_federation_page,
+)
+from fl_elastic_simulations.benchmarks.federation_tables import (
     charged_markdown,
     federation_markdown,
-    federation_table,
     filled,
-    write_federation_page,
 )
 from fl_elastic_simulations.benchmarks.federation_tasks import TASKS
 from fl_elastic_simulations.report.formats import MISSING, TIMES

@@ -19,13 +19,13 @@ from fl_elastic_simulations.benchmarks.federation import (
     task_costs,
 )
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
-from fl_elastic_simulations.benchmarks.federation_page import converged_markdown
 from fl_elastic_simulations.benchmarks.federation_summary import (
     interval,
     reached,
     sooner_than,
     summarise_task,
 )
+from fl_elastic_simulations.benchmarks.federation_tables import converged_markdown, ends_markdown
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
     PRETRAINED,
@@ -258,3 +258,26 @@ def test_waiting_reaches_what_it_ends_at() -> None:
     other = {"final_accuracy": 0.5, "curve": [[1.0, 4, 4, 0.5], [2.0, 8, 8, 0.5]]}
     assert sooner_than({0: waiting}, {0: waiting}) == (1, 1, 1.0, 1.0)
     assert sooner_than({0: other}, {0: waiting}) == (1, 1, 2.0, 2.0)
+
+
+def test_the_last_test_is_compared_seed_by_seed_with_full_steps_under_the_same_head() -> None:
+    def ended(at: float) -> dict[str, Any]:
+        return {"final_accuracy": 0.1, "curve": [[1.0, 4, 4, 0.2], [2.0, 8, 8, at]]}
+
+    rows = {
+        "birds-pretrained | fewer full steps, solved head | 0": ended(0.8),
+        "birds-pretrained | fewer full steps, solved head | 1": ended(0.7),
+        "birds-pretrained | moving cut, solved head | 0": ended(0.82),
+        "birds-pretrained | moving cut, solved head | 1": ended(0.74),
+        "birds-pretrained | fixed cut, solved head | 1": ended(0.69),
+        "birds-pretrained | fixed cut, solved head | 7": ended(0.0),
+    }
+    head, _, *lines = ends_markdown(rows, PRETRAINED)
+    assert head == "| method | Birds, pretrained MobileNetV2 |"
+    # Student's quantile for one degree of freedom, 12.706, times the spread of two over the root of two.
+    assert lines == [
+        "| fewer full steps, solved head | 75.0 ± 63.5 [2 of 3 seeds] |",
+        "| fixed cut, solved head | 69.0 (-1.0) [1 of 3 seeds] |",
+        "| moving cut, solved head | 78.0 ± 50.8 (+3.0 ± 12.7) [2 of 3 seeds] |",
+    ]
+    assert ends_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
