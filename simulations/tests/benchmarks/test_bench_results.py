@@ -15,6 +15,8 @@ from fl_elastic_simulations.benchmarks.solver import (
     random_instance,
 )
 
+COMMITTED = json.loads((Path(__file__).parents[2] / "results" / "solver.json").read_text())["rows"]
+
 
 def test_rows_survive_and_say_where_they_were_measured(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
@@ -72,13 +74,16 @@ def test_a_fresh_table_forgets_the_rows_before_it_and_no_others(tmp_path: Path) 
 
 def test_measured_rows_are_not_measured_again(tmp_path: Path, monkeypatch) -> None:
     results = Results(tmp_path / "table.json")
-    for name in ("time at 50 groups", "time at 200 groups", "time at 500 groups"):
+    for name in ("time at 200 groups", "time at 500 groups", "plans at 150 groups"):
         results.add(name, {"kept": True})
-    monkeypatch.setattr(solver_module, "_INSTANCES", 3)
+    for name in ("_INSTANCES", "_REPEATS", "_PLANS"):
+        monkeypatch.setattr(solver_module, name, 3)
     bench_solver(results)
     assert results.rows["time at 500 groups"] == {"kept": True}
     assert results.rows["exactness"]["instances"] == 3
     assert results.rows["exactness"]["mismatches"] == 0
+    assert {*results.rows} == {*COMMITTED}
+    assert results.rows["plans at 60 groups"].keys() == COMMITTED["plans at 60 groups"].keys()
 
 
 def test_brute_force_charges_the_path_to_the_deepest_group() -> None:
