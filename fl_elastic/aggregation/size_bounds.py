@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,24 @@ __all__ = ["SizeBounds"]
 _ROUNDS = 5
 # Fewer contributors have no median that one of them cannot move; what they did may then only double.
 _FEW, _GROWTH = 3, 2.0
+# The share of the clients that may say what they like: one of so many.
+_PARTS = 5
 # Small parameters of an untrained model go further in a round than they are large: honest clients of the demo did.
 _FIRST = 4.0
+# Biases and scales, which begin as next to nothing beside weights with few inputs.
+_VECTOR = 1
 _Weights = Mapping[str, NDArray[Any]]
 
 
 class SizeBounds:
     """Shortens a client's change of a parameter that is many times as large as is usual for the tensor.
 
-    A change is as large as the root of its mean square. What is usual is the largest median of the last five
-    rounds, over those who trained the tensor; in the first round a change may be four times as large as the tensor
-    itself, or as the model. So one reply can neither throw the model away nor fill the moments of a server's
-    optimiser, whose root mean squares take hundreds of rounds to forget it. Directions are believed: it is no
-    robust rule.
+    A change is as large as the root of its mean square. Usual is the largest of the last five rounds, but for
+    a fifth of those who trained the tensor: in an unequal fleet most take few steps, and some many. Until three
+    changes of it are known, one may be four times as large as the tensor itself, or as the model; that of a bias or
+    a scale as the model's largest tensor. So one reply can neither throw the model away nor fill the moments of a
+    server's optimiser, whose root mean squares take hundreds of rounds to forget it. Directions are believed: it is
+    no robust rule.
 
     Statistics are left alone. A change that honest clients make larger from one round to the next is shortened
     once, and then usual.
@@ -45,11 +50,13 @@ class SizeBounds:
     --------
     >>> manifest = Manifest(("w",), ((1,),), ("float32",), (Role.PARAMETER,))
     >>> bounds, base = SizeBounds(10.0), {"w": np.array([1.0])}
-    >>> for change in (0.1, 9e29):
+    >>> for change in (0.1, 0.1, 0.1, 9e29):
     ...     update = PartialUpdate({"w": np.array([change])}, {"w": 1}, num_examples=1)
     ...     update, shortened = bounds.bounded(update, manifest, base)
     ...     bounds.close()
     ...     print(float(update.deltas["w"][0]), shortened)
+    0.1 []
+    0.1 []
     0.1 []
     1.0 ['w']
     """
@@ -58,7 +65,9 @@ class SizeBounds:
         self.most = most
         self._usual: dict[str, list[float]] = {}
         self._seen: dict[str, list[float]] = {}
-        self._model_size: float | None = None
+        # Of tensors of which too little is known to call it usual: one device may take a step, another twenty.
+        self._early: dict[str, list[float]] = {}
+        self._sizes: tuple[float, float] | None = None
 
     def bounded(
         self, update: PartialUpdate, manifest: Manifest, base: _Weights
@@ -92,26 +101,33 @@ class SizeBounds:
     def close(self) -> None:
         """End a round: what its clients did is what is usual from now on."""
         for name, sizes in self._seen.items():
-            before = self._usual.setdefault(name, [])
-            now = median(sizes)
+            before = self._usual.get(name, [])
+            if not before:
+                sizes = self._early[name] = [*self._early.get(name, []), *sizes]
+                if len(sizes) < _FEW:
+                    continue
+                del self._early[name]
+            now = _usual_of(sizes)
             if before and len(sizes) < _FEW:
                 now = min(now, _GROWTH * max(before))
             # A tensor that nobody changes any more may move again.
             if now > 0:
                 self._usual[name] = [*before, now][-_ROUNDS:]
-        self._seen, self._model_size = {}, None
+        self._seen, self._sizes = {}, None
 
     def forget(self) -> None:
         """Drop what was seen in a round that does not count."""
-        self._seen, self._model_size = {}, None
+        self._seen, self._sizes = {}, None
 
     def _usual_size(self, name: str, manifest: Manifest, base: _Weights) -> float:
         known = self._usual.get(name)
         if known:
             return max(known)
-        if self._model_size is None:
-            self._model_size = _model_size(manifest, base)
-        return _FIRST * max(_size(base[name]), self._model_size) / self.most
+        if self._sizes is None:
+            self._sizes = _sizes_of_model(manifest, base)
+        whole, largest = self._sizes
+        least = largest if len(manifest.shape(name)) <= _VECTOR else whole
+        return _FIRST * max(_size(base[name]), least) / self.most
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart."""
@@ -129,6 +145,19 @@ class SizeBounds:
         self._usual = usual
 
 
+def _usual_of(sizes: Sequence[float]) -> float:
+    """Return the largest size but for those of a fifth of the clients, at least one; of one or two the mean.
+
+    A fast device takes many times the steps of most, so the median of an unequal fleet says too little.
+
+    >>> _usual_of([0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 9e29]), _usual_of([0.1, 0.3])
+    (2.0, 0.2)
+    """
+    if len(sizes) < _FEW:
+        return fmean(sizes)
+    return sorted(sizes)[-1 - -(-len(sizes) // _PARTS)]
+
+
 def _size(numbers: NDArray[Any]) -> float:
     """Return the root of the mean square."""
     flat = np.asarray(numbers).reshape(-1)
@@ -142,12 +171,12 @@ def _size(numbers: NDArray[Any]) -> float:
     return math.sqrt(total / flat.size)
 
 
-def _model_size(manifest: Manifest, base: _Weights) -> float:
-    """Return the size of all parameters together; 1 for a model of zeros."""
-    names = [n for n in manifest.names if manifest.role(n) is Role.PARAMETER]
-    count = sum(math.prod(manifest.shape(name)) for name in names)
-    total = sum(_size(base[name]) ** 2 * math.prod(manifest.shape(name)) for name in names)
-    return math.sqrt(total / count) if total > 0 else 1.0
+def _sizes_of_model(manifest: Manifest, base: _Weights) -> tuple[float, float]:
+    """Return the size of all parameters together, and that of the largest one; 1 for a model of zeros."""
+    sizes = {n: _size(base[n]) for n in manifest.names if manifest.role(n) is Role.PARAMETER}
+    counts = [math.prod(manifest.shape(name)) for name in sizes]
+    total = sum(size**2 * count for size, count in zip(sizes.values(), counts, strict=True))
+    return (math.sqrt(total / sum(counts)), max(sizes.values())) if total > 0 else (1.0, 1.0)
 
 
 def _shortened(delta: NDArray[Any], size: float) -> NDArray[Any]:

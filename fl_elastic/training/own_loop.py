@@ -90,6 +90,10 @@ def plan_for(
         model, loss_fn, policy=policy, budget=budget, options=options,
         state=state or SelectionState(), optimizer=optimizer,
     )  # fmt: skip
+    if batches and isinstance(batches[0], Tensor):
+        raise TrainingError(
+            "batches is one batch, of inputs and targets: pass a list of batches, such as [first, second]"
+        )
     if len(batches) < planner.batches_needed:
         raise TrainingError(
             f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "

@@ -15,6 +15,7 @@ KNOWN = Manifest(
     ("float32",) * 3,
     (Role.PARAMETER, Role.PARAMETER, Role.STATISTIC),
 )
+KNOWN_MATRIX = Manifest(("w", "bias"), ((2, 4), (2,)), ("float32",) * 2, (Role.PARAMETER,) * 2)
 BASE = {"w": np.full(8, 0.5, np.float32), "bias": np.zeros(2, np.float32), "mean": np.zeros(2)}
 
 
@@ -39,17 +40,45 @@ def rounds(bounds: SizeBounds, number: int, *values: float) -> None:
 def test_the_first_round_is_bounded_by_the_model_itself(huge: float) -> None:
     bounds = SizeBounds(10.0)
     found = bounded(bounds, w=huge, bias=huge, mean=huge)
-    # Four times the tensor's size, 0.5, or the model's, about 0.45; statistics have no such measure.
+    # Four times the tensor's size, 0.5; of a bias the largest tensor's; statistics have no such measure.
     assert abs(found["w"]) == pytest.approx(4 * 0.5)
-    assert 4 * 0.4 < abs(found["bias"]) < 4 * 0.5
+    assert abs(found["bias"]) == pytest.approx(4 * 0.5)
     assert found["mean"] == pytest.approx(huge)
 
 
-def test_what_is_usual_follows_the_median_of_a_round() -> None:
+def test_the_first_change_of_a_matrix_is_measured_by_the_model() -> None:
+    small = {"w": np.full((2, 4), 1e-3, np.float32), "bias": np.full(2, 0.5, np.float32)}
+    large = PartialUpdate({"w": np.full((2, 4), 1e6, np.float32)}, {"w": 1}, 1)
+    found, _ = SizeBounds(10.0).bounded(large, KNOWN_MATRIX, small)
+    # The root of the mean square of ten numbers, of which two are 0.5.
+    assert float(found.deltas["w"].flat[0]) == pytest.approx(4 * 0.5 * (2 / 10) ** 0.5, rel=1e-3)
+
+
+def test_what_is_usual_is_the_largest_change_but_for_a_fifth() -> None:
     bounds = SizeBounds(10.0)
     rounds(bounds, 1, 0.01, 0.012, 0.008, 0.4)
     assert bounded(bounds, w=0.09) == pytest.approx({"w": 0.09})
-    assert bounded(bounds, w=5.0)["w"] == pytest.approx(0.11, rel=0.2)
+    assert bounded(bounds, w=5.0)["w"] == pytest.approx(0.12)
+    for liars, usual in ((2, 0.01), (3, 1.0)):
+        bounds = SizeBounds(10.0)
+        rounds(bounds, 1, *[0.01] * (10 - liars), *[1.0] * liars)
+        assert bounded(bounds, w=100.0)["w"] == pytest.approx(10 * usual)
+
+
+def test_fast_devices_that_take_many_times_the_steps_of_most_are_not_shortened() -> None:
+    """Momentum and twenty steps against one of each slow device: a hundred times as far."""
+    bounds = SizeBounds(30.0)
+    rounds(bounds, 1, 0.0002, 0.0002, 0.0002, 0.019, 0.02)
+    assert bounded(bounds, w=0.02) == pytest.approx({"w": 0.02})
+
+
+def test_one_step_of_one_device_is_not_what_is_usual() -> None:
+    bounds = SizeBounds(30.0)
+    rounds(bounds, 1, 0.0002)
+    assert bounded(bounds, w=0.02) == pytest.approx({"w": 0.02})
+    rounds(bounds, 1, 0.0002, 0.0002)
+    # Three are known now.
+    assert bounded(bounds, w=0.02)["w"] == pytest.approx(30 * 0.0002)
 
 
 def test_honest_changes_may_grow() -> None:

@@ -214,6 +214,8 @@ def test_what_does_not_fit_is_said() -> None:
         pass
     with pytest.raises(TrainingError, match="measures on 2 batches, 1 were given"):
         plan_for(model, LOSS, data[:1], budget=Budget(speedup=2))
+    with pytest.raises(TrainingError, match="batches is one batch"):
+        plan_for(model, LOSS, data[0], budget=Budget(speedup=2))
     base = state_of(model)
     del base["0.weight"]
     with pytest.raises(TrainingError, match=r"base lacks '0\.weight'"):

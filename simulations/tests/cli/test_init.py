@@ -87,6 +87,8 @@ def test_the_scenario_of_a_new_project_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert {"full", "elastic"} <= set(summary["methods"])
+    # Honest devices: nothing that they do is unusual.
+    assert "were many times larger" not in done.stderr.partition("elastic, seed")[0]
 
 
 @pytest.mark.deploy
