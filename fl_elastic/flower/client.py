@@ -431,7 +431,7 @@ class ElasticClient(NumPyClient):
             options = replace(options, kept_head=self._profile.graph.group_of(weight))
         return cut_worth(
             self.model, self.loss_fn, batches, self._profile, options, self._examples,
-            memory=self.budget.memory,
+            optimizer_fn=self._round_optimizer_fn, memory=self.budget.memory,
         )  # fmt: skip
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 
@@ -29,15 +30,17 @@ def cut_worth(
     options: TrainerOptions,
     examples: int,
     *,
+    optimizer_fn: OptimizerFn,
     memory: float | None = None,
 ) -> dict[str, float]:
     r"""Return what a round of some length would gain by training down to each place where one can cut.
 
-    The gain is :math:`\langle g(A), g(B)\rangle` over the groups above the cut, with the gradients of two batches:
-    an unbiased estimate of how much a short step along the gradient decreases the loss. It grows with the number of
-    steps to the power of `TrainerOptions.returns`, and in the same time there are as many more as a step is shorter
-    once the features at the cut are kept. Norms keep their statistics, as they do with a cut. The model is left as
-    it was.
+    The gain is :math:`-\langle \Delta w(A), g(B)\rangle` over the groups above the cut: the optimiser's first step
+    by one batch, and the gradient on another one. So it is an unbiased estimate of how much that step decreases the
+    loss; an optimiser that makes all steps alike long gains less in first layers of large gradients than the
+    gradients' own product says. It grows with the number of steps to the power of `TrainerOptions.returns`, and in
+    the same time there are as many more as a step is shorter once the features at the cut are kept. Norms keep
+    their statistics, as they do with a cut. The model is left as it was.
 
     Parameters
     ----------
@@ -51,6 +54,8 @@ def cut_worth(
         How the prefix runs, what more steps are worth, and the head that nobody trains; a cut is not looked at.
     examples : int
         Of the client, whose features would be kept.
+    optimizer_fn : callable
+        ``optimizer_fn(parameters)`` returns what will train.
     memory : float, optional
         Bytes that a step may take.
 
@@ -81,7 +86,8 @@ def cut_worth(
         one, other = (
             _gradients(model, loss_fn, batch, weights) for batch in (batches[0], batches[-1])
         )
-    gains = {name: float(torch.sum(one[name] * other[name])) for name in weights}
+        steps = _first_step(made_by(optimizer_fn, model), model, one)
+    gains = {name: -float(torch.sum(steps[name] * other[name])) for name in weights}
     trained = np.array([group.name != options.kept_head for group in graph.groups])
     scores = np.array([sum(gains[name] for name in group.parameters) for group in graph.groups])
     gained = np.cumsum(np.where(trained, scores, 0.0)).clip(min=0.0)
@@ -90,8 +96,8 @@ def cut_worth(
         if above and trained[:above].any():
             name = graph.groups[above - 1].name
             costs = lasting_costs(profile, replace(options, cut=name), examples)
-            steps = profile.full_step_seconds / costs.full_step_seconds
-            found[name] = float(gained[above - 1]) * steps**options.returns
+            more = profile.full_step_seconds / costs.full_step_seconds
+            found[name] = float(gained[above - 1]) * more**options.returns
     return found
 
 
@@ -108,3 +114,15 @@ def _gradients(
             f"the loss on a batch is {loss.item()} or its gradient is not finite: check the batch for NaN"
         )
     return dict(zip(weights, found, strict=True))
+
+
+def _first_step(
+    optimizer: torch.optim.Optimizer, model: nn.Module, gradients: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return how far an optimiser's first step by these gradients moves each weight; no weight is moved."""
+    before = {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
+    after = {name: nn.Parameter(each.clone()) for name, each in before.items()}
+    for name, gradient in gradients.items():
+        after[name].grad = gradient
+    shadow_of(optimizer, ((model.get_parameter(n), each) for n, each in after.items())).step()
+    return {name: after[name].detach() - before[name] for name in gradients}

@@ -144,7 +144,9 @@ def fine_tune(
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES))
                 rough = replace(options, kept_head=profile.graph.group_of(head))
                 examples = loader_size(loader, first[0])[1]
-                worth = cut_worth(model, loss_fn, first, profile, rough, examples)
+                worth = cut_worth(
+                    model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
+                )
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, cut=cut)
             start, head = _solve_above_cut(model, loader, profile, options)
