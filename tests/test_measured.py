@@ -204,6 +204,13 @@ def test_one_device_rows_are_the_committed_ones() -> None:
         f"{100 * full['accuracy']:.1f} %"
     )
     assert said in text
+    taken = {
+        row["cut"].split(".")[1]
+        for name, row in rows.items()
+        if "by worth" in name and "cut" in row
+    }
+    deepest, highest = (pick(map(int, taken)) for pick in (min, max))
+    assert f"took places from `features.{highest}` to `features.{deepest}`" in text
 
 
 def test_memory_rows_are_the_committed_ones() -> None:
