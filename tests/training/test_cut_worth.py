@@ -77,7 +77,7 @@ def test_it_is_the_gain_above_each_place_for_as_many_steps_as_there_are_in_the_t
         gained = sum(by_name[n] for g in above if g.name != head for n in g.parameters)
         part = TrainerOptions(forward=OPTIONS.forward, kept_head=head, cut=place)
         seconds = lasting_costs(profile, part, EXAMPLES).full_step_seconds
-        steps = (profile.full_step_seconds / seconds) ** returns
+        steps = (profile.full_step_seconds / seconds) ** (returns / 2)
         assert value == pytest.approx(max(gained, 0.0) * steps, rel=1e-3, abs=1e-7)
 
 
