@@ -88,7 +88,7 @@ LORA: dict[str, FederationTask] = {
         training={
             "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
         },
-        reference_rounds=3,
+        reference_rounds=12,
         methods=METHODS,
         memory_bytes={16.0: 32 << 20},
     ),
