@@ -25,6 +25,8 @@ _PARTS = 5
 _FIRST = 4.0
 # Biases and scales, which begin as next to nothing beside weights with few inputs.
 _VECTOR = 1
+# No tensor's name begins with a dot.
+_EARLY = ".early."
 _Weights = Mapping[str, NDArray[Any]]
 
 
@@ -131,18 +133,22 @@ class SizeBounds:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart."""
-        return {name: np.array(sizes) for name, sizes in self._usual.items() if sizes}
+        usual = {name: np.array(sizes) for name, sizes in self._usual.items() if sizes}
+        return usual | {f"{_EARLY}{name}": np.array(each) for name, each in self._early.items()}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
-        usual = {
+        found = {
             name: np.asarray(sizes, np.float64).reshape(-1)[-_ROUNDS:].tolist()
             for name, sizes in arrays.items()
         }
-        for name, sizes in usual.items():
-            if not all(0 < size < math.inf for size in sizes):
+        early = {name: found.pop(name)[1 - _FEW :] for name in [*found] if name.startswith(_EARLY)}
+        for name, sizes in (*found.items(), *early.items()):
+            least = 0.0 if name in early else math.ulp(0.0)
+            if not all(least <= size < math.inf for size in sizes):
                 raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
-        self._usual = usual
+        self._usual = found
+        self._early = {name.removeprefix(_EARLY): sizes for name, sizes in early.items()}
 
 
 def _usual_of(sizes: Sequence[float]) -> float:

@@ -81,6 +81,17 @@ def test_one_step_of_one_device_is_not_what_is_usual() -> None:
     assert bounded(bounds, w=0.02)["w"] == pytest.approx(30 * 0.0002)
 
 
+def test_what_is_known_of_a_tensor_outlasts_a_restart() -> None:
+    bounds, other = SizeBounds(30.0), SizeBounds(30.0)
+    rounds(bounds, 1, 0.0002, 0.0002)
+    other.from_arrays(bounds.to_arrays())
+    for each in (bounds, other):
+        rounds(each, 1, 0.0004)
+    assert other.to_arrays() == bounds.to_arrays() == {"w": pytest.approx(0.0002)}
+    with pytest.raises(ValueError, match="are no sizes"):
+        other.from_arrays({".early.w": np.array([float("nan")])})
+
+
 def test_honest_changes_may_grow() -> None:
     bounds = SizeBounds(10.0)
     rounds(bounds, 3, 0.001, 0.001, 0.001)
