@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXAMPLES := quickstart/plain quickstart/elastic quickstart_transformers/plain quickstart_transformers/elastic own_loop other_trainers fleet_of_three/app stream_service
+# Where the tests keep their files: in memory, if 4 GB of it are free for that.
 IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4194304 {print "/dev/shm"}')
 ifeq ($(IN_MEMORY),)
 IN_MEMORY := $(or $(TMPDIR),/tmp)
@@ -18,7 +19,7 @@ demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
 # As many processes as cores; a file's tests stay together, with what they share. They write tens of thousands of
-# small files: in memory, where there is room for them.
+# small files.
 test: $(READY)
 	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
 	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

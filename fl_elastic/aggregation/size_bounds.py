@@ -17,14 +17,12 @@ from fl_elastic.update.manifest import Role
 __all__ = ["SizeBounds"]
 
 _ROUNDS = 5
-# Fewer contributors have no median that one of them cannot move; what they did may then only double.
+# Of fewer contributors one can move what is usual; what they did may then only double.
 _FEW, _GROWTH = 3, 2.0
 # The share of the clients that may say what they like: one of so many.
 _PARTS = 5
 # Small parameters of an untrained model go further in a round than they are large: honest clients of the demo did.
 _FIRST = 4.0
-# Biases and scales, which begin as next to nothing beside weights with few inputs.
-_VECTOR = 1
 # No tensor's name begins with a dot.
 _EARLY = ".early."
 _Weights = Mapping[str, NDArray[Any]]
@@ -128,7 +126,8 @@ class SizeBounds:
         if self._sizes is None:
             self._sizes = _sizes_of_model(manifest, base)
         whole, largest = self._sizes
-        least = largest if len(manifest.shape(name)) <= _VECTOR else whole
+        # Biases and scales begin as next to nothing beside weights with few inputs.
+        least = largest if len(manifest.shape(name)) < 2 else whole
         return _FIRST * max(_size(base[name]), least) / self.most
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:

@@ -78,7 +78,7 @@ def test_it_is_the_gain_above_each_place_for_as_many_steps_as_there_are_in_the_t
         part = TrainerOptions(forward=OPTIONS.forward, kept_head=head, cut=place)
         seconds = lasting_costs(profile, part, EXAMPLES).full_step_seconds
         steps = (profile.full_step_seconds / seconds) ** (returns / 2)
-        assert value == pytest.approx(max(gained, 0.0) * steps, rel=1e-3, abs=1e-7)
+        assert value == pytest.approx(max(gained, 0.0) * steps, rel=1e-3, abs=1e-9)
 
 
 def test_a_head_that_nobody_trains_is_no_place() -> None:

@@ -112,7 +112,7 @@ def _end(cells: Mapping[int, Mapping[str, Any]], rival: Mapping[int, Mapping[str
         return ""
     last, others = ([each[seed]["curve"][-1][-1] for seed in seeds] for each in (cells, rival))
     more = [mine - other for mine, other in zip(last, others, strict=True)]
-    accuracy = accuracy_with_interval(statistics.fmean(last), interval(last)).removesuffix(" %")
+    accuracy = f"{100 * statistics.fmean(last):.1f}{_around(interval(last))}"
     against = (
         f" ({points_with_interval(statistics.fmean(more), interval(more))})" if any(more) else ""
     )
@@ -150,8 +150,6 @@ def _markdown(rows: _Rows, among: Tasks, cell: Callable[[Mapping[str, Any]], str
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    interval = row["interval"]
-    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
     if row["time_ratio"] is None:
         ratios = "never"
     else:
@@ -159,7 +157,7 @@ def _short(row: Mapping[str, Any]) -> str:
         factors = (row["time_ratio"], row["uplink_ratio"], row["bytes_ratio"])
         ratios = ", ".join(f"{factor:.1f}x" for factor in factors) + some
     seeds = "" if row["seeds"] == len(SEEDS) else f" [{row['seeds']} of {len(SEEDS)} seeds]"
-    return f"{100 * row['accuracy']:.1f}{around} ({ratios}){seeds}"
+    return f"{100 * row['accuracy']:.1f}{_around(row['interval'])} ({ratios}){seeds}"
 
 
 def _charged(row: Mapping[str, Any]) -> str:
@@ -202,8 +200,7 @@ def accuracy_with_interval(value: float, interval: float | None) -> str:
     >>> accuracy_with_interval(0.512, 0.003)
     '51.2 ± 0.3 %'
     """
-    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
-    return f"{100 * value:.1f}{around} %"
+    return f"{100 * value:.1f}{_around(interval)} %"
 
 
 def points_with_interval(value: float, interval: float | None) -> str:
@@ -212,5 +209,8 @@ def points_with_interval(value: float, interval: float | None) -> str:
     >>> points_with_interval(0.012, 0.003), points_with_interval(-0.5, None)
     ('+1.2 ± 0.3', '-50.0')
     """
-    around = "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"
-    return f"{100 * value:+.1f}{around}"
+    return f"{100 * value:+.1f}{_around(interval)}"
+
+
+def _around(interval: float | None) -> str:
+    return "" if interval is None else f" \N{PLUS-MINUS SIGN} {100 * interval:.1f}"

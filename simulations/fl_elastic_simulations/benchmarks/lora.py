@@ -60,37 +60,32 @@ METHODS: dict[str, Table] = {
 }
 """By the name in the table; what is not said has the defaults of a scenario."""
 
+_PLAYS = FederationTask(
+    title="Adapters of a language model, from documentation to plays",
+    data={
+        "dataset": "plays", "partition": "natural", "min_examples": 64,
+        "train_limit": 1200, "test_limit": 128,
+    },
+    model="fl_elastic_simulations.models.language:adapted_language_model",
+    speeds=((1.0, 2), (2.0, 1), (4.0, 1), (16.0, 2)),
+    training={"local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003},
+    reference_rounds=3,
+    methods=METHODS,
+    # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
+    memory_bytes={16.0: 32 << 20},
+)  # fmt: skip
+
 LORA: dict[str, FederationTask] = {
-    "plays": FederationTask(
-        title="Adapters of a language model, from documentation to plays",
-        data={
-            "dataset": "plays", "partition": "natural", "min_examples": 64,
-            "train_limit": 1200, "test_limit": 128,
-        },
-        model="fl_elastic_simulations.models.language:adapted_language_model",
-        speeds=((1.0, 2), (2.0, 1), (4.0, 1), (16.0, 2)),
-        training={
-            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
-        },
-        reference_rounds=3,
-        methods=METHODS,
-        # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
-        memory_bytes={16.0: 32 << 20},
-    ),
-    "signs": FederationTask(
+    "plays": _PLAYS,
+    "signs": replace(
+        _PLAYS,
         title="Adapters of a vision transformer, from things to traffic signs",
         data={
             "dataset": "gtsrb", "partition": "dirichlet", "alpha": 0.3, "min_examples": 64,
             "test_limit": 1500,
         },
         model="fl_elastic_simulations.models.vision:adapted_vision_model",
-        speeds=((1.0, 2), (2.0, 1), (4.0, 1), (16.0, 2)),
-        training={
-            "local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003,
-        },
         reference_rounds=12,
-        methods=METHODS,
-        memory_bytes={16.0: 32 << 20},
     ),
 }  # fmt: skip
 """By the name on the command line."""
