@@ -168,6 +168,8 @@ def federation_cell(
     profile, choosing = task_costs(name, task, Path(profiles), data_root)
     scenario = _timed(task, profile)
     section = next(each for each in scenario.methods if each.name == method_key(method))
+    # Clients would refuse one by one, in every round, and the row would say that the method gains nothing.
+    choosing.refuse_missing(section, {client.device.name for client in scenario.clients})
     started = time.process_time()
     with quiet_log(), tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
         simulation = Simulation(scenario, Path(scratch), data_root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -92,6 +92,13 @@ class ChoosingCosts:
                 "what a head in closed form takes was not measured: measure it anew with the cost profile"
             )
         return self.head_seconds
+
+    def refuse_missing(self, method: MethodSection, devices: Iterable[str]) -> None:
+        """Raise ScenarioError if what a method has to pay for on one of these devices was not measured."""
+        for device in devices:
+            self.plan(method, device)
+        if method.round_zero == "closed_form":
+            _ = self.of_a_head
 
     def profile(self, method: MethodSection) -> float:
         """Return the seconds of a cost profile; 0 for a method that needs none."""

@@ -107,6 +107,17 @@ def test_a_cell_is_reproducible_from_the_stored_costs(folder: Path, method: str)
     assert {**one, "cpu_seconds": 0.0} == {**other, "cpu_seconds": 0.0}
 
 
+@pytest.mark.parametrize(
+    "method", [{"policy": "full", "round_zero": "closed_form"}, {"policy": "elastic"}]
+)
+def test_a_method_whose_costs_were_not_measured_is_not_run(
+    folder: Path, method: dict[str, Any]
+) -> None:
+    later = replace(SMALL, methods={REFERENCE: METHODS[REFERENCE], "later": method})
+    with pytest.raises(ScenarioError, match="was not measured"):
+        federation_cell("small", later, "later", 0, str(folder), "")
+
+
 def test_finished_cells_are_kept(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
