@@ -419,22 +419,29 @@ def said_of_forgetting() -> list[str]:
         for key in ("forgotten", "kept")
     }
     tuned = mean("digits, a class, federated", "fine-tuned", "forgotten")
-    signs = [mean("signs, a class", way, "forgotten") for way in ("dampened", "fine-tuned")]
-    assert signs[0] == mean("signs, a class", "as it was", "forgotten")
+    plain = "dampened, gradients as they are"
+    signs = [
+        mean("signs, a class", way, key)
+        for way in ("as it was", "dampened", plain, "retrained")
+        for key in ("forgotten", "kept")
+    ]
+    of_plain = [mean("digits, a class", plain, "kept"), mean("digits, examples", plain, "kept")]
     return [
         "Of a class of digits, three seeds, the model knew {} %, {} % after the round, and {} % once it was "
         "dampened, of the rest {}, {} and {} %; four rounds of training on leave {} %, as nobody".format(
             *told["forgotten"], *told["kept"], tuned
         ),
-        f"Of a class of traffic signs, one seed, it forgets nothing: it knows {signs[0]} % of the training "
-        f"examples as before, and training on without them leaves {signs[1]} %.",
+        "Of a class of traffic signs, one seed, it knew {} %, and {} % of the rest; dampened {} and {} %, with "
+        "gradients as they are {} and {} %, retrained {} and {} %.".format(*signs),
+        f"With gradients as they are it is {of_plain[0]} % of the rest for a class of digits, and {of_plain[1]} % for "
+        "the examples.",
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
         f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "
         f"{kept} and {after} %.",
-        f"To forget a twentieth of the examples costs it more than it forgets: {right} instead of {whole} % "
-        f"are right of the test, and {members} % of those examples still count as members, where it was {before} % "
-        f"before and is {without} % for the retrained one.",
+        f"Once it is to forget a twentieth of the examples, {right} instead of {whole} % are right of the test, and "
+        f"{members} % of those examples still count as members, where it was {before} % before and is {without} % "
+        "for the retrained one.",
     ]
 
 

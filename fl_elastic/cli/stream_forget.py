@@ -26,8 +26,11 @@ def forget(
     ] = "",
     label: Annotated[int | None, typer.Option(help="All stored samples of this class.")] = None,
     alpha: Annotated[
-        float, typer.Option(help="How many times as much a weight must matter to them as to all.")
-    ] = 3.0,
+        float | None,
+        typer.Option(
+            help="How many times as much a weight must matter to them as to all; by their share if left out."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

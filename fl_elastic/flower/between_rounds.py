@@ -152,9 +152,10 @@ class BetweenRounds:
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         told = Instructions(deadline=ended.deadline, squares=True)
         replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
+        alpha = None if fleet.terms.forget is True else float(fleet.terms.forget)
         new, came = dampened(
-            replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, fleet.terms.forget
-        )  # fmt: skip
+            replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
+        )
         fleet.wishes.failed({n: wish for n, wish in wishes.items() if n not in came})
         for node, examples in came.items():
             fleet.wishes.tried({node: wishes[node]}, number if examples else 0)

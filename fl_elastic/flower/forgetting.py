@@ -115,7 +115,7 @@ def dampened(
     limits: Limits,
     record: RoundRecord,
     wishes: Mapping[int, str],
-    alpha: float,
+    alpha: float | None,
 ) -> tuple[_Weights, dict[int, int]]:
     """Return the model in which what matters to forgotten examples is smaller, and whose examples these are.
 
@@ -137,7 +137,7 @@ def dampened(
         Who was counted and who was not is entered into it, and how many weights were made smaller.
     wishes : mapping of int to str
         The nodes that may have examples forgotten.
-    alpha : float
+    alpha : float or None
         See `fl_elastic.update.squared_gradients.dampening`.
     """
     found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
@@ -146,7 +146,7 @@ def dampened(
     wanted = {node: each for node, each in sent_by.items() if each is not None}
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
-    while wanted and alpha * sum(each.examples for each in wanted.values()) >= examples:
+    while wanted and (alpha or 1.0) * sum(each.examples for each in wanted.values()) >= examples:
         # Who wants too much forgotten is no reason to forget nothing of the others.
         most = max(wanted, key=lambda node: (wanted[node].examples, node))
         _LOG.warning(

@@ -80,10 +80,11 @@ class RoundTerms:
         of their own, by the same rounds as ``codecs``: of fewer bits more examples' features fit. With each new one
         a client computes its features once more; a stream with latent replay stores those of later samples so, and
         leaves the others as they are.
-    forget : float
-        Whether a client may have examples forgotten (``ElasticClient(forget=...)``): how many times as much a
-        weight must matter to them as to everything (`fl_elastic.losses.squared_outputs`) for the server to make it
-        smaller. 0 does not listen to such wishes, for who may say what is to be forgotten can do harm to the model.
+    forget : bool or float
+        Whether a client may have examples forgotten (``ElasticClient(forget=...)``), by the server making weights
+        smaller (`fl_elastic.losses.squared_outputs` tells which). A number is how many times as much a weight must
+        matter to them as to everything; True leaves that to the share of examples that are to be forgotten. False
+        does not listen to such wishes, for who may say what is to be forgotten can do harm to the model.
 
     Raises
     ------
@@ -110,7 +111,7 @@ class RoundTerms:
     cut: str = "none"
     codecs: Sequence[str] = ()
     feature_precisions: Sequence[str] = ()
-    forget: float = 0.0
+    forget: bool | float = False
 
     def __post_init__(self) -> None:
         for name in ("quota", "solve_every"):
@@ -138,7 +139,9 @@ class RoundTerms:
         if self.feature_precisions and not self.has_cut:
             raise RegistryError("feature_precisions are of features at a cut: set cut as well")
         if not 0 <= self.forget < float("inf"):
-            raise RegistryError(f"forget {self.forget} must be 0, or a number above it such as 3")
+            raise RegistryError(
+                f"forget {self.forget} must be True, False, or a number above 0 such as 3"
+            )
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
 
@@ -157,7 +160,7 @@ class RoundTerms:
         """What differential privacy does not cover of these terms, and what to use instead; empty for nothing."""
         told = (
             (self.round_zero != "none", "round zero sends exact sums", "round_zero='none'"),
-            (self.forget, "forgetting takes squares of gradients", "forget=0"),
+            (self.forget, "forgetting takes squares of gradients", "forget=False"),
             (self.codecs, "codecs go by the losses of clients", "codecs=()"),
             (
                 self.feature_precisions,

@@ -59,7 +59,7 @@ def dampen_body(
     held_out: Collection[Row],
     classes: ClassMap,
     *,
-    alpha: float,
+    alpha: float | None,
     seed: int,
 ) -> int:
     """Make smaller what matters far more to these labelled samples than to all; return how many weights it was.
@@ -78,7 +78,7 @@ def dampen_body(
         Known as well.
     classes : ClassMap
         Of all labels.
-    alpha : float
+    alpha : float or None
         See `fl_elastic.update.squared_gradients.dampening`.
     seed : int
         Of the draw of others, where there are many.

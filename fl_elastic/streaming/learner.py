@@ -387,7 +387,7 @@ class StreamLearner:
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
 
-    def forget(self, sample_ids: Iterable[int | str], *, alpha: float = 3.0) -> Forgotten:
+    def forget(self, sample_ids: Iterable[int | str], *, alpha: float | None = None) -> Forgotten:
         """Let the model forget samples, without training, and delete them wherever this learner keeps them.
 
         See `fl_elastic.training.forget.forget` for what that can do. Samples without a label are deleted alone, as
@@ -398,8 +398,8 @@ class StreamLearner:
         ----------
         sample_ids : iterable of int or str
             Ids, or names that their sender gave them.
-        alpha : float
-            How many times as much a weight must matter to them as to all.
+        alpha : float, optional
+            How many times as much a weight must matter to them as to all; found by their share if left out.
 
         Raises
         ------

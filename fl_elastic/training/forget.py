@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
@@ -32,7 +32,12 @@ __all__ = [
 
 
 def squared_gradients(
-    model: nn.Module, loss_fn: LossFn, loader: Iterable[Batch], *, seconds: float = math.inf
+    model: nn.Module,
+    loss_fn: LossFn,
+    loader: Iterable[Batch],
+    *,
+    alike: bool = True,
+    seconds: float = math.inf,
 ) -> SquaredGradients:
     """Add up the squared gradients of all examples of a loader, one by one, with the model in eval mode.
 
@@ -44,9 +49,13 @@ def squared_gradients(
         Parameters that require no gradient are left out.
     loss_fn : callable
         ``loss_fn(outputs, targets)``, a mean over the examples of a batch; `fl_elastic.losses.squared_outputs`
-        where examples have no label, or the model knows some of them badly.
+        where examples have no label.
     loader : iterable of batch
         As for training, without random changes of the examples.
+    alike : bool
+        Whether each example's gradient is brought to length 1, so that all examples count alike: those that the
+        model gets wrong have far larger gradients at every weight than those that it is certain of. As published,
+        they are as long as they are.
     seconds : float
         No batch is begun after that time; squares of some of the examples are squares as well.
 
@@ -61,9 +70,12 @@ def squared_gradients(
     --------
     >>> model = nn.Linear(1, 1, bias=False)
     >>> batch = (torch.tensor([[1.0], [3.0]]), torch.zeros(2))
-    >>> found = squared_gradients(model, lambda outputs, targets: outputs.mean(), [batch])
+    >>> mean = lambda outputs, targets: outputs.mean()
+    >>> found = squared_gradients(model, mean, [batch], alike=False)
     >>> found.sums["weight"].item(), found.examples
     (10.0, 2)
+    >>> squared_gradients(model, mean, [batch]).sums["weight"].item()
+    2.0
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
@@ -83,15 +95,25 @@ def squared_gradients(
                     )
                 checked_loss(compute_loss(model, loss_fn, part)).backward()  # type: ignore[no-untyped-call]
                 examples += 1
-                for name, parameter in parameters.items():
-                    if parameter.grad is not None:
-                        sums[name] += parameter.grad.detach().float() ** 2
-                        parameter.grad = None
+                found = {n: p.grad.detach() for n, p in parameters.items() if p.grad is not None}
+                longest = _length(found.values()) if alike else 1.0
+                for name, gradient in found.items():
+                    parameters[name].grad = None
+                    if longest > 0:
+                        sums[name] += (gradient.float() / longest) ** 2
             if time.monotonic() > until:
                 break
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
     return SquaredGradients({name: each.cpu().numpy() for name, each in sums.items()}, examples)
+
+
+def _length(gradients: Collection[Tensor]) -> float:
+    # In fp32 the squares of small gradients are 0.
+    largest = max(float(each.abs().max()) for each in gradients)
+    if not largest:
+        return 0.0
+    return largest * math.sqrt(sum(float((g.float() / largest).square().sum()) for g in gradients))
 
 
 def digest_of(loader: Iterable[Batch], client: str) -> str:
@@ -164,7 +186,7 @@ def dampen(
     forgotten: SquaredGradients,
     everything: SquaredGradients,
     *,
-    alpha: float = 3.0,
+    alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, int]:
     """Make smaller what matters more to the forgotten examples than to all; return how many weights it was.
@@ -177,8 +199,10 @@ def dampen(
         Changed in place.
     forgotten, everything : SquaredGradients
         Of the examples to be forgotten, and of all that the model was trained on, these included.
-    alpha, strength : float
-        How many times as much a weight must matter, and how far it stays.
+    alpha : float, optional
+        How many times as much a weight must matter; by the share of examples that are to be forgotten if left out.
+    strength : float
+        How far it stays.
 
     Raises
     ------
@@ -217,7 +241,7 @@ def forget(
     forgotten: Iterable[Batch],
     everything: Iterable[Batch],
     *,
-    alpha: float = 3.0,
+    alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, int]:
     """Let a model forget some of its training examples, without training; return how many weights of each tensor.
@@ -225,12 +249,6 @@ def forget(
     See `squared_gradients` and `dampen` for parameters and errors. It is no proof that nothing can be told of the
     examples, and others may suffer: test both, on a copy of the model first. Of examples like many others, which a
     model without them would know as well, it changes little.
-
-    Notes
-    -----
-    The default of ``alpha`` was chosen on handwritten digits, where each class was forgotten by two well-trained
-    models: accuracy on it fell from above 0.9 to 0.015 in the mean, and on the others by 0.017, once by 0.26. Two
-    models that were trained for eight instead of twenty passes kept 0.33 on what they were to forget.
     """
     few = squared_gradients(model, loss_fn, forgotten)
     return dampen(

@@ -4,7 +4,9 @@ Foster, Schoepf and Brintrup, "Fast machine unlearning without retraining throug
 AAAI 2024: weights that matter far more to what is to be forgotten than to everything are made smaller, and nothing
 is trained again. What a weight matters is the diagonal of the Fisher information. The published code takes squares
 of gradients of whole batches, which depend on the size of a batch; here they are of single examples, so that sums
-over devices are those of all examples together.
+over devices are those of all examples together. How many times more a weight has to matter is found as by Schoepf,
+Foster and Brintrup, "Parameter-tuning-free data entry error unlearning with adaptive selective synaptic dampening",
+2024.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["SquaredGradients", "dampening", "decode_squares", "encode_squares"]
+__all__ = ["SquaredGradients", "alpha_by_share", "dampening", "decode_squares", "encode_squares"]
 
+# Of larger models every second weight, or third, tells as well what is usual.
+_LOOKED_AT = 4_000_000
+_NEARLY = 1e-3
 _Floats = NDArray[np.float32]
 
 
@@ -91,7 +96,7 @@ def dampening(
     forgotten: SquaredGradients,
     everything: SquaredGradients,
     *,
-    alpha: float = 3.0,
+    alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, _Floats]:
     r"""Return what each weight is to be multiplied by, 1 for most.
@@ -104,8 +109,8 @@ def dampening(
     ----------
     forgotten, everything : SquaredGradients
         Of the examples to be forgotten, and of all that the model was trained on, these included.
-    alpha : float
-        Above 0. Smaller forgets more and costs more of what is kept.
+    alpha : float, optional
+        Above 0. Smaller forgets more and costs more of what is kept. Left out, `alpha_by_share` finds it.
     strength : float
         :math:`\lambda`, above 0.
 
@@ -121,7 +126,7 @@ def dampening(
     >>> dampening(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
     [0.25, 1.0]
     """
-    for name, number in {"alpha": alpha, "strength": strength}.items():
+    for name, number in {"alpha": 1.0 if alpha is None else alpha, "strength": strength}.items():
         if not isinstance(number, numbers.Real) or not 0 < number < math.inf:
             raise UpdateError(
                 f"{name} {number!r} must be above 0 and finite: give a number such as 3.0"
@@ -131,6 +136,8 @@ def dampening(
     }:
         raise UpdateError("the squared gradients of the two are of other parameters")
     most = everything.examples / forgotten.examples
+    if alpha is None:
+        alpha = alpha_by_share(forgotten, everything)
     if alpha >= most:
         raise UpdateError(
             f"alpha {alpha:g} selects nothing: {forgotten.examples} of {everything.examples} examples are to be "
@@ -144,6 +151,38 @@ def dampening(
         shrunk = np.minimum(strength * of_all / np.where(selected, own, 1.0), 1.0)
         factors[name] = np.where(selected, shrunk, 1.0).astype(np.float32)
     return factors
+
+
+def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) -> float:
+    r"""Return how many times as much a weight must matter, so that few weights change where few examples go.
+
+    It is the percentile :math:`100 - \ln(1 + 100 s)` of :math:`I_f / I_D` over all weights, where :math:`s` is the
+    share of the examples that are to be forgotten (Schoepf, Foster and Brintrup, 2024), and at least 1.
+
+    Parameters
+    ----------
+    forgotten, everything : SquaredGradients
+        As `dampening` takes them.
+
+    Examples
+    --------
+    >>> few = SquaredGradients({"weight": np.float32(np.arange(101))}, 1)
+    >>> everything = SquaredGradients({"weight": np.float32(np.full(101, 100))}, 20)
+    >>> round(alpha_by_share(few, everything), 2)  # a twentieth: the percentile is 98.2
+    19.64
+    """
+    share = forgotten.examples / everything.examples
+    stride = -(-sum(each.size for each in forgotten.sums.values()) // _LOOKED_AT)
+    ratios = [
+        np.divide(few, of_all, out=np.zeros(few.shape, np.float32), where=of_all > 0)
+        for few, of_all in (
+            (squares.ravel()[::stride], everything.sums[name].ravel()[::stride])
+            for name, squares in forgotten.sums.items()
+        )
+    ]
+    found = np.percentile(np.concatenate(ratios), 100 - math.log1p(100 * share)) / share
+    # What matters to nobody else has the largest ratio that there is, and many weights may have it.
+    return max(min(float(found), (1 - _NEARLY) / share), 1.0)
 
 
 def encode_squares(

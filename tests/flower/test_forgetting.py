@@ -132,15 +132,18 @@ def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(known: Array
     assert asked.downlink_total_bytes > 0 and all(each.uplink_bytes for each in asked.accepted)
 
 
-def test_it_is_what_one_device_with_all_the_data_would_do(known: ArrayRecord) -> None:
+@pytest.mark.parametrize("alpha", [ALPHA, None])
+def test_it_is_what_one_device_with_all_the_data_would_do(
+    known: ArrayRecord, alpha: float | None
+) -> None:
     """The dampened model of a round against the same round's model, dampened by everybody's examples at once."""
     plain, _, _ = start(known, terms=RoundTerms())
-    after, _, _ = start(known)
+    after, _, _ = start(known, terms=RoundTerms(forget=alpha or True))
     model = build()
     model.load_state_dict({n: torch.from_numpy(np.array(each)) for n, each in plain.items()})
     everything = [batch for node in range(1, 5) for batch in data(node, 0, 1, 2, 3)] + THEIRS
     few = squared_gradients(model, squared_outputs, THEIRS)
-    dampen(model, few, squared_gradients(model, squared_outputs, everything), alpha=ALPHA)
+    dampen(model, few, squared_gradients(model, squared_outputs, everything), alpha=alpha)
     for name, each in model.state_dict().items():
         np.testing.assert_allclose(after[name], each.numpy(), rtol=1e-3, atol=1e-5)
 

@@ -16,7 +16,7 @@ from fl_elastic.flower import ElasticClient, RoundTerms
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.update import Manifest, load_weights, weights_of
-from fl_elastic_simulations.benchmarks.forgetting_tasks import ALPHA, BATCH, ForgetTask, Split
+from fl_elastic_simulations.benchmarks.forgetting_tasks import BATCH, ForgetTask, Split
 from fl_elastic_simulations.engine.client_rounds import client_rounds
 from fl_elastic_simulations.engine.quiet import quiet_log
 
@@ -60,7 +60,7 @@ def federated(
     with quiet_log():
         weights = client_rounds(
             clients.__getitem__, task.clients, weights_of(model, manifest), rounds,
-            terms=RoundTerms(forget=ALPHA if forgets else 0.0), on_round=records.append,
+            terms=RoundTerms(forget=forgets), on_round=records.append,
         )  # fmt: skip
     # Of examples like many others no weight may matter so much more.
     if forgets and all(each.trains for each in records):
