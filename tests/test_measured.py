@@ -31,7 +31,7 @@ from fl_elastic_simulations.benchmarks.forgetting import forget_filled
 from fl_elastic_simulations.benchmarks.house import house_markdown
 from fl_elastic_simulations.benchmarks.liars import LIES
 from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
-from fl_elastic_simulations.benchmarks.lora import BASE, LORA, lora_filled
+from fl_elastic_simulations.benchmarks.lora import BASE, LORA, SOLVED, lora_filled
 from fl_elastic_simulations.benchmarks.lora import SEEDS as LORA_SEEDS
 from fl_elastic_simulations.benchmarks.one_device import one_device_markdown
 from fl_elastic_simulations.benchmarks.online import (
@@ -327,7 +327,7 @@ def test_the_table_of_adapters_is_exactly_the_committed_cells() -> None:
     assert lora_filled(MEASURED, rows) == MEASURED
     cells = {name for name in rows if not name.startswith("summary ")}
     known = {cell_name(n, m, s) for n, t in LORA.items() for m in t.methods for s in LORA_SEEDS}
-    assert cells <= known | {BASE, f"{BASE} signs"}
+    assert cells <= known | {BASE, f"{BASE} clothes"}
 
 
 def test_what_is_said_of_first_fits_is_what_their_rows_say() -> None:
@@ -433,15 +433,15 @@ def said_of_forgetting() -> list[str]:
         ),
         "Of a class of traffic signs, one seed, it knew {} %, and {} % of the rest; dampened {} and {} %, with "
         "gradients as they are {} and {} %, retrained {} and {} %.".format(*signs),
-        f"With gradients as they are it is {of_plain[0]} % of the rest for a class of digits, and {of_plain[1]} % for "
-        "the examples.",
+        f"With gradients as they are it is {of_plain[0]} % of the rest for a class of digits, and {of_plain[1]} % "
+        "for the examples.",
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
         f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "
         f"{kept} and {after} %.",
-        f"Once it is to forget a twentieth of the examples, {right} instead of {whole} % are right of the test, and "
-        f"{members} % of those examples still count as members, where it was {before} % before and is {without} % "
-        "for the retrained one.",
+        f"Once it is to forget a twentieth of the examples, {right} instead of {whole} % are right of the test, "
+        f"and {members} % of those examples still count as members, where it was {before} % before and is "
+        f"{without} % for the retrained one.",
     ]
 
 
@@ -554,9 +554,22 @@ def said_of_adapters() -> list[str]:
         name.split("lora_")[0]: shape[1] for name, shape in shapes.items() if "lora_A" in name
     }
     folded = sum(outputs[layer] * inputs[layer] for layer in outputs)
+    clothes = {
+        name.split(" | ")[1]: row for name, row in rows.items() if name.startswith("clothes | ")
+    }
+    waited = clothes[REFERENCE]["final_accuracy"]
+    ahead = {m: 100 * (row["final_accuracy"] - waited) for m, row in clothes.items()}
+    solved = [each for method, each in ahead.items() if method in SOLVED]
+    took = [
+        (row["uplink_bytes"] + row["downlink_bytes"]) / 1e6
+        for row in (clothes["solved head, fixed cut, kept features"], clothes[REFERENCE])
+    ]
     return [
+        f"What begins with a solved head ends {min(solved):.0f} to {max(solved):.0f} points above waiting, "
+        f"the others at most {max(each for m, each in ahead.items() if m not in SOLVED):.0f}",
+        "take {:.0f} MB in both directions, waiting {:.0f}".format(*took),
         f"it knows {percent(rows[BASE]['accuracy'])} % of the characters of its own kind of text",
-        f"of which they then name {percent(rows[f'{BASE} signs']['accuracy'])} % of the test images",
+        f"of which they then name {percent(rows[f'{BASE} clothes']['accuracy'])} % of the test images",
         f"and {percent(cell(REFERENCE)['curve'][0][3])} % of the plays'",
         f"a step that trains all adapters takes {most / 1e6:.0f} MB",
         f"gradients and steps of all adapters take {100 * share:.0f} % of a step",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic_simulations.models.adapters import with_adapters
 from fl_elastic_simulations.models.blocks import MeanOverTokens, TransformerBlock, VisionTokens
@@ -45,16 +45,26 @@ def seeded_vision_model(classes: int, seed: int) -> nn.Module:
         return vision_model(classes)
 
 
-def adapted_vision_model(classes: int = 43) -> nn.Module:
+class _InColour(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, _SHAPE[0], -1, -1)
+
+
+def adapted_vision_model(classes: int = 10) -> nn.Module:
     """Return the model frozen, with adapters in every block, and a head for other classes, which is trained.
+
+    It takes grey images as well as coloured ones.
 
     Examples
     --------
     >>> model = adapted_vision_model()
+    >>> model(torch.zeros(2, 1, 32, 32)).shape
+    torch.Size([2, 10])
     >>> trained = [name for name, each in model.named_parameters() if each.requires_grad]
     >>> len(trained), trained[-2:]
     (34, ['head.weight', 'head.bias'])
     """
     model = with_adapters(vision_model(classes), _ADAPTED)
     model.get_submodule(HEAD.rstrip(".")).requires_grad_(True)
-    return model
+    # It has no tensors, so the names of those that are loaded stay what they were.
+    return nn.Sequential(OrderedDict([("colour", _InColour()), *model.named_children()]))
