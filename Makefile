@@ -18,11 +18,11 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# One process more than cores, as tests of real processes often wait; a file's tests stay together, with what they
-# share. They write tens of thousands of small files.
+# As many processes as cores; a file's tests stay together, with what they share. They write tens of thousands of
+# small files.
 test: $(READY)
 	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
-	TMPDIR=$$place $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist loadfile
+	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not faults"
