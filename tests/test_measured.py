@@ -435,6 +435,8 @@ def said_of_forgetting() -> list[str]:
         "gradients as they are {} and {} %, retrained {} and {} %.".format(*signs),
         f"With gradients as they are it is {of_plain[0]} % of the rest for a class of digits, and {of_plain[1]} % "
         "for the examples.",
+        f"On CIFAR-10 these leave more of the rest, {mean('cifar, a class', plain, 'kept')} %, and "
+        f"{mean('cifar, a class', plain, 'forgotten')} % of the class.",
         f"Of a class of digits the dampened network knows {gone} % and the retrained one {never} %, of the "
         f"rest {rest} and {others} %.",
         f"Of a class of CIFAR-10, one seed, it knows {left} % and the retrained one {again} %, of the rest "

@@ -146,6 +146,7 @@ def dampened(
     wanted = {node: each for node, each in sent_by.items() if each is not None}
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
+    # An alpha that goes by their share needs at least somebody else's examples.
     while wanted and (alpha or 1.0) * sum(each.examples for each in wanted.values()) >= examples:
         # Who wants too much forgotten is no reason to forget nothing of the others.
         most = max(wanted, key=lambda node: (wanted[node].examples, node))
