@@ -25,7 +25,7 @@ from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
     from fl_elastic.fleet import FleetFolder
-    from fl_elastic.fleet.doctor import Finding
+    from fl_elastic.fleet.doctor.finding import Finding
     from fl_elastic.fleet.register import Registration
 
 __all__ = ["doctor", "export", "exporter", "fleet"]
@@ -237,7 +237,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine, and the folder's keys, certificates, server and clock; exit 1 if anything fails."""
-    from fl_elastic.fleet.doctor import check_up
+    from fl_elastic.fleet.doctor.checkup import check_up
 
     findings = check_up(folder)
     if self_test:

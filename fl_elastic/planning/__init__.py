@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.groups import Mode
 from fl_elastic.late import loaded_late
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POLICIES",
-    "Mode",
     "Plan",
     "PlanRequest",
     "Policy",

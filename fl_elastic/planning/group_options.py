@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.channel_modes import has_operations
-from fl_elastic.planning.joint import Choices
+from fl_elastic.planning.joint.choices import Choices
 from fl_elastic.planning.policy import PlanRequest, sent_bytes
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import (

@@ -11,7 +11,8 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.group_options import GroupOptions, group_options
-from fl_elastic.planning.joint import Limits, joint_knapsack
+from fl_elastic.planning.joint.choices import Limits
+from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.planning.recompute import candidate_blocks

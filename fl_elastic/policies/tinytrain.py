@@ -21,7 +21,8 @@ from fl_elastic.planning.channel_modes import (
     refuse_without_layers,
 )
 from fl_elastic.planning.group_options import group_options
-from fl_elastic.planning.joint import Choices, Limits, joint_knapsack
+from fl_elastic.planning.joint.choices import Choices, Limits
+from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile

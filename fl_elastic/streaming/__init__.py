@@ -6,7 +6,7 @@ from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.replay import REPLAYS, DarkReplay, ExperienceReplay, Replay
-from fl_elastic.streaming.store import Samples, SampleStore
+from fl_elastic.streaming.store.sample_store import Samples, SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import (
     AllOf,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.store import LEAST_CAPACITY
+from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.write_ahead import log_bytes
 
 __all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes"]

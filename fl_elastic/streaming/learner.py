@@ -38,7 +38,7 @@ from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
-from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger

@@ -20,7 +20,8 @@ from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay_loader import Pool
-from fl_elastic.streaming.store import Change, Offer, Relabelled, SampleStore, Withdrawn
+from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
+from fl_elastic.streaming.store.sample_store import SampleStore
 
 __all__ = ["LateLabel", "StreamMemory"]
 

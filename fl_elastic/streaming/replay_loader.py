@@ -15,7 +15,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.groups import Batch
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.replay import Part, Replay
-from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.store.sample_store import SampleStore
 
 __all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
 

@@ -31,7 +31,7 @@ from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
-from fl_elastic.streaming.store import SampleStore
+from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.taking_up import labelled_weights
 
 __all__ = ["Mark", "Visit", "open_store", "visit"]

@@ -12,22 +12,17 @@ from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.codecs import codec_checks
 from fl_elastic.testing.importances import importance_checks
 from fl_elastic.testing.policies import policy_checks
-from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
-from fl_elastic.testing.profiles import made_up_graph, made_up_profile
+from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.rules import rule_checks
 from fl_elastic.testing.selectors import selector_checks
 from fl_elastic.testing.subjects import Check, name_of
 
 __all__ = [
     "Check",
-    "MadeUpTraining",
-    "Snapshot",
     "channel_score_checks",
     "codec_checks",
     "importance_checks",
-    "made_up_graph",
     "made_up_profile",
-    "made_up_training",
     "name_of",
     "policy_checks",
     "rule_checks",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update.codecs import CODECS, Codec
+from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.manifest import Manifest
 
 __all__ = [

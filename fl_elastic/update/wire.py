@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.codecs import CODECS, Codec
-from fl_elastic.update.codecs.base import number_of
+from fl_elastic.update.codecs.base import CODECS, Codec, number_of
 from fl_elastic.update.codecs.raw import Fp32
 from fl_elastic.update.frame import (
     WIRE_VERSION,

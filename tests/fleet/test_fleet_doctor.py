@@ -18,8 +18,9 @@ from fl_elastic.devices.platform import Memory
 from fl_elastic.devices.vitals import Throttling
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet import FleetFolder, Server
-from fl_elastic.fleet.doctor import Finding, World, check_up
 from fl_elastic.fleet.doctor import self_test as self_test_module
+from fl_elastic.fleet.doctor.checkup import World, check_up
+from fl_elastic.fleet.doctor.finding import Finding
 from fl_elastic.fleet.doctor.machine import (
     TorchBuild,
     check_disk,

@@ -18,7 +18,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
-from fl_elastic.planning import Mode
+from fl_elastic.groups import Mode
 from fl_elastic.policies.neurons import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.storage import Kind, read_archive, write_archive

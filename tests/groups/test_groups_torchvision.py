@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.groups import Batch
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.losses import classification_loss
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 
 FAST = [
     "resnet18", "mobilenet_v2", "vgg11_bn", "googlenet", "inception_v3", "densenet121",

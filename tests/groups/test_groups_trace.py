@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fl_elastic.groups import TensorGroup, tensor_groups
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 
 
 def tokens() -> Batch:

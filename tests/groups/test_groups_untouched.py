@@ -8,7 +8,7 @@ from small_models import Batch, conv_net, images, loss_fn
 from torch import Tensor, nn
 
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 
 
 def train_on(model: nn.Module, batch: Batch) -> None:

@@ -25,7 +25,9 @@ from fl_elastic.importance import (
     choose_channels,
 )
 from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
-from fl_elastic.testing import Check, channel_score_checks, made_up_graph, made_up_training, name_of
+from fl_elastic.testing import Check, channel_score_checks, name_of
+from fl_elastic.testing.probes import made_up_training
+from fl_elastic.testing.profiles import made_up_graph
 
 NAMES = ["fisher", "gradient", "l2", "learned", "random"]
 

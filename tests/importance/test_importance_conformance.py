@@ -8,7 +8,8 @@ import torch
 
 from fl_elastic.errors import RegistryError, TrainingError
 from fl_elastic.importance import IMPORTANCES
-from fl_elastic.testing import Check, importance_checks, made_up_training, name_of
+from fl_elastic.testing import Check, importance_checks, name_of
+from fl_elastic.testing.probes import made_up_training
 
 NAMES = [
     "elastic",

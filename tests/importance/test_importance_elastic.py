@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fl_elastic.groups import tensor_groups
 from fl_elastic.importance import Probe
 from fl_elastic.importance.elastic import ElasticImportance
-from fl_elastic.testing import MadeUpTraining, Snapshot, made_up_training
+from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 
 loss_fn = nn.functional.cross_entropy
 

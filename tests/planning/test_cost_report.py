@@ -13,7 +13,8 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies
+from fl_elastic.groups import Mode
+from fl_elastic.planning import POLICIES, PlanRequest, policies
 from fl_elastic.planning.cost_report import (
     check_feasible,
     cost_report,

@@ -16,7 +16,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import
 from scipy.sparse import lil_matrix  # type: ignore[import-untyped]
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.joint import Choices, JointSelection, Limits, Totals, joint_knapsack
+from fl_elastic.planning.joint.choices import Choices, Limits, Totals
+from fl_elastic.planning.joint.knapsack import JointSelection, joint_knapsack
 
 Floats = NDArray[np.float64]
 KINDS = ("plain", "alike", "spread", "whole", "heavy", "heavy alike", "heavy spread", "heavy whole")

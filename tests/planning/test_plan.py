@@ -10,9 +10,9 @@ import pytest
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.planning import Mode, Plan, PlanRequest
+from fl_elastic.planning import Plan, PlanRequest
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.testing import made_up_profile
 

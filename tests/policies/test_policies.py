@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, RegistryError
-from fl_elastic.groups import TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.planning import POLICIES, Mode, PlanRequest, policies, prefix_knapsack
+from fl_elastic.planning import POLICIES, PlanRequest, policies, prefix_knapsack
 from fl_elastic.policies import elastic
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.estimate import estimate_profile

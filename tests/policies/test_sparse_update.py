@@ -19,13 +19,13 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.policies.sparse_update import (
+from fl_elastic.policies.sparse_update import SparseUpdatePolicy
+from fl_elastic.policies.sparse_update.policy import published_model, scheme_modes
+from fl_elastic.policies.sparse_update.published_schemes import (
     PUBLISHED_MODELS,
     PublishedModel,
     Scheme,
-    SparseUpdatePolicy,
 )
-from fl_elastic.policies.sparse_update.policy import published_model, scheme_modes
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.conventions import legacy_costs
 from fl_elastic.profiling.layer_shapes import layer_shapes

@@ -24,7 +24,7 @@ from fl_elastic.importance.fidelity import Fidelity
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
-from fl_elastic.policies.sparse_update import PUBLISHED_MODELS
+from fl_elastic.policies.sparse_update.published_schemes import PUBLISHED_MODELS
 from fl_elastic.policies.tinytrain import TinyTrainPolicy, layer_worth
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs

@@ -16,7 +16,11 @@ from torch import nn
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.policies.sparse_update import PUBLISHED_MODELS, PublishedModel, Scheme
+from fl_elastic.policies.sparse_update.published_schemes import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    Scheme,
+)
 from fl_elastic.profiling.conventions import (
     LayerUpdate,
     legacy_costs,

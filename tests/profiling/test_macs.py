@@ -15,7 +15,8 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.profiling.macs import backward_macs, group_macs, node_macs, passing_nodes
-from fl_elastic.testing import made_up_graph, made_up_profile
+from fl_elastic.testing import made_up_profile
+from fl_elastic.testing.profiles import made_up_graph
 
 
 def traced(model: nn.Module, inputs: Tensor) -> BackwardGraph:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.store import Offer, Relabelled, Withdrawn
+from fl_elastic.streaming.store.changes import Offer, Relabelled, Withdrawn
 
 OLD = Path(__file__).parents[1] / "old_state"
 CAPACITY = 2**17

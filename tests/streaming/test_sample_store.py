@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import RegistryError, StoreError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.store import LEAST_CAPACITY
+from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES, lottery
 
 MEGABYTE = 2**20

@@ -19,7 +19,8 @@ from foreseen_log import watched
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.store import LEAST_CAPACITY, Offer
+from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
+from fl_elastic.streaming.store.changes import Offer
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
 
 

@@ -10,7 +10,8 @@ from foreseen_log import watched
 
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.intake import checked_sample
-from fl_elastic.streaming.store import RETRIEVALS, Offer
+from fl_elastic.streaming.store.changes import Offer
+from fl_elastic.streaming.store.policies import RETRIEVALS
 
 
 @pytest.mark.parametrize("how", RETRIEVALS.names())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.store import LEAST_CAPACITY
+from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
 
 BYTES = {"raw": 400, "fp16": 200, "int8": 108}

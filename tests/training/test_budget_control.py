@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from fl_elastic.groups import TensorGroup
+from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.planning import Mode, Plan
+from fl_elastic.planning import Plan
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.report import StepLog
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import evaluate
 
 

@@ -27,7 +27,7 @@ from small_models import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
 from fl_elastic.update.partial import trained_part
 

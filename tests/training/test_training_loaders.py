@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.training.batches import first_batches, loader_size
 

@@ -25,7 +25,7 @@ from small_models import (
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training import trainer as trainer_module
 from fl_elastic.training.step import TrainingStep

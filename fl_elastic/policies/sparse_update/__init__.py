@@ -3,10 +3,5 @@
 from __future__ import annotations
 
 from fl_elastic.policies.sparse_update.policy import SparseUpdatePolicy
-from fl_elastic.policies.sparse_update.published_schemes import (
-    PUBLISHED_MODELS,
-    PublishedModel,
-    Scheme,
-)
 
-__all__ = ["PUBLISHED_MODELS", "PublishedModel", "Scheme", "SparseUpdatePolicy"]
+__all__ = ["SparseUpdatePolicy"]

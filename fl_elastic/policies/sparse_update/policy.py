@@ -20,7 +20,8 @@ from fl_elastic.planning.channel_modes import (
     trainable_layers,
 )
 from fl_elastic.planning.group_options import group_options
-from fl_elastic.planning.joint import Limits, joint_knapsack
+from fl_elastic.planning.joint.choices import Limits
+from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
 from fl_elastic.policies.sparse_update.published_schemes import (

@@ -40,7 +40,7 @@ def layer_in_turn(graph: BackwardGraph, server_round: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> from fl_elastic.testing import made_up_graph
+    >>> from fl_elastic.testing.profiles import made_up_graph
     >>> [layer_in_turn(made_up_graph(3), number) for number in (5, 6, 7, 8, 10, 12)]
     [(), (2,), (2,), (1,), (0,), (2,)]
     """

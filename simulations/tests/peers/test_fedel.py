@@ -24,7 +24,7 @@ from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.profiling import profile_model
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.update import Manifest
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.peers.early_exits import EarlyExits, ExitHead, block_ends, with_exits

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.named_models import build_model
-from fl_elastic.testing import Snapshot
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic_simulations.peers.narrow import kept_entries, narrow_model
 from fl_elastic_simulations.peers.widths import channels_of
 
