@@ -137,6 +137,11 @@ def dampening(
         raise UpdateError("the squared gradients of the two are of other parameters")
     most = everything.examples / forgotten.examples
     if alpha is None:
+        if most <= 1:
+            raise UpdateError(
+                f"{forgotten.examples} of {everything.examples} examples are to be forgotten: nothing matters to "
+                "these more than to all; give all examples that the model was trained on, or train a new model"
+            )
         alpha = alpha_by_share(forgotten, everything)
     if alpha >= most:
         raise UpdateError(

@@ -114,7 +114,7 @@ def test_what_nobody_else_needs_goes_and_what_all_need_alike_stays() -> None:
     assert factors.tolist() == [[pytest.approx(0.2), 1.0]]
     even = dampening(sums(1.0, 1.0), sums(4.0, 5.0, examples=4))["weight"]
     assert even.tolist() == [[1.0, 1.0]]
-    with pytest.raises(UpdateError, match="selects nothing: 2 of 2 examples"):
+    with pytest.raises(UpdateError, match="2 of 2 examples are to be forgotten"):
         dampening(alone, alone)
 
 
