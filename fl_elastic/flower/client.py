@@ -162,12 +162,7 @@ class ElasticClient(NumPyClient):
         such as a weight decay. Called for each that is made, those that cost estimates try out among them.
     forget : iterable of batches, optional
         Examples that the global model is to forget, and that ``train_loader`` no longer holds. A server with
-        ``RoundTerms(forget=3)`` sees to it after the next round; `forgotten` then tells that they can be deleted.
-
-    Attributes
-    ----------
-    forgotten : bool
-        Whether the server has said that its model was made to forget them.
+        ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells that they can be deleted.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
         as take as long as these would with everything trained.
@@ -194,6 +189,11 @@ class ElasticClient(NumPyClient):
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
         over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
+
+    Attributes
+    ----------
+    forgotten : bool
+        Whether the server has said that its model was made to forget what ``forget`` names.
     """
 
     def __init__(
