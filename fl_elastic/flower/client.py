@@ -162,7 +162,8 @@ class ElasticClient(NumPyClient):
         such as a weight decay. Called for each that is made, those that cost estimates try out among them.
     forget : iterable of batches, optional
         Examples that the global model is to forget, and that ``train_loader`` no longer holds. A server with
-        ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells that they can be deleted.
+        ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells that they can be
+        deleted.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
         as take as long as these would with everything trained.

@@ -24,15 +24,17 @@ def dealt(
     *,
     method: str,
     alpha: float,
+    classes_per_client: int,
     seed: int,
     min_examples: int,
     owners: npt.NDArray[np.int64] | None,
 ) -> list[Indices]:
     """Return each client's indices by what ``module:callable`` names.
 
-    That is called with those of ``labels``, ``owners``, ``clients``, ``seed``, ``alpha`` and ``min_examples`` that
-    it asks for by name, and returns a list of index arrays, or a partitioner of flwr-datasets. It may be a class of
-    theirs itself, whose ``num_partitions``, ``partition_by`` and ``min_partition_size`` are known here as well.
+    That is called with those of ``labels``, ``owners``, ``clients``, ``seed``, ``alpha``, ``classes_per_client``
+    and ``min_examples`` that it asks for by name, and returns a list of index arrays, or a partitioner of
+    flwr-datasets. It may be a class of theirs itself, whose ``num_partitions``, ``partition_by``,
+    ``num_classes_per_partition`` and ``min_partition_size`` are known here as well.
 
     Raises
     ------
@@ -46,7 +48,8 @@ def dealt(
     by = _OWNER if "Natural" in getattr(make, "__name__", "") else _LABEL
     offered = {
         "labels": labels, "owners": owners, "clients": clients, "seed": seed, "alpha": alpha,
-        "min_examples": min_examples, "num_partitions": clients, "partition_by": by,
+        "min_examples": min_examples, "classes_per_client": classes_per_client,
+        "num_classes_per_partition": classes_per_client, "num_partitions": clients, "partition_by": by,
         "min_partition_size": min_examples,
     }  # fmt: skip
     try:

@@ -34,7 +34,7 @@ __all__ = [
 
 Indices = npt.NDArray[np.int64]
 
-PARTITIONS = ("dirichlet", "iid", "natural")
+PARTITIONS = ("dirichlet", "iid", "natural", "pathological")
 DRAWS = 50
 
 
@@ -58,6 +58,7 @@ def partition_indices(
     *,
     method: str,
     alpha: float = 0.5,
+    classes_per_client: int = 2,
     seed: int = 0,
     min_examples: int = 1,
     owners: npt.ArrayLike | None = None,
@@ -75,7 +76,11 @@ def partition_indices(
         proportions drawn from Dirichlet(alpha), as in Hsu et al. 2019 ("Measuring the effects of
         non-identical data distribution"), redrawn until every client has ``min_examples``; after
         50 draws the best one is repaired by moving examples from the largest clients.
-        ``natural``: whole owners are dealt to clients so that the sizes balance.
+        ``natural``: whole owners are dealt to clients so that the sizes balance. ``pathological``: every
+        client has the same number of classes, and those who have a class share it evenly, as in McMahan et
+        al. 2017 and HeteroFL.
+    classes_per_client : int
+        Of ``pathological``.
     alpha : float
         Of ``dirichlet``: large is like ``iid``, 0.1 leaves most clients with one or two classes.
     seed : int
@@ -103,6 +108,8 @@ def partition_indices(
         parts = _iid(len(label_array), clients, rng)
     elif method == "dirichlet":
         parts = _dirichlet(label_array, clients, alpha, min_examples, rng)
+    elif method == "pathological":
+        parts = _pathological(label_array, clients, classes_per_client, min_examples, rng)
     else:
         parts = _natural(owners, len(label_array), clients, min_examples, rng)
     return [np.sort(part) for part in parts]
@@ -192,6 +199,45 @@ def _repair(
             counts[donor, commonest] -= 1
             counts[needy, commonest] += 1
     return [np.asarray(indices, dtype=np.int64) for indices in held]
+
+
+def _pathological(
+    labels: npt.NDArray[np.generic],
+    clients: int,
+    classes_per_client: int,
+    min_examples: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    names = np.unique(labels)
+    if not 1 <= classes_per_client <= len(names):
+        raise ScenarioError(
+            f"classes_per_client {classes_per_client} of {len(names)} classes: give 1 to {len(names)}"
+        )
+    if clients * classes_per_client < len(names):
+        raise ScenarioError(
+            f"{clients} clients of {classes_per_client} classes each do not hold all {len(names)}: raise "
+            "classes_per_client or the number of clients"
+        )
+    takers: list[list[int]] = [[] for _ in names]
+    for client in range(clients):
+        # The classes that fewest have so far; chance decides between those.
+        shuffled = rng.permutation(len(names))
+        fewest = sorted(shuffled, key=lambda place: len(takers[place]))[:classes_per_client]
+        for place in fewest:
+            takers[place].append(client)
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for name, mine in zip(names, takers, strict=True):
+        dealt = rng.permutation(np.flatnonzero(labels == name)).astype(np.int64)
+        for client, piece in zip(mine, np.array_split(dealt, len(mine)), strict=True):
+            pieces[client].append(piece)
+    parts = [np.concatenate(own) for own in pieces]
+    smallest = min(len(part) for part in parts)
+    if smallest < min_examples:
+        raise ScenarioError(
+            f"classes dealt evenly leave a client with {smallest} examples, below min_examples {min_examples}: "
+            "lower min_examples or the number of clients"
+        )
+    return parts
 
 
 def _natural(

@@ -372,6 +372,7 @@ class _Role:
             codec=self.method.codec,
             state_directory=self.state_directory,
             memory_bytes=math.inf if (held := self.client.memory_bytes) is None else held,
+            width=self.client.width,
             check_memory=partial(self.place.check_memory, self.profile),
         )
 

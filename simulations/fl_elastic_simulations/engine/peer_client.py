@@ -69,6 +69,8 @@ class PeerClient:
         Where the method's notes are kept from round to round.
     memory_bytes : float
         What a step may take on the device.
+    width : float, optional
+        Share of the model's channels that it trains, where that is given.
     check_memory : callable
         Returns the bytes of a step that trains these parameters; TrainingError if the device cannot hold it.
     """
@@ -88,6 +90,7 @@ class PeerClient:
     codec: str
     state_directory: Path
     memory_bytes: float
+    width: float | None
     check_memory: Callable[[Collection[str]], float]
 
     def fit(
@@ -124,6 +127,7 @@ class PeerClient:
             choosing_seconds=self.choosing_seconds,
             narrow_seconds=self.narrow_seconds,
             memory_bytes=self.memory_bytes,
+            width=self.width,
         )
         try:
             result = PEERS.make(self.peer).train(task)

@@ -88,6 +88,7 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         len(scenario.clients),
         method=data.partition,
         alpha=data.alpha,
+        classes_per_client=data.classes_per_client,
         seed=seed,
         min_examples=data.min_examples,
         owners=None if dataset.owners is None else dataset.owners[chosen],

@@ -67,6 +67,9 @@ class LocalTask:
         Seconds of a step of the model at each rate of its width below 1, where they are known.
     memory_bytes : float
         What a step may take on the device.
+    width : float, optional
+        Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
+        allowed time if left out.
     """
 
     model: nn.Module
@@ -87,6 +90,7 @@ class LocalTask:
     choosing_seconds: float = 0.0
     narrow_seconds: Mapping[float, float] = field(default_factory=dict)
     memory_bytes: float = math.inf
+    width: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):

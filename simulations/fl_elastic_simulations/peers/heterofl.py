@@ -63,8 +63,8 @@ class HeteroFl(Peer):
     whole; the scaler, which divides by the rate behind each inner layer in training; static batch norm, which uses
     the statistics of the batch and keeps none; masked cross-entropy, which sets the scores of classes absent from
     the client's data to zero; averages per element over those who hold it, each client alike, and of the output
-    layer only over those who have the class (published code). Assumed: the rate follows from the round's allowed
-    time and the measured cost of each width (in the paper it is given); a group norm keeps as many groups as
+    layer only over those who have the class (published code). Assumed: where a task gives no width, the rate
+    follows from the round's allowed time and the measured cost of each width; a group norm keeps as many groups as
     divide its channels; clients of rate 1 keep running statistics as usual and send them, in place of the paper's
     extra pass over all data. Where not even the narrowest fits, it takes fewer steps.
     """
@@ -122,20 +122,20 @@ def _layers_of(model: nn.Module, inputs: Tensor) -> tuple[LayerChannels, ...]:
 def affordable_rate(
     task: LocalTask, layers: Sequence[LayerChannels], first: Batch
 ) -> tuple[float, float]:
-    """Return the largest rate whose whole round fits the allowed time, and the seconds of its step.
+    """Return the task's width, or the largest rate whose whole round fits the time, and the seconds of its step.
 
     The narrowest if none fits. The whole model costs what the task's profile says; narrower ones what the task
     knows, or they are measured once per process, model and batch shape.
     """
-    steps = requested_steps(task)
+    steps, rates = requested_steps(task), RATES if task.width is None else (task.width,)
     seconds = task.profile.full_step_seconds
-    for rate in RATES:
+    for rate in rates:
         if rate < 1:
             known = task.narrow_seconds.get(rate)
             seconds = _narrow_step_seconds(task, layers, rate, first) if known is None else known
         if steps * seconds <= task.allowed_seconds * (1 + 1e-9):
             return rate, seconds
-    return RATES[-1], seconds
+    return rates[-1], seconds
 
 
 def _narrow_step_seconds(

@@ -41,7 +41,8 @@ class DataSection:
     dataset : str
         A registered dataset.
     partition : str
-        ``iid``, ``dirichlet`` or ``natural``, or ``module:callable``, see `data.own_partition.dealt`.
+        ``iid``, ``dirichlet``, ``pathological`` or ``natural``, or ``module:callable``, see
+        `data.own_partition.dealt`.
     alpha : float
         Of a Dirichlet partition: small is skewed.
     layout : str
@@ -52,6 +53,8 @@ class DataSection:
         Use only so many examples, drawn at random: the files of some datasets are sorted by class.
     image_size : int, optional
         Height and width to which images are resized.
+    classes_per_client : int
+        Of a pathological partition: how many classes each client has.
     """
 
     dataset: Annotated[Text, approved(check_dataset_name)]
@@ -62,6 +65,7 @@ class DataSection:
     test_limit: Count | None = None
     layout: Annotated[Text, known_among("layout", lambda: LAYOUTS)] = "independent"
     image_size: Annotated[Whole, Ge(1), Le(4096)] | None = None
+    classes_per_client: Count = 2
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,9 @@ class FleetSection:
         without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
     watts : float, optional
         What such a device draws while it trains, sends or receives: the report makes joules of it.
+    width : float, optional
+        Share of each layer's channels that peers of narrow models train there (``heterofl``, ``fedrolex``,
+        ``random_windows``); the widest that fits the round if left out.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
@@ -172,6 +179,7 @@ class FleetSection:
     downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
     name: Text | None = None
     watts: Annotated[Number, Gt(0)] | None = None
+    width: Annotated[Number, Gt(0), Le(1)] | None = None
 
 
 def _check_cut(cut: str) -> None:

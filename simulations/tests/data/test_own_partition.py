@@ -18,6 +18,7 @@ OWNERS = np.tile(np.arange(6), 20)
 
 def split(method: str, clients: int = 4, **given: Any) -> list[np.ndarray]:
     told: dict[str, Any] = {"alpha": 0.5, "seed": 0, "min_examples": 1, "owners": OWNERS}
+    told["classes_per_client"] = 2
     return dealt(LABELS, clients, method=method, **(told | given))
 
 

@@ -57,12 +57,13 @@ def test_the_same_seed_gives_the_same_split(
     assert all(np.array_equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-@pytest.mark.parametrize("method", ["iid", "dirichlet", "natural"])
+@pytest.mark.parametrize("method", ["iid", "dirichlet", "natural", "pathological"])
 def test_another_seed_gives_another_split(method: str) -> None:
     labels = np.arange(400) % 10
     owners = np.arange(400) // 10  # all of the same size: the seed alone decides
     one, two = (
-        partition_indices(labels, 4, method=method, seed=seed, owners=owners) for seed in (0, 1)
+        partition_indices(labels, 4, method=method, classes_per_client=5, seed=seed, owners=owners)
+        for seed in (0, 1)
     )
     assert not np.array_equal(one[0], two[0])
 
@@ -104,6 +105,34 @@ def test_the_repair_takes_no_donor_below_the_minimum() -> None:
         np.zeros(40), 8, method="dirichlet", alpha=1e-3, seed=3, min_examples=5
     )
     assert [len(part) for part in parts] == [5] * 8
+
+
+@quick
+@given(
+    labels=st.lists(st.integers(0, 6), min_size=1, max_size=150),
+    seed=st.integers(0, 100),
+    data=st.data(),
+)
+def test_pathological_partitions_give_each_client_so_many_classes_and_share_these_evenly(
+    labels: list[int], seed: int, data: st.DataObject
+) -> None:
+    names = np.unique(labels)
+    share = data.draw(st.integers(1, len(names)))
+    clients = data.draw(st.integers(-(-len(names) // share), 30))
+    parts = partition_indices(
+        labels, clients, method="pathological", classes_per_client=share, seed=seed, min_examples=0
+    )
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    of_class = np.array([[np.sum(np.array(labels)[part] == n) for part in parts] for n in names])
+    assert ((of_class > 0).sum(axis=0) <= share).all()
+    for sizes in of_class:
+        most = sizes.max()
+        # A client may have drawn a class of which there are too few to go round.
+        assert set(sizes) <= {0, most, most - 1}
+    if min(np.bincount(labels)[names]) >= clients:
+        held = (of_class > 0).sum(axis=1)
+        assert ((of_class > 0).sum(axis=0) == share).all()
+        assert held.max() - held.min() <= 1
 
 
 @quick
@@ -152,6 +181,18 @@ def test_the_largest_owner_is_dealt_first() -> None:
         ({"method": "natural", "owners": [0, 1] * 10}, "2 owners cannot be dealt to 4 clients"),
         (
             {"method": "natural", "owners": [0] * 17 + [1, 2, 3], "min_examples": 2},
+            "leave a client with 1 examples, below min_examples 2",
+        ),
+        ({"method": "pathological", "classes_per_client": 6}, "classes_per_client 6 of 5 classes"),
+        ({"method": "pathological", "classes_per_client": 1}, "do not hold all 5"),
+        (
+            {
+                "method": "pathological",
+                "clients": 5,
+                "classes_per_client": 1,
+                "labels": [0] * 17 + [1, 2, 3, 4],
+                "min_examples": 2,
+            },
             "leave a client with 1 examples, below min_examples 2",
         ),
         ({"labels": np.zeros((20, 2))}, r"labels of shape \(20, 2\)"),

@@ -109,6 +109,20 @@ def test_the_widest_model_whose_round_fits(share: float, rate: float, steps: int
 
 
 @pytest.mark.usefixtures("known_widths")
+@pytest.mark.parametrize("width", [1.0, 1 / 2, 1 / 8])
+def test_a_width_that_is_given_is_kept_with_fewer_steps_where_time_is_short(width: float) -> None:
+    model, data = conv_net(), images(4)
+    full, layers = known_costs(model, data[0]).full_step_seconds, channels_of(model, data[0][0])
+    for steps in (4, 2):
+        allowed = (steps + 0.5) * width * full if steps < 4 else math.inf
+        task = task_of(model, data, allowed_seconds=allowed, width=width)
+        assert affordable_rate(task, layers, data[0])[0] == width
+        result = PEERS.make("heterofl").train(task)
+        assert result.steps == steps
+        assert result.host_seconds == pytest.approx(steps * width * full)
+
+
+@pytest.mark.usefixtures("known_widths")
 def test_a_client_without_time_for_the_narrowest_step_stays_out() -> None:
     model, data = conv_net(), images(4)
     full = known_costs(model, data[0]).full_step_seconds

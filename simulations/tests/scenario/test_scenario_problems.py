@@ -75,12 +75,12 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.partition=my_project.split",
             "data.partition: unknown partition 'my_project.split': known are dirichlet, iid, natural, "
-            "or module:callable, as in 'my_project:split'",
+            "pathological, or module:callable, as in 'my_project:split'",
         ),
         (
             "data.partition=dirichlett",
             "data.partition: unknown partition 'dirichlett' (did you mean 'dirichlet'?): "
-            "known are dirichlet, iid, natural, or module:callable",
+            "known are dirichlet, iid, natural, pathological, or module:callable",
         ),
         ("data.alpha=0", "data.alpha: 0 is not above 0"),
         ("data.alpha='0.3'", "data.alpha: expected a number, got '0.3'"),
