@@ -455,6 +455,25 @@ def test_what_is_said_of_windows_is_what_their_cells_say() -> None:
     assert f"{', '.join(told)}." in section("Unequal clients")
 
 
+def test_the_table_of_narrow_models_is_the_committed_one() -> None:
+    assert "\n".join(narrow_models_table()) in section("Narrow models, as in FedRolex")
+
+
+def narrow_models_table() -> list[str]:
+    """Return the rows of both splits, from the summaries that `simulate --table` wrote."""
+    two, five = (
+        json.loads((RESULTS / f"{name}.json").read_text())["methods"]
+        for name in ("narrow_models", "narrow_models_5")
+    )
+    lines = ["| method | two classes, % | five classes, % | sent, MB |", "| --- | --- | --- | --- |"]
+    for name, row in two.items():
+        other = percent(five[name]["final_accuracy"]) if name in five else ""
+        lines.append(
+            f"| {name} | {percent(row['final_accuracy'])} | {other} | {row['uplink_bytes'] / 1e6:.0f} |"
+        )
+    return lines
+
+
 def test_what_is_said_of_growing_and_freezing_is_what_their_cells_say() -> None:
     text = section("From scratch: growing and freezing")
     for sentence in said_from_scratch():
@@ -557,18 +576,22 @@ def said_of_adapters() -> list[str]:
     }
     folded = sum(outputs[layer] * inputs[layer] for layer in outputs)
     clothes = {
-        name.split(" | ")[1]: row for name, row in rows.items() if name.startswith("clothes | ")
+        name.split(" | ")[1]: row
+        for name, row in rows.items()
+        if name.startswith("summary clothes | ")
     }
-    waited = clothes[REFERENCE]["final_accuracy"]
-    ahead = {m: 100 * (row["final_accuracy"] - waited) for m, row in clothes.items()}
+    ahead = {m: 100 * row.get("against_reference", 0.0) for m, row in clothes.items()}
     solved = [each for method, each in ahead.items() if method in SOLVED]
+    once = [each for m, each in ahead.items() if m not in SOLVED and clothes[m]["seeds"] == 1]
+    shallow = clothes["fixed cut, kept features"]
     took = [
         (row["uplink_bytes"] + row["downlink_bytes"]) / 1e6
         for row in (clothes["solved head, fixed cut, kept features"], clothes[REFERENCE])
     ]
     return [
         f"What begins with a solved head ends {min(solved):.0f} to {max(solved):.0f} points above waiting, "
-        f"the others at most {max(each for m, each in ahead.items() if m not in SOLVED):.0f}",
+        f"the fixed cut with features that are kept {100 * shallow['against_reference']:.1f} ± "
+        f"{100 * shallow['against_interval']:.1f} with three seeds, the others with one at most {max(once):.0f}",
         "take {:.0f} MB in both directions, waiting {:.0f}".format(*took),
         f"it knows {percent(rows[BASE]['accuracy'])} % of the characters of its own kind of text",
         f"of which they then name {percent(rows[f'{BASE} clothes']['accuracy'])} % of the test images",
