@@ -465,7 +465,10 @@ def narrow_models_table() -> list[str]:
         json.loads((RESULTS / f"{name}.json").read_text())["methods"]
         for name in ("narrow_models", "narrow_models_5")
     )
-    lines = ["| method | two classes, % | five classes, % | sent, MB |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| method | two classes, % | five classes, % | sent, MB |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, row in two.items():
         other = percent(five[name]["final_accuracy"]) if name in five else ""
         lines.append(

@@ -165,8 +165,8 @@ class BetweenRounds:
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.
 
-        It is done before the round, with the model that the round sends. Before round zero there is no head as yet:
-        each solves for one of its own data.
+        It is done before the round, with the model that the round sends: under a head in closed form, if there is
+        one.
 
         Parameters
         ----------
@@ -178,8 +178,7 @@ class BetweenRounds:
             Of the asking.
         """
         fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
-        first = record.server_round == 0
-        told = replace(fleet.evaluation(), cut="", cut_worth=True, round_zero=first)
+        told = replace(fleet.evaluation(), cut="", cut_worth=True)
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, max(_FEWEST, int(_ASKED_SHARE * len(nodes))))
         asked = [

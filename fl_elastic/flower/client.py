@@ -418,7 +418,6 @@ class ElasticClient(NumPyClient):
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
-        from fl_elastic.training.head_sums import rough_head
 
         # Features would be kept below whichever cut it becomes.
         options = replace(self._options(told), forward=self._forward(True))
@@ -426,10 +425,6 @@ class ElasticClient(NumPyClient):
         known = self._costs(batches[0], options)
         self._profile = with_prefix(known, self.model, batches[0], options)
         self._state.keep_profile(self._profile)
-        if told.round_zero:
-            # By the time there is training a head is solved for: until then one of what is here has to do.
-            weight = rough_head(self.model, self.train_loader, self.manifest.index)
-            options = replace(options, kept_head=self._profile.graph.group_of(weight))
         return cut_worth(
             self.model, self.loss_fn, batches, self._profile, options, self._examples,
             optimizer_fn=self._round_optimizer_fn, memory=self.budget.memory,

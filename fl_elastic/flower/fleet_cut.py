@@ -51,16 +51,10 @@ class FleetCut:
         self._moves = terms.cut == "moving"
         self._every = terms.solve_every or _EVERY
         self._pause, self._left = 1, 0
-        self._first = 0 if terms.round_zero != "none" else 1
 
     def due(self, server_round: int) -> bool:
-        """Whether clients are asked before this round: before the first, and then when a head was solved for.
-
-        With a head in closed form the first is round zero.
-        """
-        first = server_round == self._first
-        later = server_round > 1 and not (server_round - 1) % self._every
-        if not self._moves or not (first or later):
+        """Whether clients are asked before this round: the first, or one before which a head was solved for."""
+        if not self._moves or (server_round - 1) % self._every:
             return False
         self._left -= 1
         return self._left < 1

@@ -91,8 +91,7 @@ class Instructions:
     forgotten : str
         The client's wish to have examples forgotten that was met; empty for none.
     cut_worth : bool
-        Whether to say what training down to each place would gain, instead of training; with ``round_zero``, under
-        a head that the client solves for itself.
+        Whether to say what training down to each place would gain, instead of training.
     """
 
     deadline: float | None = None

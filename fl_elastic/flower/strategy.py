@@ -298,9 +298,6 @@ class PartialUpdates(Strategy):
         messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
         self.fleet.serve(manifest)
         record.deadline = self.fleet.whole_round_seconds(grid, config)
-        if self.fleet.cut.due(0):
-            # Features are kept in the pass for the head already.
-            self._between.move_cut(messages, grid, RoundRecord(0, trains=False))
         if self.terms.has_cut:
             # What a device can do above the cut is another matter.
             self.fleet.forget_capabilities()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
@@ -27,19 +26,12 @@ from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
-    "ROUGH_BATCHES",
     "head_sums",
     "put_head",
     "refuse_frozen_head",
-    "rough_head",
     "solve_head",
 ]
 
-ROUGH_BATCHES = 8
-"""How many batches give a head that is good enough to tell by it where to cut."""
-
-# Of few examples per feature; to choose it would take longer than all else.
-_ROUGH_PENALTY = 1.0
 _AT_ONCE = 256
 
 
@@ -135,33 +127,6 @@ def solve_head(
     head = closed_form_head(sums, intercept=_layer_of(model, sums.weight).bias is not None)
     put_head(model, head, sums.weight)
     return head, sums.weight
-
-
-def rough_head(
-    model: nn.Module, loader: Iterable[Batch], names: Collection[str] | None = None
-) -> str:
-    """Put a head from the first batches into the model, good enough to tell where to cut; return its weight's name.
-
-    Parameters
-    ----------
-    model, loader
-        See `head_sums`.
-    names : collection of str, optional
-        Of the tensors that may be written.
-
-    Raises
-    ------
-    TrainingError
-        As `solve_head`, or if the head may not be written.
-    """
-    sums = head_sums(model, islice(loader, ROUGH_BATCHES))
-    if names is not None:
-        refuse_frozen_head(sums.weight, names)
-    intercept = _layer_of(model, sums.weight).bias is not None
-    put_head(
-        model, closed_form_head(sums, intercept=intercept, penalty=_ROUGH_PENALTY), sums.weight
-    )
-    return sums.weight
 
 
 def refuse_frozen_head(weight: str, names: Collection[str]) -> None:

@@ -46,9 +46,7 @@ class ClosedFormHead:
     error: float
 
 
-def closed_form_head(
-    sums: HeadSums, *, intercept: bool = True, penalty: float | None = None
-) -> ClosedFormHead:
+def closed_form_head(sums: HeadSums, *, intercept: bool = True) -> ClosedFormHead:
     """Return the head that minimises squared error plus a penalty, with the penalty that suits new examples best.
 
     Class scores are stretched, so that their softmax is a fair start for training.
@@ -59,9 +57,6 @@ def closed_form_head(
         Over all examples.
     intercept : bool
         Whether the layer has a bias.
-    penalty : float, optional
-        In shares of the number of examples, where it is not to be chosen: a tenth of the work and less. The error
-        to be expected is then not known.
 
     Examples
     --------
@@ -81,16 +76,11 @@ def closed_form_head(
     products = (sums.products[:-1, :-1] / examples - np.outer(mean, mean)) / np.outer(scale, scale)
     targets = (sums.targets[:-1] / examples - np.outer(mean, goal)) / scale[:, None]
     total = float(np.maximum(sums.squares / examples - goal**2, 0.0).sum())
-    if penalty is None:
-        values, vectors = np.linalg.eigh(products)
-        values = np.maximum(values, 0.0)
-        turned = vectors.T @ targets
-        penalty, error = _best_penalty(values, (turned**2).sum(axis=1), total, examples)
-        weight = (vectors @ (turned / (values + penalty)[:, None])) / scale[:, None]
-    else:
-        error = float("nan")
-        diagonal = penalty * np.eye(len(products))
-        weight = np.linalg.solve(products + diagonal, targets) / scale[:, None]
+    values, vectors = np.linalg.eigh(products)
+    values = np.maximum(values, 0.0)
+    turned = vectors.T @ targets
+    penalty, error = _best_penalty(values, (turned**2).sum(axis=1), total, examples)
+    weight = (vectors @ (turned / (values + penalty)[:, None])) / scale[:, None]
     bias = goal - mean @ weight
     stretch = _stretch(sums, weight, bias) if sums.classes else 1.0
     offset = stretch * (bias - bias.mean()) if sums.classes else bias

@@ -107,12 +107,18 @@ def test_three_of_the_fleet_are_asked_and_then_ever_more_rarely(tmp_path: Path) 
 
 
 def test_what_they_really_say_moves_it_somewhere(tmp_path: Path) -> None:
-    terms = RoundTerms(cut="moving", round_zero="closed_form", deadline=Deadline(quantile=0.5))
+    terms = RoundTerms(cut="moving", round_zero="closed_form", deadline=Deadline(seconds=600))
     found, records, asked = federation(tmp_path, 3, terms=terms)
-    # It is known before the pass for the head, which keeps the features there.
-    (cut,) = {each.cut for each in records}
-    assert cut and len(asked) == 3 and [each.server_round for each in records[:3]] == [0, 0, 1]
-    assert not any(each.metrics.get("features-computed") for each in records[2].accepted)
+    # They go by the head of all, and the first round keeps the features at the cut.
+    assert [each.server_round for each in records[:3]] == [0, 1, 1] and len(asked) == 3
+    (cut,) = {each.cut for each in records[1:]}
+    assert cut and not records[0].cut
+    computed = [
+        [each.metrics["features-computed"] for each in record.accepted]
+        for record in records
+        if record.trains
+    ]
+    assert all(computed[0]) and not any(computed[1]) and not any(computed[2])
     # The head is solved for, and nobody trains it.
     trained = {name for each in records for one in each.accepted for name in one.steps}
     assert trained and "11.weight" not in trained and 11 in moved(found)

@@ -287,12 +287,11 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
 ) -> None:
     learner = streamed(tmp_path, model=net(), latent=latent)
     client = client_of(tmp_path, policy="elastic")
-    for first in (True, False):
-        _, metrics = asked(client, net(), cut_worth=True, round_zero=first)
-        assert "fl_elastic.error" not in metrics, metrics
-        places = json.loads(metrics[IMPORTANCE])
-        # Below the place of its features it has nothing to train.
-        assert "3" in places and ("0" in places) == (latent is None)
+    _, metrics = asked(client, net(), cut_worth=True)
+    assert "fl_elastic.error" not in metrics, metrics
+    places = json.loads(metrics[IMPORTANCE])
+    # Below the place of its features it has nothing to train.
+    assert "3" in places and ("0" in places) == (latent is None)
     assert client.capabilities(Instructions(cut=CUT)).num_examples > 0
     assert not learner.take_up()
     closed(learner)

@@ -345,17 +345,3 @@ def test_sums_of_another_layer_or_kind_do_not_add() -> None:
     x, y = examples(0, 10)
     with pytest.raises(UpdateError, match="do not add"):
         sums_of(x, y) + sums_of(x, y, classes=False)
-
-
-@pytest.mark.parametrize("intercept", [True, False])
-def test_a_penalty_that_is_given_is_the_one_that_counts(intercept: bool) -> None:
-    """With the penalty that would have been chosen it is the same head, found another way."""
-    x, numbers = examples(3, 60, features=7)
-    sums = sums_of(x, numbers)
-    chosen = closed_form_head(sums, intercept=intercept)
-    given = closed_form_head(sums, intercept=intercept, penalty=chosen.penalty)
-    np.testing.assert_allclose(given.weight, chosen.weight, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(given.bias, chosen.bias, rtol=1e-4, atol=1e-5)
-    assert np.isnan(given.error) and given.penalty == chosen.penalty
-    smaller = closed_form_head(sums, intercept=intercept, penalty=100 * chosen.penalty)
-    assert np.abs(smaller.weight).sum() != pytest.approx(np.abs(chosen.weight).sum(), rel=0.01)

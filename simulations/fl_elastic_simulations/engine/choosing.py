@@ -129,9 +129,7 @@ class ChoosingCosts:
                 width_seconds=tuple((float(r), float(s)) for r, s in table["width_seconds"]),
                 head_seconds=None
                 if of_a_head is None
-                else HeadCosts(
-                    *(float(of_a_head[name]) for name in ("product", "row", "solution"))
-                ),
+                else HeadCosts(*(float(of_a_head[name]) for name in ("product", "row"))),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None
@@ -202,7 +200,7 @@ def measure_choosing(
         modules = scenario_model(scenario, data_root, seed=0).modules()
         # Clients refuse a model without one.
         for head in [each for each in modules if isinstance(each, torch.nn.Linear)][-1:]:
-            heads = measure_head_costs(head.in_features, head.out_features)
+            heads = measure_head_costs(head.in_features)
     return ChoosingCosts(estimating, plans, tuple(widths.items()), heads)
 
 

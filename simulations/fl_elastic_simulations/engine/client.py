@@ -16,7 +16,6 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
-from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ProfileError, TrainingError
@@ -34,7 +33,6 @@ from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
-from fl_elastic.training.head_sums import ROUGH_BATCHES
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
@@ -168,7 +166,7 @@ class _Role:
         """Train as the method says, unless the update would come too late."""
         told = Instructions.from_config(self.config)
         if told.cut_worth:
-            return self._cut_worth(arrays, told)
+            return self._cut_worth(arrays)
         if told.round_zero:
             return self._sums(arrays, told)
         if not self.method.budgeted:
@@ -197,8 +195,8 @@ class _Role:
         # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, told)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        # Before a cut is announced, each says what it can do, and looks at its costs for it.
-        profile = 0.0 if self.method.cut == "none" else self._first_profile()
+        # Who keeps features at a cut must know where it lies.
+        profile = self._first_profile() if told.cut else 0.0
         packed, summed, metrics = client.fit(arrays, config)
         if packed:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
@@ -238,20 +236,13 @@ class _Role:
         count = max(1, int(told.deadline / each))
         return batches if count >= len(batches) else _Begun(batches, count)
 
-    def _cut_worth(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
-        """Say what cuts are worth: two steps of all; before round zero also a pass and solving for a head."""
+    def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
+        """Say what cuts are worth, for two steps of all."""
         client, batches = self.elastic_client(), self.place.batches(whole=True)
         client.train_loader = batches
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
         spent = self._first_profile() + 2 * self.profile.full_step_seconds
-        if told.round_zero:
-            passed = min(len(batches), ROUGH_BATCHES)
-            *_, head = (each for each in client.model.modules() if isinstance(each, nn.Linear))
-            spent += passed * float(self.profile.forward_seconds[0])
-            examples_passed = passed * self.scenario.training.batch_size
-            features, costs = head.in_features + 1, self._head_costs
-            spent += costs.adding(examples_passed, features) + costs.solving(features)
         return packed, examples, metrics | _no_steps(spent)
 
     @property

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, few_rows
+from fl_elastic.update.head_sums import few_rows
 
 __all__ = ["HeadCosts", "measure_head_costs"]
 
@@ -27,19 +26,16 @@ class HeadCosts:
         Of adding the products of examples' features: ``features**2`` for each example.
     row : float
         Of finding the few rows as which sums over few examples travel: ``examples**2 * features / 2``.
-    solution : float
-        Of solving for a head with a given penalty: ``features**3 / 3``.
 
     Examples
     --------
-    >>> costs = HeadCosts(product=1e-3, row=1e-2, solution=1e-1)
-    >>> costs.adding(2, 10), costs.writing(4, 10), costs.writing(6, 10), round(costs.solving(3), 9)
-    (0.2, 0.8, 0.0, 0.9)
+    >>> costs = HeadCosts(product=1e-3, row=1e-2)
+    >>> costs.adding(2, 10), costs.writing(4, 10), costs.writing(6, 10)
+    (0.2, 0.8, 0.0)
     """
 
     product: float = 0.0
     row: float = 0.0
-    solution: float = 0.0
 
     def adding(self, examples: int, features: int) -> float:
         """Return the seconds of adding the products of so many examples."""
@@ -49,29 +45,18 @@ class HeadCosts:
         """Return the seconds of finding the rows; sums over more examples travel as they are."""
         return 0.0 if 2 * examples > features else self.row * examples**2 * features / 2
 
-    def solving(self, features: int) -> float:
-        """Return the seconds of solving for one head."""
-        return self.solution * features**3 / 3
 
-
-def measure_head_costs(features: int, outputs: int) -> HeadCosts:
-    """Measure them for a head of this size on this host, by the time of one thread."""
+def measure_head_costs(features: int) -> HeadCosts:
+    """Measure them for a head of so many features on this host, by the time of one thread."""
     examples = max(min(_ROWS, features // 2), 1)
     rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
     rows[:, -1] = 1.0
-    products = rows.T @ rows
     few = rows[:examples].T @ rows[:examples]
-    sums = HeadSums(
-        "", products, rows.T @ np.eye(outputs)[np.arange(_ROWS) % outputs],
-        np.full(outputs, _ROWS / outputs), True,
-    )  # fmt: skip
     adding = _median_seconds(lambda: rows.T @ rows)
     writing = _median_seconds(lambda: few_rows(few, examples))
-    solving = _median_seconds(lambda: closed_form_head(sums, penalty=1.0))
     return HeadCosts(
         product=adding / (_ROWS * (features + 1) ** 2),
         row=writing / (examples**2 * (features + 1) / 2),
-        solution=solving / ((features + 1) ** 3 / 3),
     )
 
 
