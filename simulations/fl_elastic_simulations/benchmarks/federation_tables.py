@@ -116,8 +116,18 @@ def _end(cells: Mapping[int, Mapping[str, Any]], rival: Mapping[int, Mapping[str
     against = (
         f" ({points_with_interval(statistics.fmean(more), interval(more))})" if any(more) else ""
     )
-    some = "" if len(seeds) == len(SEEDS) else f" [{len(seeds)} of {len(SEEDS)} seeds]"
-    return f"{accuracy}{against}{some}"
+    return f"{accuracy}{against}{_of_seeds(len(seeds))}"
+
+
+def _of_seeds(count: int) -> str:
+    """Say of how many seeds a figure is, where it is not of those with which every cell is run.
+
+    >>> _of_seeds(1), _of_seeds(3), _of_seeds(5)
+    (' [1 of 3 seeds]', '', ' [5 seeds]')
+    """
+    if count == len(SEEDS):
+        return ""
+    return f" [{count} of {len(SEEDS)} seeds]" if count < len(SEEDS) else f" [{count} seeds]"
 
 
 def _mean_final(cells: Mapping[int, Mapping[str, Any]]) -> float:
@@ -156,8 +166,9 @@ def _short(row: Mapping[str, Any]) -> str:
         some = f" in {row['reached']} of {row['seeds']}" if row["reached"] < row["seeds"] else ""
         factors = (row["time_ratio"], row["uplink_ratio"], row["bytes_ratio"])
         ratios = ", ".join(f"{factor:.1f}x" for factor in factors) + some
-    seeds = "" if row["seeds"] == len(SEEDS) else f" [{row['seeds']} of {len(SEEDS)} seeds]"
-    return f"{100 * row['accuracy']:.1f}{_around(row['interval'])} ({ratios}){seeds}"
+    return (
+        f"{100 * row['accuracy']:.1f}{_around(row['interval'])} ({ratios}){_of_seeds(row['seeds'])}"
+    )
 
 
 def _charged(row: Mapping[str, Any]) -> str:
