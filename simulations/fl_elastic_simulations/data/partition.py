@@ -231,12 +231,7 @@ def _pathological(
         for client, piece in zip(mine, np.array_split(dealt, len(mine)), strict=True):
             pieces[client].append(piece)
     parts = [np.concatenate(own) for own in pieces]
-    smallest = min(len(part) for part in parts)
-    if smallest < min_examples:
-        raise ScenarioError(
-            f"classes dealt evenly leave a client with {smallest} examples, below min_examples {min_examples}: "
-            "lower min_examples or the number of clients"
-        )
+    _refuse_small(parts, min_examples, "classes dealt evenly")
     return parts
 
 
@@ -264,12 +259,7 @@ def _natural(
         )
     client_of = _balance(np.bincount(of_owner), clients, rng)
     parts = [np.flatnonzero(client_of[of_owner] == client) for client in range(clients)]
-    smallest = min(len(part) for part in parts)
-    if smallest < min_examples:
-        raise ScenarioError(
-            f"whole owners leave a client with {smallest} examples, below min_examples "
-            f"{min_examples}: lower min_examples or the number of clients"
-        )
+    _refuse_small(parts, min_examples, "whole owners")
     return [part.astype(np.int64, copy=False) for part in parts]
 
 
@@ -284,6 +274,16 @@ def _balance(sizes: Indices, clients: int, rng: np.random.Generator) -> Indices:
         client_of[owner] = client
         loads[client] += sizes[owner]
     return client_of
+
+
+def _refuse_small(parts: Sequence[Indices], min_examples: int, what: str) -> None:
+    """Raise ScenarioError where what is dealt as a whole leaves a client too little."""
+    smallest = min(len(part) for part in parts)
+    if smallest < min_examples:
+        raise ScenarioError(
+            f"{what} leave a client with {smallest} examples, below min_examples {min_examples}: lower "
+            "min_examples or the number of clients"
+        )
 
 
 LAYOUTS = ("independent", "correlated")
@@ -383,12 +383,7 @@ def correlated_owners(
     parts: list[Indices] = [np.empty(0, dtype=np.int64)] * len(slowdowns)
     for client, mine in zip(by_speed, np.array_split(along, len(slowdowns)), strict=True):
         parts[client] = np.flatnonzero(np.isin(owner_array, mine)).astype(np.int64)
-    smallest = min(len(part) for part in parts)
-    if smallest < min_examples:
-        raise ScenarioError(
-            f"whole owners leave a client with {smallest} examples, below min_examples {min_examples}: "
-            "lower min_examples or the number of clients"
-        )
+    _refuse_small(parts, min_examples, "whole owners")
     return parts
 
 
