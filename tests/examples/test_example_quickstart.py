@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_copies import EXAMPLES, blocks, copied
+from flwr.app import Context, Message, RecordDict
+from in_process_grid import InProcessGrid
 from real_processes import (
     binary,
     end,
@@ -99,7 +104,37 @@ def test_both_learn(flwr_run: Run) -> None:
     assert accuracies(elastic)[-1] > 0.8
 
 
+@pytest.mark.parametrize("kind", ["plain", "elastic"])
+def test_a_model_of_transformers_is_trained(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    place = copied("quickstart_transformers", tmp_path) / kind
+    caplog.set_level("INFO", "flwr")
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    settings = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    config = {**settings["config"], "num-server-rounds": 1}
+
+    def loaded(app: str) -> Any:
+        module, name = settings["components"][app].split(":")
+        return getattr(importlib.import_module(module), name)
+
+    def answer(message: Message, context: Context) -> Message:
+        context.run_config = config
+        return loaded("clientapp")(message, context)
+
+    grid = InProcessGrid(4, lambda node: answer)  # type: ignore[arg-type,return-value]
+    loaded("serverapp")(
+        grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    )
+    said = caplog.text
+    assert said.count("Received 4 results and 0 failures") == 2  # of training and of testing
+    assert len(accuracies(said)) == 1
+
+
 @pytest.mark.deploy
+@pytest.mark.slow
 @pytest.mark.parametrize("flwr_run", ["quickstart_transformers"], indirect=True)
 def test_a_model_of_transformers_is_trained_in_both(flwr_run: Run) -> None:
     pytest.importorskip("transformers")
