@@ -12,6 +12,8 @@ endif
 export FLWR_TELEMETRY_ENABLED := 0
 export RAY_USAGE_STATS_ENABLED := 0
 export NO_MKDOCS_2_WARNING := 1
+# Tests start hundreds of processes: without bytecode on the disk each compiles the library again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow test-faults test-aarch64 lint docs format clean
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,13 +47,6 @@ class ClassMap:
     def with_label(self, label: int) -> ClassMap:
         """Return the map that knows the label; itself if it does."""
         return self if label in self.labels else replace(self, labels=(*self.labels, int(label)))
-
-    def with_labels(self, labels: Iterable[int]) -> ClassMap:
-        """Return the map that knows all of them; new ones follow in the given order."""
-        known = self
-        for label in labels:
-            known = known.with_label(label)
-        return known
 
     def outputs(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the output of each label; StreamError for a label that is not known."""

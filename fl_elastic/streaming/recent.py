@@ -49,10 +49,6 @@ class Recent:
         """Return what was predicted of a sample whose label has come."""
         return self._waiting.pop(sample_id)
 
-    def forget_waiting(self) -> None:
-        """Give up all predictions: the store has begun to count anew."""
-        self._waiting.clear()
-
     def forget_samples(self) -> None:
         """Give up all samples: they are features of a frozen part that is no more."""
         self.new.clear()

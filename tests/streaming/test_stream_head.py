@@ -14,7 +14,9 @@ from fl_elastic.update import Manifest
 
 
 def test_labels_stand_in_the_order_of_their_appearance() -> None:
-    classes = ClassMap().with_labels([5, 2, 5, 9])
+    classes = ClassMap()
+    for label in (5, 2, 5, 9):
+        classes = classes.with_label(label)
     assert classes.labels == (5, 2, 9) and len(classes) == 3 and 9 in classes and 1 not in classes
     assert classes.outputs(np.array([9, 5])).tolist() == [2, 0]
     assert [classes.label(place) for place in range(3)] == [5, 2, 9]
