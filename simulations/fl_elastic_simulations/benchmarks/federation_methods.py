@@ -83,6 +83,9 @@ def across_rounds(cut: str) -> dict[str, Table]:
         "last layers, solved head": {"policy": "last_k"} | _SOLVED,
         # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
         "random layers, solved head": {"policy": "random"} | _SOLVED,
+        # Published ones choose by themselves, and train the head as well.
+        "timelyfl, solved head": {"peer": "timelyfl"} | _SOLVED,
+        "fedel, solved head": {"peer": "fedel"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,
         "fixed cut, solved head, 8 bits": _FEWER | fixed | _SOLVED | _SMALL,
         "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,

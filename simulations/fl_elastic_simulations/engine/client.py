@@ -301,7 +301,8 @@ class _Role:
     ) -> ElasticClient:
         place, batches = self.place, self.place.batches()
         # Another loader than the one that is trained on: each pass over one has an order of its own.
-        model, first = place.model(), next(iter(place.batches()))
+        model = method_model(self.scenario, self.method, place.data_root, place.seed)
+        first = next(iter(place.batches()))
         # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
         # to be its own would estimate them anew, and so depend on how busy this host is.
         key = profile_key(model, first, optimizer_fn(self.scenario.training))

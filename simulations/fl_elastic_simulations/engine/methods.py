@@ -39,7 +39,7 @@ def check_methods(scenario: Scenario) -> None:
     problems = []
     for method in scenario.methods:
         plug_ins: tuple[tuple[Factories[Any], str | None], ...] = (
-            (POLICIES, method.policy if method.peer is None else "full"),
+            (POLICIES, method.policy),
             (PEERS, method.peer),
             (IMPORTANCES, method.importance),
             (RULES, method.rule),
@@ -56,8 +56,10 @@ def check_methods(scenario: Scenario) -> None:
             check_downlink_codec(method.downlink_codec)
         except RegistryError as error:
             problems.append(f"method {method.name}: {error}")
-        if method.peer is not None and (method.round_zero, method.cut) != ("none", "none"):
-            problems.append(f"method {method.name}: a peer knows no round zero and no cut")
+        if method.peer is not None and method.cut != "none":
+            problems.append(
+                f"method {method.name}: a peer knows no cut: choose a policy, or no cut"
+            )
         if method.feature_precisions and method.cut == "none":
             problems.append(
                 f"method {method.name}: feature_precisions are of a cut: set cut as well"

@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.records import HAVE
+from fl_elastic.flower.records import HAVE, MAY_TRAIN
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import write_atomically
@@ -105,7 +105,12 @@ class PeerClient:
         told = Instructions.from_config(config)
         state = ClientState(self.state_directory, manifest)
         weights, version = state.received(parameters[0].tobytes(), self.model)
-        held = {HAVE: version} if told.keep and state.keep_model(weights, version) else {}
+        said: dict[str, Any] = {}
+        if told.keep and state.keep_model(weights, version):
+            said[HAVE] = version
+        if told.kept_head:
+            # A published method trains the head that was solved for as it trains every other.
+            said[MAY_TRAIN] = json.dumps(list(range(len(manifest))))
         load_weights(self.model, manifest, weights)
         memory = self._memory()
         task = LocalTask(
@@ -145,7 +150,7 @@ class PeerClient:
             "predicted-seconds": float(result.host_seconds + self.profile_seconds),
             CHOOSING: float(result.choosing_seconds),
             PEAK_BYTES: peak,
-            **held,
+            **said,
         }
         return [np.frombuffer(packed, dtype=np.uint8)], result.update.num_examples, metrics
 

@@ -305,7 +305,7 @@ class _File:
 
 
 def _filled_in(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the table with sections that were left out, and each method's name as its policy.
+    """Return the table with sections that were left out, and as the policy of each method but peers its name.
 
     Without a list of methods these are all that have a table.
     """
@@ -328,7 +328,9 @@ def _method(name: str, given: object, problems: list[str]) -> object:
     if "name" in given:
         problems.append(f"method.{name}.name: unknown key; its name is that of its table")
     budgeted = given.get("policy", name) != "full"
-    return {"policy": name, "budgeted": budgeted, **given, "name": name}
+    # A peer chooses by itself what to train.
+    policy = name if given.get("peer") is None else "full"
+    return {"policy": policy, "budgeted": budgeted, **given, "name": name}
 
 
 def _problems(source: str, problems: list[str]) -> ScenarioError:

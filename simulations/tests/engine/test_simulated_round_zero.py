@@ -274,9 +274,28 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     assert cell.history[-1]["round"] == last
 
 
-def test_a_peer_has_no_round_zero() -> None:
-    method = {"narrow": {"peer": "heterofl", "round_zero": "closed_form"}}
-    with pytest.raises(ScenarioError, match="a peer knows no round zero"):
+@pytest.mark.parametrize("peer", ["timelyfl", "fedel", "heterofl"])
+def test_a_peer_goes_on_from_a_solved_head(
+    ran: Any, peer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    methods = {
+        "bare": {"peer": peer},
+        "helped": {"peer": peer, "round_zero": "closed_form", "solve_every": 1},
+    }
+    cells = ran(scenario(methods=list(methods), method=methods, target={"method": "bare"}))
+    bare, helped = cells["bare"].history, cells["helped"].history
+    assert helped[1]["round"] == 0 and helped[1]["simulated_seconds"] > 0
+    assert helped[1]["accuracy"] > bare[0]["accuracy"] + 0.3
+    assert helped[-1]["accuracy"] > bare[-1]["accuracy"]
+    # It trains after that, and all of it is merged.
+    assert helped[-1]["round"] == 2 and helped[-1]["loss"] != helped[1]["loss"]
+    assert cells["helped"].rejected == cells["bare"].rejected == 0
+    assert "do not agree" not in caplog.text
+
+
+def test_a_peer_has_no_cut_and_others_known_ones() -> None:
+    method = {"narrow": {"peer": "heterofl", "cut": "moving"}}
+    with pytest.raises(ScenarioError, match="a peer knows no cut"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
     with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):
         scenario(method={"solved": {"cut": "low"}, "plain": {}})
