@@ -142,7 +142,8 @@ def _sooner(
         return ""
     seeds, reached, times, both = found
     some = "" if reached == seeds else f" in {reached} of {seeds}"
-    return f"{times:.1f}x, {both:.1f}x{some}" if reached else "never"
+    fewer = "" if seeds == len(reference) else f" [{seeds} of {len(reference)} seeds]"
+    return (f"{times:.1f}x, {both:.1f}x{some}" if reached else "never") + fewer
 
 
 def _markdown(rows: _Rows, among: Tasks, cell: Callable[[Mapping[str, Any]], str]) -> list[str]:

@@ -260,6 +260,12 @@ def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there()
         "| fixed cut, solved head | never |",
         "| moving cut, solved head | 10.0x, 4.0x |",
     ]
+    rows[f"birds-converged | {REFERENCE} | 1"] = curve_row(0.8, (50.0, 100, 0.7), (100.0, 200, 0.8))
+    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    assert lines == [
+        "| fixed cut, solved head | never [1 of 2 seeds] |",
+        "| moving cut, solved head | 15.0x, 12.0x |",
+    ]
     assert converged_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
 
 
