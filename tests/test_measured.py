@@ -24,7 +24,13 @@ from fl_elastic_simulations.benchmarks.federation_page import (
 )
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tables import filled
-from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED, SEEDS, TASKS
+from fl_elastic_simulations.benchmarks.federation_tasks import (
+    CONVERGED,
+    LONGER,
+    PRETRAINED,
+    SEEDS,
+    TASKS,
+)
 from fl_elastic_simulations.benchmarks.first_fits import first_fits_markdown
 from fl_elastic_simulations.benchmarks.fit_peaks import fit_peaks_markdown
 from fl_elastic_simulations.benchmarks.forgetting import forget_filled
@@ -316,7 +322,7 @@ def test_the_table_across_rounds_is_exactly_the_committed_cells() -> None:
     ]
     assert filled(MEASURED, rows, "across-rounds", PRETRAINED) == MEASURED
     cells = {name for name in rows if not name.startswith("summary ")}
-    tasks = PRETRAINED | CONVERGED
+    tasks = PRETRAINED | CONVERGED | LONGER
     known = {cell_name(n, m, s) for n, t in tasks.items() for m in t.methods for s in range(5)}
     assert cells and cells <= known
 

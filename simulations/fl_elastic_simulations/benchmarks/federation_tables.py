@@ -18,6 +18,7 @@ from fl_elastic_simulations.benchmarks.federation_summary import (
 )
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
+    LONGER,
     SEEDS,
     TASKS,
     FederationTask,
@@ -62,7 +63,8 @@ def converged_markdown(rows: _Rows, among: Tasks) -> list[str]:
     """Return the lines of a Markdown table: how much sooner these methods are where plain ones end at last.
 
     A column is a plain method that was run until it had converged; a cell says how many times sooner a method
-    reaches its final accuracy, and with how many times fewer bytes in both directions.
+    reaches its final accuracy, and with how many times fewer bytes in both directions: of its longer run, where
+    there is one.
     """
     columns = [
         (
@@ -78,13 +80,16 @@ def converged_markdown(rows: _Rows, among: Tasks) -> list[str]:
     heads = " | ".join(title for _, title, _ in columns)
     lines = [f"| method | {heads} |", "| --- |" + " --- |" * len(columns)]
     for method in methods_of(among):
-        cells = [
-            _sooner(cells_of(rows, task).get(method, {}), reference)
-            for task, _, reference in columns
-        ]
+        cells = [_sooner(_longest(rows, task, method), reference) for task, _, reference in columns]
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
     return lines
+
+
+def _longest(rows: _Rows, task: str, method: str) -> dict[int, Mapping[str, Any]]:
+    """Return a method's cells of a task by seed, the longer runs where there are any."""
+    runs = [task, *(name for name, longer in LONGER.items() if longer.costs == task)]
+    return {seed: row for run in runs for seed, row in cells_of(rows, run).get(method, {}).items()}
 
 
 def ends_markdown(rows: _Rows, among: Tasks) -> list[str]:

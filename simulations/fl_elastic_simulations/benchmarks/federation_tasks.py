@@ -11,12 +11,14 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.benchmarks.federation_methods import (
     METHODS,
     REFERENCE,
+    SAME_HEAD,
     across_rounds,
 )
 from fl_elastic_simulations.scenario.scenario import Scenario
 
 __all__ = [
     "CONVERGED",
+    "LONGER",
     "PRETRAINED",
     "SEEDS",
     "TASKS",
@@ -182,8 +184,8 @@ PRETRAINED: dict[str, FederationTask] = {
 """Tasks of the benchmark across rounds, by the name on the command line."""
 
 
-def _long(name: str, rounds: int, method: str, **training: Any) -> FederationTask:
-    """Return a task of one method that lasts for so many rounds of waiting, by the clock of a shorter one."""
+def _long(name: str, rounds: int, *methods: str, **training: Any) -> FederationTask:
+    """Return a task of few methods that lasts for so many rounds of waiting, by the clock of a shorter one."""
     task = PRETRAINED[name]
     optimizer = "SGD" if training.get("optimizer") == "sgd" else "AdamW"
     return replace(
@@ -191,7 +193,7 @@ def _long(name: str, rounds: int, method: str, **training: Any) -> FederationTas
         title=f"{task.title}, {optimizer}",
         training=task.training | training,
         reference_rounds=rounds,
-        methods={method: task.methods[method]},
+        methods={method: task.methods[method] for method in methods},
         costs=name,
     )
 
@@ -209,6 +211,11 @@ CONVERGED: dict[str, FederationTask] = {
     "signs-converged": _long("signs-pretrained", 60, REFERENCE),
 }
 """How far plain methods get in the end, which those above are to reach sooner."""
+
+LONGER: dict[str, FederationTask] = {
+    "signs-longer": _long("signs-pretrained", 30, "moving cut, solved head", SAME_HEAD),
+}
+"""Methods that in the time of the table get less far than that."""
 
 
 def bandwidth_of(task: FederationTask, profile: CostProfile) -> float:

@@ -211,12 +211,12 @@ def across_rounds(
 ) -> None:
     """Compare methods that keep heads and features from round to round with plain ones, on pretrained models."""
     from fl_elastic_simulations.benchmarks.federation import SEEDS, bench_federation
-    from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, PRETRAINED
+    from fl_elastic_simulations.benchmarks.federation_tasks import CONVERGED, LONGER, PRETRAINED
 
     bench_federation(
         results,
         data_root,
-        among=PRETRAINED | CONVERGED,
+        among=PRETRAINED | CONVERGED | LONGER,
         tasks=task or (),
         seeds=seed or SEEDS,
         methods=method or (),

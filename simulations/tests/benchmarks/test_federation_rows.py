@@ -269,6 +269,24 @@ def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there()
     assert converged_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
 
 
+def test_of_a_method_that_was_run_for_longer_the_longer_run_counts() -> None:
+    rows = {
+        f"signs-converged | {REFERENCE} | 0": curve_row(0.9, (50.0, 100, 0.7), (100.0, 200, 0.9)),
+        "signs-pretrained | moving cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
+        "signs-pretrained | fixed cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
+    }
+    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    assert lines == ["| fixed cut, solved head | never |", "| moving cut, solved head | never |"]
+    rows["signs-longer | moving cut, solved head | 0"] = curve_row(
+        0.9, (10.0, 10, 0.8), (25.0, 40, 0.9)
+    )
+    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    assert lines == [
+        "| fixed cut, solved head | never |",
+        "| moving cut, solved head | 4.0x, 5.0x |",
+    ]
+
+
 def test_waiting_reaches_what_it_ends_at() -> None:
     """A curve has four decimals, the final accuracy all of them."""
     waiting = {"final_accuracy": 0.41174, "curve": [[1.0, 4, 4, 0.3], [2.0, 8, 8, 0.4117]]}
