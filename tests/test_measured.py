@@ -747,8 +747,9 @@ def said_across_rounds() -> list[str]:
         f"seeds; the runs end at {all_ends(signs, moving)}, with full steps at {all_ends(signs, full)}.",
         f"On the two seeds that it was not chosen on, the last test is {gains(signs, moving)[3]:.1f} and "
         f"{gains(signs, moving)[4]:.1f} points above full steps.",
-        f"On CIFAR-10, one seed, the server's cut ends at {ends(objects, moving)}, one at {place(objects, fixed)} "
-        f"at {ends(objects, fixed)}, full steps at {ends(objects, full)} and waiting at {ends(objects, waiting)}.",
+        f"On CIFAR-10 the server's cut ends at {all_ends(objects, moving)} with {how_many(objects, moving, full)} "
+        f"seeds, full steps at {all_ends(objects, full)}, waiting at {all_ends(objects, waiting)}, and, with the "
+        f"first, one at {place(objects, fixed)} at {ends(objects, fixed)}.",
         f"Under the same head TimelyFL ends at {ends(signs, timely)} and FedEL at {ends(signs, fedel)} on the "
         f"signs, and at {ends(birds, timely)} and {ends(birds, fedel)} on the birds (one seed).",
         f"On the signs waiting ends at {ends('signs-converged', waiting)}, far above what the others reach in the "
