@@ -1,4 +1,4 @@
-"""The quickstarts, run by Flower's own command: before they were converted, and after."""
+"""The quickstarts, before they were converted and after, by Flower's own command or in this process."""
 
 from __future__ import annotations
 
