@@ -60,6 +60,11 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(
                 f"method {method.name}: a peer knows no cut: choose a policy, or no cut"
             )
+        solved = method.round_zero != "none" and method.peer is not None
+        if solved and method.peer in PEERS.names() and PEERS.make(str(method.peer)).own_heads:
+            problems.append(
+                f"method {method.name}: peer {method.peer!r} begins under heads of its own: leave out round_zero"
+            )
         if method.feature_precisions and method.cut == "none":
             problems.append(
                 f"method {method.name}: feature_precisions are of a cut: set cut as well"

@@ -144,6 +144,8 @@ class Peer(ABC):
         Whether its paper weighs clients by their data.
     needs_costs : bool
         Whether a client must know what each tensor group costs, and so has to estimate that first.
+    own_heads : bool
+        Whether it begins under heads that it adds, so that the model's, solved for, would say nothing.
     sends_changes : bool
         Whether clients keep the model, so that only what changed is sent to them.
     """
@@ -153,6 +155,7 @@ class Peer(ABC):
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
     sends_changes: ClassVar[bool] = False
+    own_heads: ClassVar[bool] = False
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model that server and clients train, the same for the same arguments.

@@ -41,6 +41,7 @@ class ProgFed(Peer):
     rule = "contributors"
     weighting = "examples"
     sends_changes = True
+    own_heads = True
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model with an exit behind each block; its own tensors keep their names."""

@@ -297,6 +297,9 @@ def test_a_peer_has_no_cut_and_others_known_ones() -> None:
     method = {"narrow": {"peer": "heterofl", "cut": "moving"}}
     with pytest.raises(ScenarioError, match="a peer knows no cut"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
+    method = {"grown": {"peer": "progfed", "round_zero": "closed_form"}}
+    with pytest.raises(ScenarioError, match="heads of its own: leave out round_zero"):
+        check_methods(scenario(methods=["grown"], method=method, target={"method": "grown"}))
     with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):
         scenario(method={"solved": {"cut": "low"}, "plain": {}})
     with pytest.raises(ScenarioError, match="round_zero"):
