@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, nll_loss
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.groups.pairs import LABELS, as_pair
 from fl_elastic.groups.torch_private import writes_to
+from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
 
 __all__ = [
     "Batch",
@@ -34,6 +37,8 @@ __all__ = [
 Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
+_OF_CLASSES = (cross_entropy, nll_loss, classification_loss, own_loss_or_cross_entropy)
+_IGNORED = -100  # what torch's losses of classes leave out if nothing else is said
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
@@ -205,8 +210,29 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
     inputs, targets = split_batch(batch)
     with refusing_misfits(batch), _unwritten(model, inputs) as given:
         outputs = _called(model, given)
+        _refuse_unknown_classes(loss_fn, outputs, targets)
         loss = loss_fn(outputs, targets)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"loss_fn must return one number as a tensor, got {seen}")
     return outputs, loss.reshape(())
+
+
+def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None:
+    """Refuse a class that the model has no output for before an accelerator sees it.
+
+    The CPU refuses it itself. On CUDA it ends in an error after which the process cannot use the device again, so
+    that nobody could put the model back.
+    """
+    if isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    known = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES
+    if not (known and isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return
+    if targets.device.type == "cpu" or targets.is_floating_point() or not outputs.dim():
+        return
+    classes = outputs.shape[min(1, outputs.dim() - 1)]
+    ignored = getattr(loss_fn, "ignore_index", _IGNORED)
+    unknown = ((targets < 0) | (targets >= classes)) & (targets != ignored)
+    if bool(unknown.any()):
+        raise IndexError(f"Target {int(targets[unknown][0])} is out of bounds.")

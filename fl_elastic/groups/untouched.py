@@ -14,35 +14,67 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.torch_private import own_buffers
 
-__all__ = ["Chances", "same_chances", "untouched"]
+__all__ = ["Chances", "chances_kept", "same_chances", "untouched"]
 
 
 @dataclass(frozen=True, eq=False)
 class Chances:
-    """Where the generators of torch (on the CPU), Python and numpy stand, from which models draw."""
+    """Where the generators of torch, Python and numpy stand, from which models draw.
 
-    of_torch: Tensor
+    Those of torch are the CPU's, and each GPU's once CUDA is in use.
+    """
+
+    of_torch: list[Tensor]
     of_python: Any
     of_numpy: Any
 
     @classmethod
     def now(cls) -> Chances:
         """Return where they stand."""
-        return cls(torch.get_rng_state(), random.getstate(), np.random.get_state())
+        states = [each.get_state() for each in _generators()]
+        return cls(states, random.getstate(), np.random.get_state())
 
     def put_back(self) -> None:
         """Let the same numbers come again."""
-        torch.set_rng_state(self.of_torch)
+        # CUDA may have come into use since.
+        for generator, state in zip(_generators(), self.of_torch, strict=False):
+            generator.set_state(state)
         random.setstate(self.of_python)
         np.random.set_state(self.of_numpy)
 
     def moved(self) -> bool:
         """Return whether anything was drawn since."""
         now = Chances.now()
-        drawn = self.of_python != now.of_python or not torch.equal(self.of_torch, now.of_torch)
+        drawn = self.of_python != now.of_python or not all(
+            map(torch.equal, self.of_torch, now.of_torch)
+        )
         # numpy's state: name, keys, position, and the half of a normal pair.
         pairs = zip(self.of_numpy[1:], now.of_numpy[1:], strict=True)
         return drawn or not all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _generators() -> list[torch.Generator]:
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, *(torch.cuda.default_generators if in_use else ())]
+
+
+@contextmanager
+def chances_kept() -> Iterator[None]:
+    """Put the generators back on leaving the block, so that nobody else draws other numbers for it.
+
+    Examples
+    --------
+    >>> chances = Chances.now()
+    >>> with chances_kept():
+    ...     _ = torch.rand(3)
+    >>> chances.moved()
+    False
+    """
+    chances = Chances.now()
+    try:
+        yield
+    finally:
+        chances.put_back()
 
 
 @contextmanager
@@ -81,15 +113,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
     # A model may also assign new tensors to its buffers.
     assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
-    chances = Chances.now()
     for parameter in parameters:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=devices):
+        with chances_kept():
             yield
     finally:
-        chances.put_back()
         for own, names in assigned:
             own.clear()
             own.update(names)

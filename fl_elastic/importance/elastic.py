@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
-from fl_elastic.groups.untouched import untouched
+from fl_elastic.groups.untouched import chances_kept, untouched
 from fl_elastic.importance.base import IMPORTANCES, Importance, Probe, Scores
 
 __all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]
@@ -82,7 +82,7 @@ def probe_gradients(
     }
     new |= {id(buffer): buffer.clone() for buffer in probe.model.buffers()}
     values = {f"model.{name}": new[id(old)] for name, old in _places(probe.model) if id(old) in new}
-    with torch.random.fork_rng(devices=[]):
+    with chances_kept():
         # With tie_weights, torch would not put back the weights of a layer that is used twice.
         loss = functional_call(
             _Loss(probe.model, probe.loss_fn), values, (batch,), tie_weights=False

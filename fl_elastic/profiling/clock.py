@@ -17,8 +17,8 @@ CLOCKS = ("auto", "wall", "cpu")
 Clock: TypeAlias = Callable[[], float]
 
 
-def _cuda_clock() -> float:
-    torch.cuda.synchronize()
+def _accelerator_clock() -> float:
+    torch.accelerator.synchronize()
     return time.perf_counter()
 
 
@@ -28,7 +28,7 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
     Parameters
     ----------
     device : torch.device or str
-        Where the model trains; on CUDA the clock waits for queued kernels.
+        Where the model trains; on an accelerator the clock waits for queued kernels.
     kind : {"auto", "wall", "cpu"}
         ``wall`` is elapsed time with the production threads. ``cpu`` is the time this thread spent
         computing, the only reliable clock where many clients share a host, and only valid with one torch
@@ -41,8 +41,8 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
     """
     if kind not in CLOCKS:
         raise ProfileError(f"clock {kind!r} is unknown: use {', '.join(CLOCKS)}")
-    if torch.device(device).type == "cuda":
-        return _cuda_clock
+    if torch.device(device).type != "cpu":
+        return _accelerator_clock
     one_thread = torch.get_num_threads() == 1
     if kind == "cpu" and not one_thread:
         raise ProfileError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_chances, untouched
@@ -80,6 +80,7 @@ def estimate_profile(
     TrainingError
         If the loss on the batch is not finite.
     """
+    batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
     part, scale = part_of(batch) if memory is not None else (batch, 1.0)
     with untouched(model), same_chances(model):

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trace import Trace, trace_step
@@ -66,6 +66,7 @@ def profile_model(
         If the loss on the batch is not finite.
     """
     model = uncompiled(model)
+    batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
     with untouched(model), same_chances(model):
         _warm_up(model, loss_fn, batch)

@@ -16,6 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, call_model, compute_loss, to_device
+from fl_elastic.groups.untouched import chances_kept
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
@@ -143,7 +144,7 @@ class Engine:
         facts: dict[str, Any] = {"trained": (), "groups": 0, "steps": 0, "loss": float("nan")}
         facts |= {"seconds": 0.0, "selection_seconds": 0.0}
         try:
-            with _seeded(module, number):
+            with _seeded(number):
                 module.train()
                 report = trainer.fit(loader)
         except TrainingError as error:
@@ -194,8 +195,7 @@ def score(body: Body, loss_fn: LossFn, rows: Sequence[Row], classes: ClassMap) -
 
 
 @contextmanager
-def _seeded(module: nn.Module, seed: int) -> Iterator[None]:
-    device = model_device(module)
-    with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
+def _seeded(seed: int) -> Iterator[None]:
+    with chances_kept():
         torch.manual_seed(seed)
         yield

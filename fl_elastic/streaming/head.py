@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ModelError, StreamError
+from fl_elastic.groups.untouched import chances_kept
 
 __all__ = ["ClassMap", "grow_head", "head_name"]
 
@@ -114,9 +115,8 @@ def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
     if users > 1:
         raise ModelError(f"the weight of {name!r} is tied to another layer, so it cannot grow")
     weight = old.weight.detach()
-    places = [weight.device.index or 0] if weight.device.type == "cuda" else []
     # Its own first weights are thrown away; to draw them must not move anybody's random numbers.
-    with torch.random.fork_rng(devices=places):
+    with chances_kept():
         new = nn.Linear(
             old.in_features, outputs, bias=old.bias is not None,
             device=weight.device, dtype=weight.dtype,

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.options import TrainerOptions
@@ -99,6 +101,7 @@ def plan_for(
             f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "
             f"batches, {len(batches)} were given"
         )
+    batches = [to_device(batch, model_device(model)) for batch in batches]
     costs = costs_for(
         planner.policy, profile, model, loss_fn, batches[0],
         optimizer_fn=optimizer_fn, budget=budget, options=options,

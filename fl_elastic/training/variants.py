@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fl_elastic.errors import TrainingError
+from fl_elastic.groups.untouched import chances_kept
 
 __all__ = ["Variants"]
 
@@ -54,6 +55,6 @@ class Variants(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         inputs, target = self._dataset[index]
         variant = int(torch.randint(self._count, ()))
-        with torch.random.fork_rng(devices=[]):
+        with chances_kept():
             torch.manual_seed(hash((self._seed, index, variant)) % (1 << 63))
             return self._augment(inputs), target

@@ -7,8 +7,9 @@ import torch
 from small_models import Batch, conv_net, images, loss_fn
 from torch import Tensor, nn
 
-from fl_elastic.groups.untouched import untouched
-from fl_elastic.testing.probes import Snapshot
+from fl_elastic.groups.untouched import Chances, same_chances, untouched
+from fl_elastic.importance.elastic import probe_gradients
+from fl_elastic.testing.probes import Snapshot, made_up_training
 
 
 def train_on(model: nn.Module, batch: Batch) -> None:
@@ -41,6 +42,59 @@ def test_everything_is_undone_after_an_error_too() -> None:
         next(model.buffers()).add_(1)
         raise KeyError("x")
     assert before.differences() == []
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> torch.Generator:
+    """What a GPU draws from, as far as a machine without one can have it."""
+    made = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (made,))
+    return made
+
+
+class Noise(nn.Module):
+    """Draws as a dropout on a GPU does."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(x.shape, generator=self.generator)
+
+
+def test_a_gpu_draws_the_same_numbers_as_if_the_block_had_not_been(
+    generator: torch.Generator,
+) -> None:
+    model = nn.Sequential(Noise(generator))
+    expected = torch.randn(4, generator=torch.Generator().manual_seed(5))
+    with untouched(model):
+        model(torch.zeros(4))
+    with untouched(model), same_chances(model):
+        assert torch.equal(model(torch.zeros(4)), model(torch.zeros(4)))
+    assert torch.equal(model(torch.zeros(4)), expected)
+
+
+def test_that_a_gpu_has_drawn_is_seen(generator: torch.Generator) -> None:
+    chances = Chances.now()
+    assert not chances.moved()
+    torch.randn(1, generator=generator)
+    assert chances.moved()
+    chances.put_back()
+    assert not chances.moved()
+
+
+def test_importance_compares_gradients_under_the_same_draws_of_a_gpu(
+    generator: torch.Generator,
+) -> None:
+    training = made_up_training()
+    training.model.insert(0, Noise(generator))  # type: ignore[operator]
+    probe = training.probe(1)
+    weights = {n: p for n, p in training.model.named_parameters() if p.requires_grad}
+    first, again = (probe_gradients(probe, probe.batches[0], weights) for _ in range(2))
+    for name, gradient in first.items():
+        assert torch.equal(gradient, again[name])
 
 
 class Counting(nn.Module):

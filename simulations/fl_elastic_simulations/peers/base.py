@@ -16,9 +16,9 @@ from torch import nn
 from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.untouched import chances_kept
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 from fl_elastic_simulations.peers.task_data import everything_fits
@@ -188,12 +188,9 @@ class Peer(ABC):
                 f"choosing takes {choosing:.3g} s of the {task.allowed_seconds:.3g} s that are allowed"
             )
         task = replace(task, allowed_seconds=task.allowed_seconds - choosing)
-        device = model_device(task.model)
         task.model.train()
-        accelerators = [device.index or 0] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=accelerators):
-            # torch.manual_seed would seed every accelerator, also those that are not restored here.
-            torch.default_generator.manual_seed(int(task_generator(task).integers(2**63)))
+        with chances_kept():
+            torch.manual_seed(int(task_generator(task).integers(2**63)))
             result = self.local_training(task)
         return replace(
             result,

@@ -1,0 +1,48 @@
+"""A stream on an accelerator learns as one on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import conv_net
+from test_stream_latent import pictures
+from toy_streams import blobs, closed, learner_in, net, run, weights
+
+from fl_elastic.streaming import EverySamples, Latent
+
+CPU = torch.device("cpu")
+FOUND = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+DEVICE = FOUND or CPU
+
+
+@pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
+def test_a_stream_there(latent: Latent | None, tmp_path: Path) -> None:
+
+    ended = {}
+    for name, device in {"cpu": CPU, "there": DEVICE}.items():
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"latent": latent} if latent else {}
+        learner = learner_in(
+            tmp_path / name, conv_net().to(device), encoding="int8", steps=20,
+            optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.05), trigger=EverySamples(30), **options,
+        )  # fmt: skip
+        run(learner, pictures(100))
+        ended[name] = weights(learner)
+        assert learner.progress.adaptations == 3
+        closed(learner)
+    assert ended["cpu"].keys() == ended["there"].keys()
+    for name, value in ended["cpu"].items():
+        np.testing.assert_allclose(ended["there"][name], value, rtol=0.02, atol=0.02)
+
+
+def test_new_classes_are_learnt_there(tmp_path: Path) -> None:
+
+    learner = learner_in(tmp_path, net(2).to(DEVICE))
+    run(learner, blobs(120, labels=(0, 1)))
+    run(learner, blobs(120, labels=(0, 1, 2, 3), seed=1))
+    assert len(learner.classes) == 4
+    closed(learner)
