@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -27,6 +30,17 @@ def _one_thread() -> Iterator[None]:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
+    """Import for doctests what has some: what models of the tests import takes long, in each process."""
+    found = yield
+    return [
+        each
+        for each in found
+        if not isinstance(each, DoctestModule) or ">>>" in file_path.read_text(encoding="utf-8")
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

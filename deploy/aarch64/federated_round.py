@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError, FleetError
-from fl_elastic.fleet import FleetFolder
 from fl_elastic.fleet.flower_cli import FlowerCommands, flower_at
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.local import free_ports
 from fl_elastic.fleet.member import Member, end_member, start_member
 from fl_elastic.fleet.provision import Wanted, provision

@@ -24,8 +24,8 @@ from fl_elastic.errors import FleetError
 from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
-    from fl_elastic.fleet import FleetFolder
     from fl_elastic.fleet.doctor.finding import Finding
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.register import Registration
 
 __all__ = ["doctor", "export", "exporter", "fleet"]
@@ -69,7 +69,7 @@ def init(
     Run it again at any time: keys and certificates stay as they are, what is missing is added, permissions are
     mended, and other addresses give the server another certificate.
     """
-    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.provision import Wanted, numbered, provision
 
     wanted = Wanted(server_address or (), port, insecure, (*(node or ()), *numbered(nodes)))
@@ -79,7 +79,7 @@ def init(
 @fleet.command()
 def add(folder: _Folder, name: str, setting: _Settings = None, as_json: _Json = False) -> None:
     """Add a node, or change the settings of one that is there."""
-    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.members import add_node
     from fl_elastic.fleet.names import parse_settings
 
@@ -89,7 +89,7 @@ def add(folder: _Folder, name: str, setting: _Settings = None, as_json: _Json = 
 @fleet.command()
 def revoke(folder: _Folder, name: str, as_json: _Json = False) -> None:
     """Shut a node out: its key is never registered again, and the server is told if it answers."""
-    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.members import revoke_node
 
     place = FleetFolder(folder)
@@ -111,7 +111,7 @@ def rotate(
     A node's old key is deleted and unregistered, and a revoked node is trusted again: copy its folder to the
     device. After a rotation of the server restart it; nodes need nothing, for the authority is the same.
     """
-    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.members import rotate_node, rotate_server
 
     place = FleetFolder(folder)
@@ -131,8 +131,9 @@ def rotate(
 @fleet.command()
 def register(folder: _Folder, as_json: _Json = False) -> None:
     """Tell the running server which keys may join, and shut out revoked ones."""
-    from fl_elastic.fleet import FleetFolder, load_inventory
     from fl_elastic.fleet.flower_cli import flower_at
+    from fl_elastic.fleet.inventory import load_inventory
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.register import register as register_all
 
     place = FleetFolder(folder)
@@ -150,8 +151,8 @@ def _fail_if_refused(done: list[Registration]) -> None:
 
 def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration]:
     """Bring the server up to date about one node; without an answer that is left to ``register``."""
-    from fl_elastic.fleet import load_inventory
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
+    from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.register import register as register_all
 
     try:

@@ -30,7 +30,7 @@ def server(
     Needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Whoever reaches
     the port can submit runs: let the fleet's own network through the firewall, and nobody else.
     """
-    from fl_elastic.fleet import FleetFolder
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.serve import become, server_launch
 
     launch = server_launch(FleetFolder(folder), os.environ, host, port)
@@ -67,7 +67,7 @@ def node(
     activate") and ends: let the service manager start it again until it is taken (RestartSec). The clock must be
     right to 300 seconds: start it after the time is synchronised.
     """
-    from fl_elastic.fleet import NodeFolder
+    from fl_elastic.fleet.layout import NodeFolder
     from fl_elastic.fleet.serve import become, node_launch
 
     launch = node_launch(

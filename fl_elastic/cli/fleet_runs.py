@@ -49,8 +49,9 @@ def submit(
     The fleet's own app trains a scenario and writes into server/results. Another app is told of that folder, too,
     if it has a setting ``results`` that is empty; ``fleet status`` reads rounds.jsonl there.
     """
-    from fl_elastic.fleet import FleetFolder, load_inventory
     from fl_elastic.fleet.flower_cli import flower_at
+    from fl_elastic.fleet.inventory import load_inventory
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.names import parse_settings
     from fl_elastic.fleet.submit import app_settings, wait_for_run
     from fl_elastic.fleet.submit import submit as submit_app

@@ -34,8 +34,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every node: whether it is online, and what its last round said."""
-    from fl_elastic.fleet import FleetFolder, load_inventory
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
+    from fl_elastic.fleet.inventory import load_inventory
+    from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.rounds import last_rounds, read_rounds
     from fl_elastic.fleet.status import fleet_status
 

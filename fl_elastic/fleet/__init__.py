@@ -8,19 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fl_elastic.fleet.inventory import Inventory, Node, Server, load_inventory
-from fl_elastic.fleet.layout import FleetFolder, NodeFolder
-
 if TYPE_CHECKING:
     from fl_elastic.flower.node_app import node_app
 
 __all__ = [
-    "FleetFolder",
-    "Inventory",
-    "Node",
-    "NodeFolder",
-    "Server",
-    "load_inventory",
     "node_app",
 ]
 

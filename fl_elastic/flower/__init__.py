@@ -9,11 +9,9 @@ from fl_elastic.late import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.flower.app import elastic_client_app
-    from fl_elastic.flower.capabilities import Capabilities
     from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.deadline import Deadline
-    from fl_elastic.flower.incremental_grid import IncrementalGrid
     from fl_elastic.flower.initial import initial_arrays
     from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
@@ -23,12 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AcceptedReply",
-    "Capabilities",
     "Checkpoint",
     "Checkpointed",
     "Deadline",
     "ElasticClient",
-    "IncrementalGrid",
     "PartialUpdates",
     "Rejection",
     "RoundRecord",
@@ -42,7 +38,6 @@ __all__ = [
 
 _MODULES = {
     "AcceptedReply": "round",
-    "Capabilities": "capabilities",
     "Checkpoint": "checkpoint",
     "Checkpointed": "checkpoint",
     "Deadline": "deadline",
@@ -53,7 +48,6 @@ _MODULES = {
     "RoundTerms": "terms",
     "SecurePartialUpdates": "secure",
     "StreamClient": "stream_client",
-    "IncrementalGrid": "incremental_grid",
     "elastic_client_app": "app",
     "initial_arrays": "initial",
     "load_checkpoint": "checkpoint",

@@ -43,13 +43,13 @@ from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
     ForwardOptions,
-    MetricsFn,
     SelectionState,
     TrainerOptions,
     evaluate,
 )
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
+from fl_elastic.training.evaluate import MetricsFn
 from fl_elastic.training.trainer import eager
 from fl_elastic.update import (
     CODECS,

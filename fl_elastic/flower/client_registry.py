@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import CoverageLedger
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.capabilities import QUERY, Capabilities

@@ -16,9 +16,10 @@ from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.training import SelectionState
-from fl_elastic.update import Manifest, decode_weights
+from fl_elastic.update import Manifest
 from fl_elastic.update.frame import peek
 from fl_elastic.update.manifest import hex_of
+from fl_elastic.update.model_wire import decode_weights
 
 if TYPE_CHECKING:
     from fl_elastic.update.feedback import ErrorFeedback

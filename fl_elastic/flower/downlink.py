@@ -17,7 +17,8 @@ from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
-from fl_elastic.update import CODECS, Manifest, encode_weights
+from fl_elastic.update import CODECS, Manifest
+from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = ["ChangeLog", "Downlink", "Outbox", "check_downlink_codec"]

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fl_elastic.aggregation import SizeBounds
+from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink

@@ -28,7 +28,8 @@ from fl_elastic.flower.records import (
     train_reply,
 )
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.operations import Journal, log_to_file, read_journal
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import log_to_file, read_journal
 from fl_elastic.profiling.execution import (
     Execution,
     load_or_measure_execution,

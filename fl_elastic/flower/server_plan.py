@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
-from fl_elastic.planning import prefix_knapsack
+from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.training import SelectionState, TrainerOptions
 
 __all__ = ["ServerPlanner"]

@@ -21,8 +21,8 @@ from fl_elastic.aggregation import (
     ModelAverage,
     PartialMean,
     ServerOptimizer,
-    SizeBounds,
 )
+from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.between_rounds import BetweenRounds
@@ -85,7 +85,7 @@ class PartialUpdates(Strategy):
     escape. Integer buffers keep the server's value.
 
     Nothing that a client says is believed beyond what the model, the fleet and earlier rounds make possible:
-    changes many times larger than usual are shortened (`fl_elastic.aggregation.SizeBounds`), a node that is
+    changes many times larger than usual are shortened (`fl_elastic.aggregation.size_bounds`), a node that is
     silent is not waited for in every round (`fl_elastic.flower.attendance`), and where the losses that clients
     report jump, the model before is put back (`fl_elastic.flower.loss_guard`). A server's optimiser takes a
     model with running statistics no further than its clients went. Under differential privacy sizes and losses

@@ -4,16 +4,12 @@ from fl_elastic.importance.base import IMPORTANCES, Importance, Probe
 from fl_elastic.importance.channels import (
     CHANNEL_SCORES,
     ChannelScore,
-    ChannelScores,
-    choose_channels,
 )
 
 __all__ = [
     "CHANNEL_SCORES",
     "IMPORTANCES",
     "ChannelScore",
-    "ChannelScores",
     "Importance",
     "Probe",
-    "choose_channels",
 ]

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
-from fl_elastic.operations.journal import Journal, log_to_file, read_journal
+from fl_elastic.operations.journal import Journal
 
 if TYPE_CHECKING:
     from fl_elastic.operations.model_export import export_model
 
-__all__ = ["Journal", "export_model", "log_to_file", "read_journal"]
+__all__ = ["Journal", "export_model"]
 
 __getattr__ = loaded_late(__name__, {"export_model": "model_export"})

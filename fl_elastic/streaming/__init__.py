@@ -5,12 +5,10 @@ from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.replay import REPLAYS, DarkReplay, ExperienceReplay, Replay
-from fl_elastic.streaming.store.sample_store import Samples, SampleStore
+from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import (
-    AllOf,
-    AnyOf,
     EverySamples,
     EverySeconds,
     OnDrift,
@@ -22,13 +20,9 @@ from fl_elastic.streaming.triggers import (
 __all__ = [
     "DRIFT_DETECTORS",
     "REPLAYS",
-    "AllOf",
-    "AnyOf",
-    "DarkReplay",
     "DriftDetector",
     "EverySamples",
     "EverySeconds",
-    "ExperienceReplay",
     "Guard",
     "Latent",
     "Observation",
@@ -36,7 +30,6 @@ __all__ = [
     "OnMains",
     "Replay",
     "SampleStore",
-    "Samples",
     "StreamLearner",
     "StreamOptions",
     "Trigger",

@@ -13,7 +13,8 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import ChannelScore, ChannelScores, Probe
+from fl_elastic.importance import ChannelScore, Probe
+from fl_elastic.importance.channels import ChannelScores
 from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 

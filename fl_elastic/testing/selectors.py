@@ -13,7 +13,8 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import ChannelScores, Probe, choose_channels
+from fl_elastic.importance import Probe
+from fl_elastic.importance.channels import ChannelScores, choose_channels
 from fl_elastic.importance.set_summary import SummaryScore, summarise
 from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.probes import made_up_training

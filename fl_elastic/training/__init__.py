@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
 from fl_elastic.training.apply_plan import apply_plan
-from fl_elastic.training.evaluate import Evaluation, MetricsFn, evaluate
-from fl_elastic.training.frozen import frozen_outside
+from fl_elastic.training.evaluate import Evaluation, evaluate
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
-from fl_elastic.training.report import FitReport, ForwardReport
+from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
 
@@ -20,15 +19,12 @@ __all__ = [
     "Evaluation",
     "FitReport",
     "ForwardOptions",
-    "ForwardReport",
-    "MetricsFn",
     "SelectionState",
     "TrainerOptions",
     "Variants",
     "apply_plan",
     "changed",
     "evaluate",
-    "frozen_outside",
     "plan_for",
 ]
 

@@ -1,9 +1,7 @@
 """What travels: the manifest, partial updates, and their packed form."""
 
-from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.manifest import Manifest, load_weights, weights_of
-from fl_elastic.update.model_wire import decode_weights, encode_weights
 from fl_elastic.update.partial import PartialUpdate
 from fl_elastic.update.wire import decode, encode
 
@@ -12,12 +10,8 @@ __all__ = [
     "Codec",
     "Manifest",
     "PartialUpdate",
-    "StaleModelError",
-    "UpdateError",
     "decode",
-    "decode_weights",
     "encode",
-    "encode_weights",
     "load_weights",
     "weights_of",
 ]

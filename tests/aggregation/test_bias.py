@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_elastic.aggregation import CoverageLedger, PartialMean
+from fl_elastic.aggregation import PartialMean
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.aggregation.rules import RULES, InverseProbability
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role

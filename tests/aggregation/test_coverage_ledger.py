@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.aggregation import CoverageLedger
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import CheckpointError
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from deployed_files import DEPLOY
 
-from fl_elastic.fleet import FleetFolder
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.provision import Wanted, provision
 
 SCRIPT = DEPLOY / "systemd/fl-elastic-health"

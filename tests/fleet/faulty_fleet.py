@@ -14,7 +14,7 @@ from typing import Any
 from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.fleet.serve import node_launch
 from fl_elastic.fleet.supervisor import children_of
-from fl_elastic.operations import read_journal
+from fl_elastic.operations.journal import read_journal
 from fl_elastic_simulations.scenario import Scenario
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_elastic.fleet import FleetFolder
 from fl_elastic.fleet.change import Change
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.provision import Wanted, provision
 
 __all__ = ["content", "done", "make_fleet"]

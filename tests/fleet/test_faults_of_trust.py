@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
 
-from fl_elastic.fleet import load_inventory
 from fl_elastic.fleet.certificates import renew_server
+from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.local import SERVER, LocalFleet
 from fl_elastic.fleet.members import add_node, revoke_node
 from fl_elastic.fleet.register import register

@@ -17,7 +17,6 @@ from fleet_folders import make_fleet
 from fl_elastic.devices.platform import Memory
 from fl_elastic.devices.vitals import Throttling
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet import FleetFolder, Server
 from fl_elastic.fleet.doctor import self_test as self_test_module
 from fl_elastic.fleet.doctor.checkup import World, check_up
 from fl_elastic.fleet.doctor.finding import Finding
@@ -37,6 +36,8 @@ from fl_elastic.fleet.doctor.machine import (
 from fl_elastic.fleet.doctor.self_test import self_test
 from fl_elastic.fleet.doctor.trust import check_clock, check_names, check_server
 from fl_elastic.fleet.health import Health, ask_health
+from fl_elastic.fleet.inventory import Server
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.provision import Wanted, provision
 
 MIB, GIB = 1 << 20, 1 << 30

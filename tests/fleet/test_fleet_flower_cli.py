@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet import Server
 from fl_elastic.fleet.flower_cli import (
     AlreadyRegistered,
     FlowerCommands,
@@ -19,6 +18,7 @@ from fl_elastic.fleet.flower_cli import (
     RunState,
     ServerUnreachable,
 )
+from fl_elastic.fleet.inventory import Server
 
 
 @dataclass

@@ -9,9 +9,9 @@ import pytest
 from fleet_folders import make_fleet
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet import FleetFolder, load_inventory
 from fl_elastic.fleet.flower_cli import AlreadyRegistered, NodeState, ServerUnreachable
-from fl_elastic.fleet.inventory import save_inventory
+from fl_elastic.fleet.inventory import load_inventory, save_inventory
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.members import revoke_node, rotate_node
 from fl_elastic.fleet.register import register
 

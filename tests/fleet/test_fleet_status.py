@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.fleet import Inventory, Node, Server
 from fl_elastic.fleet.flower_cli import NodeState
+from fl_elastic.fleet.inventory import Inventory, Node, Server
 from fl_elastic.fleet.rounds import NodeRound, last_rounds, read_rounds
 from fl_elastic.fleet.status import NodeStatus, fleet_status
 

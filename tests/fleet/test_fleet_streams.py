@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.operations import read_journal
+from fl_elastic.operations.journal import read_journal
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 

@@ -11,8 +11,8 @@ import pytest
 from fleet_folders import make_fleet
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet import FleetFolder
 from fl_elastic.fleet.flower_cli import RunState, ServerUnreachable
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.submit import app_settings, submit, wait_for_run
 
 

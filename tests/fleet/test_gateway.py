@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faulty_fleet import QUICK, Outsider, improved, rounds_of, scenario_text, wait_until
 
-from fl_elastic.fleet import load_inventory
+from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.local import LocalFleet, free_ports
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.register import register

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet import FleetFolder, load_inventory
 from fl_elastic.fleet.health import ask_health
+from fl_elastic.fleet.inventory import load_inventory
+from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.local import SERVER, LocalFleet
 from fl_elastic.fleet.members import add_node, rotate_node
 from fl_elastic.fleet.register import register

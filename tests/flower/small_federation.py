@@ -21,7 +21,8 @@ from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.records import evaluate_reply, read_instruction, train_reply
-from fl_elastic.update import Manifest, PartialUpdate, decode_weights, encode, weights_of
+from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
+from fl_elastic.update.model_wire import decode_weights
 
 Weights = dict[str, NDArray[Any]]
 UpdateOf = Callable[[Weights, int], PartialUpdate]

@@ -23,7 +23,8 @@ from fl_elastic.policies.neurons import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.training import SelectionState, TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 
 def build(norm: str = "none") -> nn.Module:

@@ -17,14 +17,15 @@ from small_models import conv_net, flat_profile, sgd
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.aggregation import CoverageLedger
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.flower import ElasticClient, elastic_client_app
 from fl_elastic.flower.records import PACKED, instruction
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import encode_weights
 
 ROUNDS = 24
 OPTIONS = TrainerOptions(closed_loop=False, deep_every=4)

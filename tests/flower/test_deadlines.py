@@ -31,7 +31,6 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, UpdateError
 from fl_elastic.flower import (
-    Capabilities,
     Deadline,
     ElasticClient,
     PartialUpdates,
@@ -39,12 +38,13 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.capabilities import QUERY, GroupCosts
+from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
 from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 SECONDS = {1: 10.0, 2: 20.0, 3: 40.0, 4: 80.0}
 """A whole round of each node."""

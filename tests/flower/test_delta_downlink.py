@@ -29,6 +29,7 @@ from small_federation import (
 from small_models import chain, loss_fn, vectors
 from torch import nn
 
+from fl_elastic.errors import StaleModelError
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
@@ -47,15 +48,8 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
-from fl_elastic.update import (
-    Manifest,
-    PartialUpdate,
-    StaleModelError,
-    decode_weights,
-    encode,
-    encode_weights,
-    weights_of,
-)
+from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 DELTA = RoundTerms(delta_downlink=True)
 BIG = {"big": np.ones(500, np.float32)}

@@ -35,7 +35,8 @@ from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED, instruction
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 PLAIN = (int, float, str, bytes, bool)
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import encode_weights
 
 ROUNDS = 8
 

@@ -22,7 +22,8 @@ from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport
-from fl_elastic.update import Manifest, encode_weights, weights_of
+from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 CUT = "6"
 

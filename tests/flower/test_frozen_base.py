@@ -259,7 +259,7 @@ def test_an_exported_model_holds_the_base_as_well(tmp_path: Path) -> None:
 def test_a_refused_client_says_it_in_its_metrics() -> None:
     other = client(adapted(seed=6), 1)
     server = Manifest.of(adapted()).with_base(adapted())
-    from fl_elastic.update import encode_weights
+    from fl_elastic.update.model_wire import encode_weights
 
     packed = encode_weights(weights_of(adapted(), server), server, version=1)
     given = [np.frombuffer(packed, np.uint8)]

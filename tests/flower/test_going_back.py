@@ -48,7 +48,7 @@ def reporting(
 ) -> ClientApp:
     """A scripted client that reports the distance as its loss."""
     from fl_elastic.flower.records import read_instruction
-    from fl_elastic.update import decode_weights
+    from fl_elastic.update.model_wire import decode_weights
 
     found = ClientApp()
 

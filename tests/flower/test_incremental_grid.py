@@ -19,16 +19,9 @@ from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, sc
 from small_federation import as_weights, assert_identical, quiet, scripted_app
 
 from fl_elastic.aggregation import MergeOptions
-from fl_elastic.flower import (
-    Checkpointed,
-    Deadline,
-    IncrementalGrid,
-    PartialUpdates,
-    RoundRecord,
-    RoundTerms,
-)
+from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.incremental_grid import IncrementalGrid, incremental
 from fl_elastic.flower.interruption import Interrupted
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.simulate import ReportingGrid

@@ -16,16 +16,9 @@ from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import Weights, assert_identical, quiet
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
-from fl_elastic.errors import CheckpointError
-from fl_elastic.flower import (
-    Capabilities,
-    Checkpointed,
-    Deadline,
-    PartialUpdates,
-    RoundTerms,
-    load_checkpoint,
-)
-from fl_elastic.flower.capabilities import QUERY, GroupCosts
+from fl_elastic.errors import CheckpointError, StaleModelError
+from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundTerms, load_checkpoint
+from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
 from fl_elastic.flower.instructions import IMPORTANCE, KEEP, Instructions
 from fl_elastic.flower.records import (
     ERROR,
@@ -35,7 +28,8 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
-from fl_elastic.update import PartialUpdate, StaleModelError, decode_weights, encode
+from fl_elastic.update import PartialUpdate, encode
+from fl_elastic.update.model_wire import decode_weights
 
 ROUNDS = 3
 RICH = RoundTerms(

@@ -12,9 +12,9 @@ from small_federation import quiet, run
 from test_deadlines import SECONDS, answering_app, capabilities, deadlines, quantile, questions
 from test_round_terms import watched
 
-from fl_elastic.flower import Capabilities, Deadline, PartialUpdates, RoundRecord, RoundTerms
+from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.attendance import Attendance, inner_times
-from fl_elastic.flower.capabilities import GroupCosts
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.instructions import IMPORTANCE, read_importance
 from fl_elastic.flower.records import believed_metrics

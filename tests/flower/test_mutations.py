@@ -34,16 +34,9 @@ from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import PACKED
-from fl_elastic.update import (
-    Manifest,
-    PartialUpdate,
-    decode,
-    decode_weights,
-    encode,
-    encode_weights,
-    weights_of,
-)
+from fl_elastic.update import Manifest, PartialUpdate, decode, encode, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 SIZES = [pytest.param(1, id="sample"), pytest.param(10, id="many", marks=pytest.mark.slow)]
 many = pytest.mark.parametrize("times", SIZES)

@@ -25,7 +25,8 @@ from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.node_app import JOURNAL
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.operations import Journal, read_journal
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport
 
 NODES = 2

@@ -19,8 +19,8 @@ from small_federation import as_weights, assert_close, assert_identical, quiet, 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import PartialUpdates, RoundRecord
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
-from fl_elastic.update import decode_weights
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import decode_weights
 from fl_elastic.update.partial import Limits
 
 

@@ -26,7 +26,6 @@ from fl_elastic.policies.plain import GivenPolicy
 from fl_elastic.update import Manifest, load_weights, weights_of
 
 transformers: Any = pytest.importorskip("transformers")
-peft: Any = pytest.importorskip("peft")
 
 HEADER = 1000
 LAYERS = 3
@@ -68,6 +67,7 @@ def gpt2_base() -> nn.Module:
 
 
 def gpt2() -> NextToken:
+    peft: Any = pytest.importorskip("peft")
     config = peft.LoraConfig(
         r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
     )
@@ -75,6 +75,7 @@ def gpt2() -> NextToken:
 
 
 def vit() -> Scores:
+    peft: Any = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32,
@@ -226,6 +227,7 @@ def test_clients_keep_features_of_batches_that_are_dicts(tmp_path: Path) -> None
 
 
 def test_what_was_trained_is_exported_in_pefts_own_format(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
     clients = {
         node: ElasticClient(
             gpt2(), texts(node), [], budget=Budget(), policy="full", loss_fn=next_token_loss,

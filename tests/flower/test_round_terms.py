@@ -42,7 +42,8 @@ from fl_elastic.flower.instructions import (
 from fl_elastic.flower.records import PACKED, read_instruction
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,8 @@ def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.app import ConfigRecord
 
     from fl_elastic.flower.records import instruction, read_instruction
-    from fl_elastic.update import encode_weights, weights_of
+    from fl_elastic.update import weights_of
+    from fl_elastic.update.model_wire import encode_weights
 
     manifest = Manifest.of(build())
     packed = encode_weights(weights_of(build(), manifest), manifest, version=0)

@@ -26,7 +26,6 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.flower import (
-    Capabilities,
     Deadline,
     ElasticClient,
     PartialUpdates,
@@ -34,13 +33,14 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.capabilities import GroupCosts
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.instructions import GROUPS, read_groups
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 SERVER = RoundTerms(plan_source="server")
 

@@ -18,7 +18,8 @@ from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
-from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 from fl_elastic_simulations.engine.client_rounds import client_rounds
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))

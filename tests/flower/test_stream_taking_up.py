@@ -22,7 +22,8 @@ from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
 from fl_elastic.streaming.labelled import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox
-from fl_elastic.update import Manifest, encode_weights, weights_of
+from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, same, weights

@@ -35,7 +35,8 @@ from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord
 from fl_elastic.flower.records import PACKED, read_train_reply
-from fl_elastic.update import Manifest, PartialUpdate, decode, encode_weights, weights_of
+from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
+from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import trained_part
 
 

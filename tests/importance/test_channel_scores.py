@@ -16,15 +16,9 @@ from fl_elastic.groups import Mode, tensor_groups
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import (
-    CHANNEL_SCORES,
-    IMPORTANCES,
-    ChannelScore,
-    ChannelScores,
-    Probe,
-    choose_channels,
-)
+from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Probe
 from fl_elastic.importance.channel_scores import FisherChannels, GradientChannels
+from fl_elastic.importance.channels import ChannelScores, choose_channels
 from fl_elastic.testing import Check, channel_score_checks, name_of
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.profiles import made_up_graph

@@ -16,8 +16,9 @@ from fl_elastic.groups import Mode, tensor_groups
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import ChannelScore, ChannelScores, Probe
+from fl_elastic.importance import ChannelScore, Probe
 from fl_elastic.importance.channel_scores import FisherChannels, WeightNormChannels
+from fl_elastic.importance.channels import ChannelScores
 from fl_elastic.importance.learned import LearnedChannels, LearnedImportance, SelectorNetwork
 from fl_elastic.importance.set_summary import FEATURES, LayerSummary, SummaryScore, summarise
 from fl_elastic.planning import POLICIES

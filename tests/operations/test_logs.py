@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.operations import log_to_file
+from fl_elastic.operations.journal import log_to_file
 
 
 @pytest.fixture(autouse=True)

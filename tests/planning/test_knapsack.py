@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning import Selection, prefix_knapsack
+from fl_elastic.planning.knapsack import Selection, prefix_knapsack
 
 Floats = NDArray[np.float64]
 SLACK = 1 + 1e-9

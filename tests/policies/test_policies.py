@@ -19,7 +19,8 @@ from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.planning import POLICIES, PlanRequest, policies, prefix_knapsack
+from fl_elastic.planning import POLICIES, PlanRequest, policies
+from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.policies import elastic
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.estimate import estimate_profile

@@ -19,13 +19,13 @@ from fl_elastic.training import ElasticTrainer, FitReport, ForwardOptions, Train
 from fl_elastic.training.fine_tune import fine_tune
 
 transformers: Any = pytest.importorskip("transformers")
-peft: Any = pytest.importorskip("peft")
 
 _BLOCKS, _EXAMPLES = 3, 10
 _Batch = dict[str, Any]
 
 
 def gpt2() -> nn.Module:
+    peft: Any = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         n_layer=_BLOCKS, n_embd=16, n_head=2, vocab_size=50, n_positions=16,
@@ -39,6 +39,7 @@ def gpt2() -> nn.Module:
 
 
 def vit() -> nn.Module:
+    peft: Any = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=_BLOCKS, num_attention_heads=2, intermediate_size=32,

@@ -41,8 +41,9 @@ from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import tensor_groups
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.update import Manifest, decode, encode, encode_weights
+from fl_elastic.update import Manifest, decode, encode
 from fl_elastic.update import weights_of as arrays_of
+from fl_elastic.update.model_wire import encode_weights
 
 
 class Experts(nn.Module):

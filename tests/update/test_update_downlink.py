@@ -14,8 +14,9 @@ from small_models import conv_net
 
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.downlink import ChangeLog
-from fl_elastic.update import Manifest, decode_weights, encode_weights, weights_of
+from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 MODEL = conv_net()
 MANIFEST = Manifest.of(MODEL)

@@ -14,9 +14,10 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.errors import UpdateError
 from fl_elastic.training import apply_plan, plan_for
-from fl_elastic.update import Manifest, decode_weights, encode_weights, load_weights, weights_of
+from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.frame import peek
 from fl_elastic.update.manifest import FROZEN_BASE, Role
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 
 def test_the_manifest_holds_the_adapters_alone() -> None:

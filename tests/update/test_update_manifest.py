@@ -11,17 +11,9 @@ from small_models import TiedEmbedding, TiedLinears, chain, conv_net
 from torch import nn
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update import (
-    Manifest,
-    PartialUpdate,
-    decode,
-    decode_weights,
-    encode,
-    encode_weights,
-    load_weights,
-    weights_of,
-)
+from fl_elastic.update import Manifest, PartialUpdate, decode, encode, load_weights, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[], nn.Module]:

@@ -13,8 +13,9 @@ from small_models import chain, conv_net
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.storage import Kind, write_archive
-from fl_elastic.update import Manifest, decode_weights, encode_weights, weights_of
+from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_store import ModelStore
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -12,17 +12,9 @@ from small_models import chain, conv_net
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, codec_checks, name_of
-from fl_elastic.update import (
-    CODECS,
-    Manifest,
-    PartialUpdate,
-    decode,
-    decode_weights,
-    encode,
-    encode_weights,
-    weights_of,
-)
+from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode, weights_of
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 NAMES = ["bf16", "fp16", "fp32", "int8", "kernel_mean", "topk"]
 FOR_WEIGHTS = ["bf16", "fp16", "fp32"]

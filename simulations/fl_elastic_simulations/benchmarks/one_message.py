@@ -46,7 +46,8 @@ def _message(state: Path) -> dict[str, float]:
     from fl_elastic.budget import Budget
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.records import PACKED
-    from fl_elastic.update import encode_weights, weights_of
+    from fl_elastic.update import weights_of
+    from fl_elastic.update.model_wire import encode_weights
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.budget import Budget
-from fl_elastic.planning import POLICIES, PlanRequest, prefix_knapsack
+from fl_elastic.planning import POLICIES, PlanRequest
+from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.benchmarks.results import Results

@@ -23,7 +23,6 @@ from fl_elastic.budget import Budget
 from fl_elastic.streaming import (
     REPLAYS,
     EverySamples,
-    ExperienceReplay,
     Latent,
     OnDrift,
     Replay,
@@ -32,6 +31,7 @@ from fl_elastic.streaming import (
     StreamOptions,
 )
 from fl_elastic.streaming.adapting import Adaptation
+from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.summary import stream_summary
 from fl_elastic_simulations.benchmarks import stream_metrics
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak

@@ -18,7 +18,8 @@ from fl_elastic.errors import DatasetError, FleetError, ScenarioError
 from fl_elastic.flower.checkpoint import Checkpointed
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
-from fl_elastic.operations import Journal, log_to_file
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import log_to_file
 from fl_elastic.planning import POLICIES
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate

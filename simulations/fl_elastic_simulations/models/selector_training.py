@@ -15,8 +15,9 @@ from torch.nn.functional import huber_loss, interpolate
 from fl_elastic.groups import Batch, LossFn, tensor_groups
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import ChannelScores, Probe
+from fl_elastic.importance import Probe
 from fl_elastic.importance.channel_scores import FisherChannels
+from fl_elastic.importance.channels import ChannelScores
 from fl_elastic.importance.learned import SelectorNetwork
 from fl_elastic.importance.set_summary import FEATURES, LayerSummary, summarise
 from fl_elastic.losses import classification_loss, prototype_loss

@@ -30,7 +30,7 @@ def published_selection(
 
     where only those states (j, t) are looked at in which tensor j - 1 was itself selected, or j is 0. Tensors from
     the first on whose summed path exceeds the limit are left out; if there is none, the deepest is. Unlike
-    `fl_elastic.planning.prefix_knapsack` this is not optimal.
+    `fl_elastic.planning.knapsack.prefix_knapsack` this is not optimal.
 
     Parameters
     ----------

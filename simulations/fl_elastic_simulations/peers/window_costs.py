@@ -8,7 +8,7 @@ import numpy as np
 
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups.graph import Cut
-from fl_elastic.planning import prefix_knapsack
+from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic_simulations.peers.window import Window

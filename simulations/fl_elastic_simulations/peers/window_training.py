@@ -6,9 +6,8 @@ from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.profile import Mask
-from fl_elastic.training import frozen_outside
 from fl_elastic.training.changes import changes
-from fl_elastic.training.frozen import training_statistics
+from fl_elastic.training.frozen import frozen_outside, training_statistics
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.early_exits import EarlyExits

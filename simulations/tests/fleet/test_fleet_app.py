@@ -17,7 +17,8 @@ from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import NodeConfig
-from fl_elastic.operations import Journal, read_journal
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.server import LoggedProgress, Simulation

@@ -19,10 +19,11 @@ from fl_elastic.flower.node_app import NodeConfig
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.named_models import build_model
-from fl_elastic.operations import read_journal
+from fl_elastic.operations.journal import read_journal
 from fl_elastic.streaming import EverySamples, SampleStore, StreamLearner, StreamOptions
 from fl_elastic.training import TrainerOptions
-from fl_elastic.update import Manifest, encode_weights, weights_of
+from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.model_wire import encode_weights
 from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.fleet.app import client_app

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning import prefix_knapsack
+from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic_simulations.peers import published_selection
 
 LEVELS = 60
