@@ -19,7 +19,13 @@ from small_federation import assert_identical, quiet, run, scripted_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
 from fl_elastic.errors import CheckpointError, ElasticError
-from fl_elastic.flower import Checkpointed, PartialUpdates, RoundTerms, load_checkpoint
+from fl_elastic.flower import (
+    Checkpointed,
+    PartialUpdates,
+    RoundTerms,
+    checkpoint,
+    load_checkpoint,
+)
 from fl_elastic.storage import Kind, read_archive
 
 KIND = "fl_elastic.checkpoint"
@@ -179,11 +185,15 @@ def test_arrays_of_another_kind_are_one_error(written: tuple[Path, dict[str, Any
             load_checkpoint(path.parent, first_arrays())
 
 
-def test_a_file_that_unpacks_to_more_than_a_run_keeps_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_more_than_a_run_keeps_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A gigabyte, which takes long to write here.
+    monkeypatch.setattr(checkpoint, "_BESIDES", 1 << 24)
     path = tmp_path / "round-000001.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         with archive.open("state/x.npy", "w", force_zip64=True) as stream:
-            for _ in range(3000):
+            for _ in range(48):
                 stream.write(bytes(1 << 20))
     with pytest.raises(CheckpointError, match="at most"):
         load_checkpoint(tmp_path, first_arrays())
