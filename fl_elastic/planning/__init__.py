@@ -1,8 +1,14 @@
 """Which tensor groups to train: what a plan is, the exact solvers, and what every policy has in common."""
 
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
 from fl_elastic.planning.policy_memory import PolicyMemory
+
+if TYPE_CHECKING:
+    from fl_elastic.planning.knapsack import Selection, prefix_knapsack
 
 __all__ = [
     "POLICIES",
@@ -10,5 +16,9 @@ __all__ = [
     "PlanRequest",
     "Policy",
     "PolicyMemory",
+    "Selection",
     "policies",
+    "prefix_knapsack",
 ]
+
+__getattr__ = loaded_late(__name__, dict.fromkeys(("Selection", "prefix_knapsack"), "knapsack"))

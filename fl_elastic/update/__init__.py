@@ -1,5 +1,6 @@
 """What travels: the manifest, partial updates, and their packed form."""
 
+from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.manifest import Manifest, load_weights, weights_of
 from fl_elastic.update.partial import PartialUpdate
@@ -10,6 +11,7 @@ __all__ = [
     "Codec",
     "Manifest",
     "PartialUpdate",
+    "UpdateError",
     "decode",
     "encode",
     "load_weights",
