@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -17,8 +18,8 @@ CLOCKS = ("auto", "wall", "cpu")
 Clock: TypeAlias = Callable[[], float]
 
 
-def _accelerator_clock() -> float:
-    torch.accelerator.synchronize()
+def _accelerator_clock(device: torch.device) -> float:
+    torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -41,8 +42,10 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
     """
     if kind not in CLOCKS:
         raise ProfileError(f"clock {kind!r} is unknown: use {', '.join(CLOCKS)}")
-    if torch.device(device).type != "cpu":
-        return _accelerator_clock
+    device = torch.device(device)
+    if device.type != "cpu":
+        # Of several the one that the model is on, which need not be the current one.
+        return partial(_accelerator_clock, device)
     one_thread = torch.get_num_threads() == 1
     if kind == "cpu" and not one_thread:
         raise ProfileError(

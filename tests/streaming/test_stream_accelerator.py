@@ -8,20 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerator import CPU, DEVICE
 from small_models import conv_net
 from test_stream_latent import pictures
 from toy_streams import blobs, closed, learner_in, net, run, weights
 
 from fl_elastic.streaming import EverySamples, Latent
 
-CPU = torch.device("cpu")
-FOUND = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-DEVICE = FOUND or CPU
-
 
 @pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
 def test_a_stream_there(latent: Latent | None, tmp_path: Path) -> None:
-
     ended = {}
     for name, device in {"cpu": CPU, "there": DEVICE}.items():
         torch.manual_seed(0)
@@ -40,7 +36,6 @@ def test_a_stream_there(latent: Latent | None, tmp_path: Path) -> None:
 
 
 def test_new_classes_are_learnt_there(tmp_path: Path) -> None:
-
     learner = learner_in(tmp_path, net(2).to(DEVICE))
     run(learner, blobs(120, labels=(0, 1)))
     run(learner, blobs(120, labels=(0, 1, 2, 3), seed=1))
