@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ _TENSOR_SECONDS = 5e-6
 _TRIES = 2
 _TINY = 1e-6
 
+T = TypeVar("T")
+
 
 def estimate_profile(
     model: nn.Module,
@@ -59,7 +62,7 @@ def estimate_profile(
     A node's time is split into its own gradient and the way of the error gradient by operations, that of a very
     large linear layer by bytes; the forward pass counts in full at every depth; the optimiser by its state and this
     device's memory. Weights, buffers, gradients and RNG are left as they were. Use `profile_model` to measure each
-    of these.
+    of these. On an accelerator two steps more are taken, one of them timed whole.
 
     Parameters
     ----------
@@ -96,16 +99,11 @@ def estimate_profile(
             raise TrainingError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
-        started = timer()
-        loss = compute_loss(model, loss_fn, part)
-        forward = timer() - started
         # To have memory for all gradients of a large model, and to give it back, is a part of a step.
         with nullcontext() if memory is None else _gradients_let_go(model):
-            nodes = np.nan_to_num(time_nodes(trace, loss, timer))
-        model.zero_grad(set_to_none=True)
-        backward = timer() - started - forward
+            forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)
         graph = _scaled_graph(trace.graph, scale)
-        del trace, loss
+        del trace
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale, model_device(model))
     most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
@@ -127,6 +125,33 @@ def estimate_profile(
         estimated=True,
     )
     return measure_prefix(profile, model, batch, timer, repeats=1) if prefix else profile
+
+
+def _time_step(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+) -> tuple[float, float, Seconds]:
+    """Return the seconds of a forward pass, of a backward pass, and of each node in it.
+
+    An accelerator takes a step before, for its first use of each kernel, and one after, whose passes are timed
+    whole: to wait for each node takes longer than most nodes do.
+    """
+
+    def time_passes(backward: Callable[[Tensor], T]) -> tuple[float, float, T]:
+        started = timer()
+        loss = compute_loss(model, loss_fn, batch)
+        between = timer()
+        found = backward(loss)
+        model.zero_grad(set_to_none=True)
+        return between - started, timer() - between, found
+
+    on_accelerator = model_device(model).type != "cpu"
+    if on_accelerator:
+        time_passes(Tensor.backward)
+    times = time_passes(lambda loss: np.nan_to_num(time_nodes(trace, loss, timer)))
+    if not on_accelerator:
+        return times
+    forward, backward, _ = time_passes(Tensor.backward)
+    return forward, backward, times[-1] * min(backward / max(float(times[-1].sum()), _TINY), 1.0)
 
 
 def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, ...]) -> CostProfile:

@@ -25,31 +25,43 @@ def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
     ``loss`` may hang on another graph of the same step, with other ``requires_grad`` flags: both graphs are
     walked together from the loss, so nodes that do not exist in it get NaN. Time of the nodes between a
     group's parameters and its owner is added to the owner.
+
+    On an accelerator each reading waits for the device, which a step does not: what the least node took is taken
+    for this wait, and counts for none.
     """
     index_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
     owners = trace.graph.group_nodes()
     index_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
-    seconds = np.full(len(trace.nodes), np.nan)
+    spent: list[tuple[int, float]] = []
     handles = []
     for node, counterpart in _matching_nodes(trace.loss.grad_fn, loss.grad_fn):
         index = index_of.get(node)
         if index is not None:
-            handles += _attach(counterpart, index, seconds, clock)
+            handles += _attach(counterpart, index, spent, clock)
     loss.backward()  # type: ignore[no-untyped-call]
     for handle in handles:
         handle.remove()
+    waits = loss.device.type != "cpu"
+    return sums_by_node(spent, len(trace.nodes), less_least=waits)
+
+
+def sums_by_node(spent: list[tuple[int, float]], count: int, *, less_least: bool) -> Seconds:
+    """Return the seconds of each of ``count`` nodes, NaN where it never ran, less the least of all if asked for."""
+    seconds = np.full(count, np.nan)
+    least = min((each for _, each in spent), default=0.0) if less_least else 0.0
+    for index, each in spent:
+        seconds[index] = np.nansum([seconds[index], each - least])
     return seconds
 
 
-def _attach(node: Any, index: int, seconds: Seconds, clock: Clock) -> list[Any]:
+def _attach(node: Any, index: int, spent: list[tuple[int, float]], clock: Clock) -> list[Any]:
     started = [0.0]
 
     def before(_: Any) -> None:
         started[0] = clock()
 
     def after(_: Any, __: Any) -> None:
-        spent = clock() - started[0]
-        seconds[index] = spent if np.isnan(seconds[index]) else seconds[index] + spent
+        spent.append((index, clock() - started[0]))
 
     return [node.register_prehook(before), node.register_hook(after)]
 

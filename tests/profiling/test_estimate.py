@@ -14,6 +14,7 @@ from small_models import chain, loss_fn, vectors
 from torch import nn
 
 from fl_elastic.profiling.estimate import estimate_profile
+from fl_elastic.profiling.node_timer import sums_by_node
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training.costs import refined
 
@@ -155,3 +156,17 @@ def test_pictures_in_a_list_are_whole_also_where_all_lengths_agree(boxes: int) -
         for memory in (None, 1e9)
     ]  # fmt: skip
     assert known[0].graph == known[1].graph
+
+
+@given(
+    spent=st.lists(st.tuples(st.integers(0, 5), st.floats(1e-6, 1.0)), max_size=30),
+    less_least=st.booleans(),
+)
+def test_what_a_node_takes_is_the_sum_of_its_calls(
+    spent: list[tuple[int, float]], less_least: bool
+) -> None:
+    least = min([each for _, each in spent], default=0.0) if less_least else 0.0
+    found = sums_by_node(spent, 6, less_least=less_least)
+    for node in range(6):
+        calls = [each - least for index, each in spent if index == node]
+        assert np.isnan(found[node]) if not calls else found[node] == pytest.approx(sum(calls))
