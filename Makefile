@@ -20,11 +20,12 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# As many processes as cores; a file's tests stay together, with what they share. They write tens of thousands of
-# small files.
+# A process more than there are cores, since tests of real processes wait; a file's tests stay together, with what
+# they share. They write tens of thousands of small files.
 test: $(READY)
 	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
-	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	TMPDIR=$$place $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
+	--dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not faults"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,25 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    # `torch.manual_seed` formats the stack three times, for accelerators that are not there.
+    seed = (
+        torch.manual_seed
+        if torch.accelerator.is_available()
+        else torch.default_generator.manual_seed
+    )
+    seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """Let no test go on writing what later ones log."""
+    before = {name: list(logging.getLogger(name).handlers) for name in ("fl_elastic", "flwr")}
+    yield
+    for name, handlers in before.items():
+        for added in set(logging.getLogger(name).handlers) - set(handlers):
+            logging.getLogger(name).removeHandler(added)
+            added.close()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,5 +62,11 @@ def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what starts real processes: it takes longest, and the others fill the rest of the time."""
-    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("deploy", "browser"))))
+    """Begin with what starts real processes, then simulations: they take longest, and the rest fills the time."""
+
+    def turn(item: pytest.Item) -> int:
+        if any(map(item.get_closest_marker, ("deploy", "browser"))):
+            return 0
+        return 1 if item.path.is_relative_to(item.config.rootpath / "simulations" / "tests") else 2
+
+    items.sort(key=turn)

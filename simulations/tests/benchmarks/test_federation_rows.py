@@ -40,7 +40,14 @@ from fl_elastic_simulations.benchmarks.results import Results
 STEPS = 8
 SMALL = FederationTask(
     title="Digits",
-    data={"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "layout": "correlated"},
+    data={
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "layout": "correlated",
+        "train_limit": 480,
+        "test_limit": 120,
+    },
     model="digits_cnn",
     speeds=((1.0, 2), (3.0, 2)),
     training={"local_steps": STEPS, "batch_size": 16, "learning_rate": 0.05},

@@ -31,7 +31,13 @@ STEPS = 6
 TABLE: dict[str, Any] = {
     "title": "small",
     "seeds": [0],
-    "data": {"dataset": "digits", "partition": "dirichlet", "layout": "correlated"},
+    "data": {
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "layout": "correlated",
+        "train_limit": 480,
+        "test_limit": 120,
+    },
     "model": {"name": "digits_cnn"},
     "training": {"rounds": 3, "batch_size": 16, "learning_rate": 0.03, "local_steps": STEPS},
     "deadline": {"quantile": 0.0},

@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def scenario(memory: int | None = None) -> Scenario:
     table = {
         "seeds": [0],
-        "data": {"dataset": "digits"},
+        "data": {"dataset": "digits", "train_limit": 480, "test_limit": 120},
         "model": {"name": "digits_cnn"},
         "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
         "fleet": [

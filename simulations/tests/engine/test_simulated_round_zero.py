@@ -32,7 +32,7 @@ from fl_elastic_simulations.scenario import Scenario
 SECONDS_OF_AN_EXAMPLE, SLOWEST, BANDWIDTH = 0.01, 4.0, 1e6
 TABLE: dict[str, Any] = {
     "seeds": [0],
-    "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3},
+    "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "test_limit": 120},
     "model": {"name": "digits_cnn"},
     "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
     "fleet": [
