@@ -37,7 +37,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
 )
 from fl_elastic_simulations.benchmarks.results import Results
 
-STEPS = 8
+STEPS = 4
 SMALL = FederationTask(
     title="Digits",
     data={
