@@ -653,7 +653,10 @@ def said_across_rounds() -> list[str]:
     chosen, both = f"{OURS}, solved head", f"{OURS}, {moving}"
     birds, signs, pis = "birds-pretrained", "signs-pretrained", "birds-pi-fleet"
     objects, longer, waiting = "objects-pretrained", "signs-longer", "fedavg, waiting"
-    timely, fedel = "timelyfl, solved head", "fedel, solved head"
+    plain = "fewer full steps, our server"
+    timely, fedel, anyhow, biases = (
+        f"{each}, solved head" for each in ("timelyfl", "fedel", "random layers", "bias only")
+    )
 
     def cell(task: str, method: str, seed: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = rows[cell_name(task, method, seed)]
@@ -704,17 +707,28 @@ def said_across_rounds() -> list[str]:
         found = cell(task, method)
         return f"{(found['uplink_bytes'] + found['downlink_bytes']) / 1e6:,.0f}"
 
-    def gains(task: str, method: str) -> list[float]:
-        """Points above full steps at the last test, seed by seed."""
+    def gains(task: str, method: str, rival: str = full) -> list[float]:
+        """Points above the rival at the last test, seed by seed."""
         mine, other = (
-            [100 * cell(task, each, seed)["curve"][-1][-1] for seed in seeds(task, method, full)]
-            for each in (method, full)
+            [100 * cell(task, each, seed)["curve"][-1][-1] for seed in seeds(task, method, rival)]
+            for each in (method, rival)
         )
-        return [each - rival for each, rival in zip(mine, other, strict=True)]
+        return [each - its for each, its in zip(mine, other, strict=True)]
 
-    def ahead(task: str, method: str) -> str:
-        more = gains(task, method)
-        return f"{statistics.fmean(more):.1f} ± {interval(more):.1f}"
+    def with_interval(points: list[float]) -> str:
+        return f"{statistics.fmean(points):.1f} ± {interval(points):.1f}"
+
+    def ahead(task: str, method: str, rival: str = full) -> str:
+        return with_interval(gains(task, method, rival))
+
+    def below(task: str, method: str) -> str:
+        return with_interval([-each for each in gains(task, method)])
+
+    def sooner(task: str, method: str, rival: str) -> str:
+        cells = cells_of(rows, task)
+        found = sooner_than(cells[method], cells[rival])
+        assert found is not None and found[0] == found[1], "every seed reaches it"
+        return f"{found[2]:.1f}"
 
     (cut_after, cut_sent), (full_after, full_sent) = there(moving), there(full)
     *_, (*_, reached) = (
@@ -730,17 +744,21 @@ def said_across_rounds() -> list[str]:
         f"On the birds 88 % is reached after {cut_after} such steps with the server's cut and {full_after} without "
         f"a cut; until then all devices had sent and received {cut_sent} and {full_sent} MB. The runs end at "
         f"{ends(birds, moving)} and {ends(birds, full)}.",
+        f"Where full steps end under the same server without such a head, {how_many(signs, plain)} seeds, the "
+        f"server's cut is {sooner(birds, moving, plain)} times sooner on the birds and "
+        f"{sooner(signs, moving, plain)} times on the signs, with `elastic` above it "
+        f"{sooner(birds, both, plain)} and {sooner(signs, both, plain)} times.",
         f"The server puts the cut at {place(birds)} before the first round, and leaves it there.",
         f"the server's cut ends {ahead(signs, moving)} points above full steps at the last test, with "
         f"{how_many(signs, moving, full)} seeds",
-        "With `elastic` in the place of full steps, one seed, runs end at "
-        f"{ends(birds, chosen)} on the birds and {ends(signs, chosen)} on the signs; biases alone at "
-        f"{ends(birds, 'bias only, solved head')} on the birds.",
+        f"With `elastic` in the place of full steps, {how_many(birds, chosen)} seeds, runs end at "
+        f"{all_ends(birds, chosen)} on the birds, and at {all_ends(signs, chosen)} on the signs; at the last test "
+        f"that is {ahead(birds, chosen)} and {ahead(signs, chosen)} points above full steps.",
+        f"Random layers are {ahead(birds, anyhow)} and {ahead(signs, anyhow)} points above them, and biases alone "
+        f"{below(birds, biases)} and {below(signs, biases)} points below.",
         f"`elastic` above the server's cut ends at {all_ends(birds, both)} on the birds with "
         f"{how_many(birds, both)} seeds, at the last test {ahead(birds, both)} points above full steps, and at "
         f"{all_ends(signs, both)} on the signs with {how_many(signs, both)}, {ahead(signs, both)} points above.",
-        f"With {how_many(signs, chosen)} seeds `elastic` without a cut ends at {all_ends(signs, chosen)} on the "
-        f"signs, at the last test {ahead(signs, chosen)} points above full steps.",
         f"All devices together found features {found:,} times, and computed {computed:,} times.",
         f"The server puts the cut at {places(pis, moving)} with the {how_many(pis, moving, full)} seeds, and the "
         f"fleet ends at {all_ends(pis, moving)}; with full steps, which the three cannot take, at "
@@ -754,8 +772,13 @@ def said_across_rounds() -> list[str]:
         f"On CIFAR-10 the server's cut ends at {all_ends(objects, moving)} with {how_many(objects, moving, full)} "
         f"seeds, one that is fixed at {place(objects, fixed)} at {all_ends(objects, fixed)}, full steps at "
         f"{all_ends(objects, full)}, waiting at {all_ends(objects, waiting)}.",
-        f"Under the same head TimelyFL ends at {ends(signs, timely)} and FedEL at {ends(signs, fedel)} on the "
-        f"signs, and at {ends(birds, timely)} and {ends(birds, fedel)} on the birds (one seed).",
+        f"Under the same head, with {how_many(signs, timely)} seeds, TimelyFL ends at {all_ends(signs, timely)} on "
+        f"the signs, at the last test {ahead(signs, timely)} points above full steps, and FedEL at "
+        f"{all_ends(signs, fedel)}, {below(signs, fedel)} below; on the birds they end at "
+        f"{all_ends(birds, timely)} and at {all_ends(birds, fedel)}.",
+        f"On the signs `elastic` above the server's cut is then {ahead(signs, both, timely)} points above TimelyFL "
+        f"with {how_many(signs, both, timely)} seeds, and {ahead(signs, both, anyhow)} above random layers with "
+        f"{how_many(signs, both, anyhow)}.",
         f"On the signs waiting ends at {ends('signs-converged', waiting)}, far above what the others reach in the "
         "table's time.",
         f"In half of waiting's (`--task signs-longer`, one seed) the server's cut ends at "
@@ -764,9 +787,9 @@ def said_across_rounds() -> list[str]:
         f"{all_ends(birds, fixed)} on the birds, the server's at {all_ends(birds, moving)}, full steps at "
         f"{all_ends(birds, full)}.",
         f"On the signs a cut at {place(signs, fixed)} ends at {all_ends(signs, fixed)}.",
-        f"With 8 bits the server's cut ends at {ends(birds, small)} on the birds, with {sent(birds, small)} MB in "
-        f"both directions instead of {sent(birds, moving)}, and at {ends(signs, small)} on the signs, with "
-        f"{sent(signs, small)} MB.",
+        f"With 8 bits the server's cut ends at {all_ends(birds, small)} on the birds, with {sent(birds, small)} MB "
+        f"in both directions instead of {sent(birds, moving)} (first seed), and at {all_ends(signs, small)} on the "
+        f"signs, with {sent(signs, small)} MB.",
     ]
 
 
