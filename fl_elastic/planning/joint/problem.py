@@ -24,8 +24,8 @@ __all__ = ["Problem", "best_prices", "bounds_above", "bounds_of_depths", "lane",
 _LEAST_UNIT = 1e-9
 # Smoothing, in shares of the value at stake per group: the first, the last, and what it shrinks by.
 _FIRST, _LAST, _SHRINK = 0.25, 1e-3, 0.5
-# Newton steps, and the factor by which a price changes at most in one.
-_STEPS, _LEAP = 30, 4.0
+# Newton steps, the factor by which a price changes at most in one, and the decrement from which on they say nothing.
+_STEPS, _LEAP, _SETTLED = 30, 4.0, 1e-4
 _ROUNDING = 1e-12
 # Weights below exp(-60) mean nothing, and numbers near the smallest ones are slow.
 _FAR = 60.0
@@ -166,6 +166,7 @@ def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, 
     groups, dims = max(int((allowed.sum(axis=1) > 1).sum()), 1), len(room)
     prices = np.full(dims, stake / (2 * dims))
     best, lowest, share = prices, np.inf, _FIRST
+    flat = cost.reshape(-1, dims)
     for _ in range(_STEPS):
         smooth = share * stake / groups
         reduced = value - cost @ prices
@@ -175,16 +176,19 @@ def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, 
             best, lowest = prices, bound
         weight = np.exp(np.maximum((reduced - top) / smooth, -_FAR))
         weight /= weight.sum(axis=1, keepdims=True)
-        mean = (weight[..., None] * cost).sum(axis=1)
+        weighted = weight[..., None] * cost
+        mean = weighted.sum(axis=1)
         # In shares of the present prices, which may differ by many powers of ten.
         slope = prices * (1.0 - mean.sum(axis=0)) - smooth
-        curve = np.einsum("nk,nkd,nke->de", weight, cost, cost) - mean.T @ mean
+        curve = weighted.reshape(-1, dims).T @ flat - mean.T @ mean
         curve = prices[:, None] * curve * prices / smooth
         # Where nothing fits prices grow without end, and would drown the barrier.
         curve += (smooth + _ROUNDING * np.trace(curve)) * np.eye(dims)
         step = np.linalg.solve(curve, -slope)
         decrement = np.sqrt(max(-float(slope @ step) / smooth, 0.0)) / np.sqrt(groups)
         prices = prices * np.clip(1.0 + step / (1.0 + decrement), 1 / _LEAP, _LEAP)
+        if share <= _LAST and decrement < _SETTLED:
+            break
         if decrement < 1.0:
             share = max(share * _SHRINK, _LAST)
     return np.where(room > 0, best / unit, 0.0), lowest
