@@ -777,8 +777,8 @@ def said_across_rounds() -> list[str]:
         f"{all_ends(signs, fedel)}, {below(signs, fedel)} below; on the birds they end at "
         f"{all_ends(birds, timely)} and at {all_ends(birds, fedel)}.",
         f"On the signs `elastic` above the server's cut is then {ahead(signs, both, timely)} points above TimelyFL "
-        f"with {how_many(signs, both, timely)} seeds, and {ahead(signs, both, anyhow)} above random layers with "
-        f"{how_many(signs, both, anyhow)}.",
+        f"with {how_many(signs, both, timely)} seeds, {ahead(signs, both, anyhow)} above random layers with "
+        f"{how_many(signs, both, anyhow)}, and {ahead(signs, both, moving)} above full steps under the same cut.",
         f"On the signs waiting ends at {ends('signs-converged', waiting)}, far above what the others reach in the "
         "table's time.",
         f"In half of waiting's (`--task signs-longer`, one seed) the server's cut ends at "
