@@ -20,11 +20,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# A process more than there are cores, since tests of real processes wait; a file's tests stay together, with what
-# they share. They write tens of thousands of small files.
+# As many processes as cores: one more takes a minute longer on two. A file's tests stay together, with what they
+# share, in the order of conftest.py, and write tens of thousands of small files.
 test: $(READY)
 	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
-	TMPDIR=$$place $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
+	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)

@@ -59,7 +59,7 @@ def moved(batches: list[Batch], place: torch.device) -> list[Batch]:
 
 
 def state(model: nn.Module) -> dict[str, Any]:
-    return {name: np.array(value.detach().cpu()) for name, value in model.state_dict().items()}
+    return {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
 
 
 def alike(one: dict[str, Any], other: dict[str, Any], rounding: float = 2e-4) -> None:

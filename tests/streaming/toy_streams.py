@@ -89,7 +89,7 @@ def run(learner: StreamLearner, stream: Iterable[Sample]) -> list[Any]:
 
 def weights(learner: StreamLearner) -> dict[str, NDArray[Any]]:
     """Copies of the model's tensors."""
-    return {n: np.array(t.detach().cpu()) for n, t in learner.model.state_dict().items()}
+    return {n: t.detach().cpu().numpy().copy() for n, t in learner.model.state_dict().items()}
 
 
 def same(first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> bool:

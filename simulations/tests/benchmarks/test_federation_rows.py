@@ -37,7 +37,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
 )
 from fl_elastic_simulations.benchmarks.results import Results
 
-STEPS = 4
+STEPS = 8
 SMALL = FederationTask(
     title="Digits",
     data={
