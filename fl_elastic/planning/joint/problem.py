@@ -24,7 +24,7 @@ __all__ = ["Problem", "best_prices", "bounds_above", "bounds_of_depths", "lane",
 _LEAST_UNIT = 1e-9
 # Smoothing, in shares of the value at stake per group: the first, the last, and what it shrinks by.
 _FIRST, _LAST, _SHRINK = 0.25, 1e-3, 0.5
-# Newton steps, the factor by which a price changes at most in one, and the decrement from which on they say nothing.
+# Newton steps, the factor by which a price changes at most in one, and the decrement below which they say nothing.
 _STEPS, _LEAP, _SETTLED = 30, 4.0, 1e-4
 _ROUNDING = 1e-12
 # Weights below exp(-60) mean nothing, and numbers near the smallest ones are slow.
