@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# As many processes as cores: one more takes a minute longer on two. A file's tests stay together, with what they
+# As many processes as cores: with one more it took longer on two. A file's tests stay together, with what they
 # share, in the order of conftest.py, and write tens of thousands of small files.
 test: $(READY)
 	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \

@@ -788,8 +788,8 @@ def said_across_rounds() -> list[str]:
         f"{all_ends(birds, full)}.",
         f"On the signs a cut at {place(signs, fixed)} ends at {all_ends(signs, fixed)}.",
         f"With 8 bits the server's cut ends at {all_ends(birds, small)} on the birds, with {sent(birds, small)} MB "
-        f"in both directions instead of {sent(birds, moving)} (first seed), and at {all_ends(signs, small)} on the "
-        f"signs, with {sent(signs, small)} MB.",
+        f"in both directions instead of {sent(birds, moving)}, and at {all_ends(signs, small)} on the signs, with "
+        f"{sent(signs, small)} MB (bytes of the first seed).",
     ]
 
 

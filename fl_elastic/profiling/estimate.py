@@ -1,4 +1,4 @@
-"""A first cost profile for the price of about one and a half steps, to be corrected while training goes on."""
+"""A first cost profile for the price of a few steps at most, to be corrected while training goes on."""
 
 from __future__ import annotations
 

@@ -41,17 +41,16 @@ def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
     loss.backward()  # type: ignore[no-untyped-call]
     for handle in handles:
         handle.remove()
-    waits = loss.device.type != "cpu"
-    return sums_by_node(spent, len(trace.nodes), less_least=waits)
+    return sums_by_node(spent, len(trace.nodes), less_least=loss.device.type != "cpu")
 
 
 def sums_by_node(spent: list[tuple[int, float]], count: int, *, less_least: bool) -> Seconds:
     """Return the seconds of each of ``count`` nodes, NaN where it never ran, less the least of all if asked for."""
-    seconds = np.full(count, np.nan)
     least = min((each for _, each in spent), default=0.0) if less_least else 0.0
+    totals: dict[int, float] = {}
     for index, each in spent:
-        seconds[index] = np.nansum([seconds[index], each - least])
-    return seconds
+        totals[index] = totals.get(index, 0.0) + each - least
+    return np.array([totals.get(index, np.nan) for index in range(count)])
 
 
 def _attach(node: Any, index: int, spent: list[tuple[int, float]], clock: Clock) -> list[Any]:

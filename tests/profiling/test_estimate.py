@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from small_models import chain, loss_fn, vectors
 from torch import nn
 
+from fl_elastic.profiling import estimate
 from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.node_timer import sums_by_node
 from fl_elastic.testing import made_up_profile
@@ -170,3 +171,20 @@ def test_what_a_node_takes_is_the_sum_of_its_calls(
     for node in range(6):
         calls = [each - least for index, each in spent if index == node]
         assert np.isnan(found[node]) if not calls else found[node] == pytest.approx(sum(calls))
+
+
+def test_on_an_accelerator_nodes_share_what_a_backward_pass_takes_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that waits for the device each node takes as long as all of them do without."""
+    readings = iter(range(10**6))
+    monkeypatch.setattr(estimate, "clock_for", lambda *_: lambda: float(next(readings)))
+    # On the CPU by its tensors: there is no such device here.
+    monkeypatch.setattr(estimate, "model_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(estimate, "to_device", lambda batch, _: batch)
+    found = estimate_profile(
+        chain(), loss_fn, vectors(1)[0], optimizer_fn=lambda p: made("sgd", [*p])
+    )
+    nodes = found.node_update_seconds.sum() + found.node_path_seconds.sum()
+    assert nodes == pytest.approx(1) and found.fixed_seconds == pytest.approx(0)
+    assert (found.forward_seconds == 1).all()
