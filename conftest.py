@@ -27,15 +27,19 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_seeds_for_accelerators_that_are_not_there() -> Iterator[None]:
+    # `torch.manual_seed` formats the stack once for each kind, to say later where it was called.
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            for kind in (torch.cuda, torch.xpu, torch.mtia):
+                patch.setattr(kind, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    # `torch.manual_seed` formats the stack three times, for accelerators that are not there.
-    seed = (
-        torch.manual_seed
-        if torch.accelerator.is_available()
-        else torch.default_generator.manual_seed
-    )
-    seed(0)
+    torch.manual_seed(0)
     np.random.seed(0)
 
 

@@ -5,10 +5,11 @@ The dataclass says types, defaults and bounds; pydantic checks them. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from types import GenericAlias, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -118,7 +119,7 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
     fleet.0.cuont: unknown key (did you mean 'count'?)
     """
     try:
-        read: T = _adapter(kind).validate_python([table])[0]
+        read: T = _adapter(cast(Hashable, kind)).validate_python([table])[0]
         return read
     except ValidationError as error:
         found = error.errors(include_url=False)
@@ -130,6 +131,7 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
     return None
 
 
+@lru_cache  # a message on a device reads several tables, and to build one takes longer than to read it
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # What holds a dataclass of the standard library lends it its configuration; alone it would need its own.
     holder: Any = GenericAlias(tuple, kind)
