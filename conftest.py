@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ settings.register_profile(
     "fl_elastic", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("fl_elastic")
+# With torch loaded there is a lot to look through, and little to be found.
+gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
