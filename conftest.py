@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ settings.register_profile(
     "fl_elastic", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("fl_elastic")
-# With torch loaded there is a lot to look through, and little to be found.
-gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
