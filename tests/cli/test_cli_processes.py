@@ -20,6 +20,7 @@ METHOD_KEYS = {
     "downlink_bytes", "devices", "coverage",
 }  # fmt: skip
 
+# At a speedup of 4 three steps pay for one of the cheapest, and for none where noise makes that dearer.
 SCENARIO = """
 title = "Three devices"
 seeds = [0]
@@ -40,7 +41,7 @@ rounds = 2
 [[fleet]]
 device = "pi_zero_2_w"
 count = 2
-speedup = 4.0
+speedup = 2.0
 
 [[fleet]]
 device = "laptop"
