@@ -131,7 +131,7 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
     return None
 
 
-@lru_cache  # a message on a device reads several tables, and to build one takes longer than to read it
+@lru_cache  # to build one takes longer than to read a table by it
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # What holds a dataclass of the standard library lends it its configuration; alone it would need its own.
     holder: Any = GenericAlias(tuple, kind)
