@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 import pytest
-import typer
+from command_line import COMMAND
 from documents import DOCUMENTS, ROOT, command_lines
 
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS
-from fl_elastic.cli.main import app
 from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES
 from fl_elastic.planning import POLICIES
 from fl_elastic.registry import Registry
@@ -81,7 +80,7 @@ def test_every_name_that_can_be_chosen_is_on_its_page(registry: Registry[Any]) -
 
 def problem_of(words: list[str]) -> str:
     """Return what is wrong with the words after ``fl-elastic``; empty for an existing command and options."""
-    command: click.Command = typer.main.get_command(app)
+    command = COMMAND
     for word in words:
         name = word.split("=")[0]
         usual = getattr(command, "usual", "")

@@ -90,7 +90,9 @@ def plan(
     from fl_elastic.cli.planned import ForwardTerms, classes_of, planned
     from fl_elastic.named_models import build_model
     from fl_elastic.planning.run_schedule import RunLength, run_schedule
+    from fl_elastic.training.lean_start import without_compiler
 
+    without_compiler()
     if threads is not None:
         torch.set_num_threads(threads)
     terms = ForwardTerms(forward, epochs, examples, feature_bytes)

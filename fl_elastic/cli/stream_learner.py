@@ -73,7 +73,10 @@ class Opening:
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
         from fl_elastic.streaming.one_learner import one_learner
+        from fl_elastic.training.lean_start import without_compiler
 
+        # This process is the learner's own.
+        without_compiler()
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         trigger = EverySamples(self.every) | OnDrift()

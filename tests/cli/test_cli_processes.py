@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call
 from processes import alive, below, start, wait_until
 
 pytestmark = pytest.mark.deploy
@@ -97,7 +98,9 @@ def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
     assert "summary.json" in out
 
 
-def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "three.toml").write_text(SCENARIO)
     arguments = ("simulate", "three.toml", "--output", "out")
     first_cell = tmp_path / "out" / "cells" / "full-0.json"
@@ -122,11 +125,11 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(tmp_path: Path) -> Non
     kept = first_cell.read_bytes()
     assert len(json.loads(kept)["history"]) == 3
 
-    # In one process, which starts sooner; a finished method stays what it is.
-    process = start(tmp_path, *arguments, "--engine", "local", "--resume", "--json")
-    out, err = finished(process, 240)
-    assert process.returncode == 0, err
+    # A finished method stays what it is.
+    monkeypatch.chdir(tmp_path)
+    ended = call(monkeypatch, capsys, *arguments, "--engine", "local", "--resume", "--json")
+    assert ended.status == 0, ended.err
     assert first_cell.read_bytes() == kept
-    summary = json.loads(out)
+    summary = json.loads(ended.out)
     check_summary(summary, rounds=2)
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary

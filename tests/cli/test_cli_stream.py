@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import typer
@@ -172,17 +173,11 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
     assert "refused: a number is not finite (1 times)" in told
 
 
-def test_a_class_is_forgotten_by_the_command_line(place: Path) -> None:
+def test_a_class_is_forgotten_by_the_command_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     call(*arguments(place))
     own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
-    code = "from fl_elastic.cli.main import main; main()"
-    program = [sys.executable, "-c", code, "stream", "forget"]
-
-    def told(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*program, *more], cwd=place, capture_output=True, text=True, check=False
-        )
-
     for more, why in (
         (own, "say what to forget"),
         ([*own, "--ids", "999999"], "none of these samples is here"),
@@ -190,14 +185,14 @@ def test_a_class_is_forgotten_by_the_command_line(place: Path) -> None:
     ):
         refused = CliRunner().invoke(stream_app, ["forget", *more])
         assert isinstance(refused.exception, ElasticError) and why in str(refused.exception)
-    done = told(*own, "--label", "1", "--alpha", "1.2", "--json")
-    assert done.returncode == 0, done.stderr
-    came = json.loads(done.stdout)
+    forget = ("stream", "forget", *own, "--label", "1")
+    done = command_line.call(monkeypatch, capsys, *forget, "--alpha", "1.2", "--json")
+    assert done.status == 0, done.err
+    came = json.loads(done.out)
     assert came["examples"] == came["deleted"] > 0 and came["weights"] > 0
     assert came["theirs_after"]["samples"] == came["examples"]
-    again = told(*own, "--label", "1")
-    assert again.returncode == 1 and "none of these samples is here" in again.stderr
-    assert "Traceback" not in again.stderr
+    again = command_line.call(monkeypatch, capsys, *forget)
+    assert again.is_one_line_of_error() and "none of these samples is here" in again.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

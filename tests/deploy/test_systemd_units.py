@@ -6,10 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
+from command_line import COMMAND
 from deployed_files import DEPLOY, UNITS, unit_values
-
-from fl_elastic.cli.main import app
 
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 LONG = [path for path in SERVICES if "health" not in path.name]
@@ -40,8 +38,7 @@ def test_there_are_units() -> None:
 def test_commands_and_options_exist(path: Path) -> None:
     program, *arguments = command_line(path)
     assert program == PROGRAM
-    root = typer.main.get_command(app)
-    commands = getattr(root, "commands", {})
+    commands = getattr(COMMAND, "commands", {})
     assert {"fleet", "stream"} <= set(commands)
     command = commands.get(arguments[0])
     if arguments[0] == "fleet":

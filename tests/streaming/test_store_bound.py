@@ -69,9 +69,12 @@ def on_disk(folder: Path) -> int:
     return total
 
 
-@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
+SMALL = [(LEAST_CAPACITY, 10, policy) for policy in STORAGE_POLICIES.names()]
+
+
 @pytest.mark.parametrize(
-    ("capacity", "size"), [(LEAST_CAPACITY, 10), (2**19, 300), (2**21, 9000), (2**23, 100)]
+    ("capacity", "size", "policy"),
+    [*SMALL, (2**19, 300, "ring"), (2**21, 9000, "reservoir"), (2**23, 100, "class_balanced")],
 )
 def test_at_no_moment_is_it_more_than_its_bound(
     capacity: int, size: int, policy: str, tmp_path: Path
@@ -91,8 +94,7 @@ def test_at_no_moment_is_it_more_than_its_bound(
         assert store.rejected == {} and store.seen > 0
 
 
-@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
-@pytest.mark.parametrize(("capacity", "size"), [(LEAST_CAPACITY, 5), (2**18, 40)])
+@pytest.mark.parametrize(("capacity", "size", "policy"), [*SMALL, (2**18, 40, "class_balanced")])
 def test_a_long_stream_at_the_bound_wears_nothing_out(
     capacity: int, size: int, policy: str, tmp_path: Path
 ) -> None:

@@ -96,8 +96,13 @@ def test_what_cannot_be_told_apart_stays_as_it_is(tmp_path: Path) -> None:
         assert store.sample(9).x.dtype == np.int64
 
 
-@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
-@pytest.mark.parametrize(("capacity", "size"), [(LEAST_CAPACITY, 20), (2**18, 300)])
+@pytest.mark.parametrize(
+    ("capacity", "size", "policy"),
+    [
+        *((LEAST_CAPACITY, 20, policy) for policy in STORAGE_POLICIES.names()),
+        (2**18, 300, "class_balanced"),
+    ],
+)
 def test_a_full_store_keeps_to_its_bound_as_rows_become_larger(
     capacity: int, size: int, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -205,38 +207,43 @@ def test_other_models_and_other_data_are_refused() -> None:
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-@pytest.mark.parametrize("passes", [8, 20])
-def test_classes_of_digits_are_forgotten_and_the_others_are_kept(passes: int) -> None:
+def test_classes_of_digits_are_forgotten_and_the_others_are_kept() -> None:
+    """From a model that has just learned them, and from the same one long after."""
     data = load_digits()
     x = torch.tensor(data.images[:, None] / 16, dtype=torch.float32)
     y = torch.tensor(data.target)
     order = torch.tensor(np.random.default_rng(0).permutation(len(y)))
-    train, test = order[:1300], order[1300:]
-    model = build_model("digits_cnn", (1, 8, 8), 10, seed=0).train()
+    train, test = order[:800], order[1300:]
+    model = build_model("digits_cnn", (1, 8, 8), 10, seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(0)
-    for _ in range(passes):
-        for rows in torch.split(train[torch.randperm(len(train))], 32):
-            optimizer.zero_grad()
-            classification_loss(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
     def accuracy(of: nn.Module, rows: Tensor) -> float:
         with torch.no_grad():
             return float((of.eval()(x[rows]).argmax(dim=1) == y[rows]).float().mean())
 
-    everything = squared_gradients(model, classification_loss, [(x[train], y[train])])
-    gone, kept = [], []
-    for digit in range(10):
-        after, theirs = deepcopy(model), train[y[train] == digit]
-        few = squared_gradients(model, classification_loss, [(x[theirs], y[theirs])])
-        assert sum(dampen(after, few, everything).values()) > 0
-        others = test[y[test] != digit]
-        assert accuracy(model, test[y[test] == digit]) > 0.9
-        gone.append(accuracy(after, test[y[test] == digit]))
-        kept.append(accuracy(after, others) - accuracy(model, others))
-    assert np.mean(gone) < 0.05
-    assert np.mean(kept) > -0.02
+    for passes in (12, 8):
+        model.train()
+        for _ in range(passes):
+            for rows in torch.split(train[torch.randperm(len(train))], 32):
+                optimizer.zero_grad()
+                classification_loss(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        by_digit = []
+        for digit in range(10):
+            theirs = train[y[train] == digit]
+            by_digit.append(squared_gradients(model, classification_loss, [(x[theirs], y[theirs])]))
+        everything = reduce(add, by_digit)
+        gone, kept = [], []
+        for digit, few in enumerate(by_digit):
+            after = deepcopy(model)
+            assert sum(dampen(after, few, everything).values()) > 0
+            others = test[y[test] != digit]
+            assert accuracy(model, test[y[test] == digit]) > 0.9
+            gone.append(accuracy(after, test[y[test] == digit]))
+            kept.append(accuracy(after, others) - accuracy(model, others))
+        assert np.mean(gone) < 0.05
+        assert np.mean(kept) > -0.02
 
 
 def test_what_cannot_forget_is_refused_in_a_sentence() -> None:

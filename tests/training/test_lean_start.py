@@ -63,15 +63,12 @@ def test_a_budget_of_memory_is_not_spent_on_the_compiler() -> None:
     run(limited.replace("speedup=1.3", "memory=1e9") + ABSENT)
 
 
-def test_the_weights_are_those_with_the_compiler_loaded() -> None:
+def test_whoever_compiles_gets_the_compiler_and_the_same_weights_with_it() -> None:
     # Without a limit, so that the number of steps is no matter of time.
     script = TRAIN.format(optimizer="Adam", policy="full").replace("speedup=1.3", "")
-    usual = script.replace("\nwithout_compiler()\n", "\nimport torch._dynamo\nwithout_compiler()\n")
-    assert run(script + ABSENT) == run(usual + USUAL)
-
-
-def test_whoever_compiles_gets_the_compiler() -> None:
-    run(TRAIN.format(optimizer="SGD", policy="full") + COMPILES)
+    # The second time with the compiler that was loaded in between.
+    without, loaded = run(script + ABSENT + COMPILES + script + USUAL).splitlines()
+    assert without == loaded
 
 
 def test_torchvision_models_bring_no_compiler_either() -> None:

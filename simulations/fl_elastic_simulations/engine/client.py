@@ -33,6 +33,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
+from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
@@ -59,6 +60,7 @@ _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 def simulated_client_app() -> ClientApp:
     """Return a ClientApp that reads what to simulate from the server's messages."""
     app = ClientApp()
+    without_compiler()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -12,7 +12,6 @@ from typing import Any
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
@@ -109,6 +108,9 @@ def _check_writable(directory: Path) -> None:
 
 
 def _run(server_app: ServerApp, clients: int) -> None:
+    # Takes half a second, which the local engine has no use for.
+    from flwr.simulation import run_simulation
+
     processors = os.cpu_count() or 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run_simulation(

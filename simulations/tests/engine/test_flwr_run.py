@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -61,7 +62,9 @@ def flwr_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         submitted = subprocess.run(
             [
                 binary("flwr"), "run", str(app), "--stream", "--format", "json",
-                "--federation-config", "num-supernodes=10 client-resources-num-cpus=1",
+                "--federation-config",
+                # One process for clients: the quickstart runs with several.
+                f"num-supernodes=10 client-resources-num-cpus={os.cpu_count()}",
                 "--run-config", str(path),
             ],
             env=env, cwd=neutral, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -92,5 +95,6 @@ def test_a_scenario_completes_and_writes_its_results(flwr_run: Run, tmp_path: Pa
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_scenario_that_does_not_exist_fails(flwr_run: Run) -> None:
     assert flwr_run({"scenario": "no_such_scenario"}) == "finished:failed"

@@ -6,11 +6,16 @@ import logging
 import sys
 from dataclasses import dataclass
 
+import click
 import pytest
+import typer
 
-from fl_elastic.cli.main import main
+from fl_elastic.cli.main import app, main
 
-__all__ = ["Ended", "call"]
+__all__ = ["COMMAND", "Ended", "call"]
+
+COMMAND: click.Command = typer.main.get_command(app)
+"""All commands, put together once: each call of the installed script does so for itself."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ def call(
     # What the command changes of Flower's logger, it changes for its own process.
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.setattr(sys, "argv", ["fl-elastic", *map(str, arguments)])
+    monkeypatch.setattr(sys.modules["fl_elastic.cli.main"], "app", COMMAND)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main()
