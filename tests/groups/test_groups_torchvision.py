@@ -17,13 +17,13 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.testing.probes import Snapshot
 
 FAST = [
-    "resnet18", "mobilenet_v2", "vgg11_bn", "googlenet", "inception_v3", "densenet121",
-    "squeezenet1_1", "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_16", "regnet_y_400mf",
-    "shufflenet_v2_x0_5", "mnasnet0_5", "maxvit_t",
+    "resnet18", "mobilenet_v2", "googlenet", "inception_v3", "densenet121", "squeezenet1_1",
+    "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_16", "regnet_y_400mf", "shufflenet_v2_x0_5",
+    "mnasnet0_5",
 ]  # fmt: skip
 # The smallest input that works, where 64 pixels do not.
 PIXELS = {"inception_v3": 299, "maxvit_t": 224}
-LARGEST = 100_000_000
+LARGEST = 135_000_000
 # A network of its own beside the path (Swin V2's positions) stands where it joins, but runs later.
 OFF_THE_PATH = "cpb_mlp"
 

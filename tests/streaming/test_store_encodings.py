@@ -113,7 +113,7 @@ def test_a_full_store_keeps_to_its_bound_as_rows_become_larger(
         sizes, offered = [], 0
         for name in ("int8", "raw", "int8", "fp16", "raw"):
             store.write_as(name)
-            for many in [1, 7, 64] * 15:
+            for many in [1, 7, 64] * 10:
                 foreseen.clear()
                 before = log.stat().st_size if log.exists() else 0
                 labels = generator.integers(0, 4, many)

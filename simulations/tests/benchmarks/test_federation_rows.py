@@ -45,11 +45,11 @@ SMALL = FederationTask(
         "partition": "dirichlet",
         "alpha": 0.5,
         "layout": "correlated",
-        "train_limit": 480,
+        "train_limit": 240,
         "test_limit": 120,
     },
     model="digits_cnn",
-    speeds=((1.0, 2), (3.0, 2)),
+    speeds=((1.0, 1), (3.0, 1)),
     training={"local_steps": STEPS, "batch_size": 16, "learning_rate": 0.05},
     reference_rounds=2,
 )
@@ -104,7 +104,7 @@ def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> N
     row, profile = cell(folder, method), task_costs("small", SMALL, folder, "")[0]
     bandwidth = bandwidth_of(SMALL, profile)
     deadline = STEPS * profile.full_step_seconds + float(profile.parameter_bytes.sum()) / bandwidth
-    down = row["downlink_bytes"] / row["rounds"] / 4 / (2 * bandwidth)
+    down = row["downlink_bytes"] / row["rounds"] / 2 / (2 * bandwidth)
     assert row["simulated_seconds"] / (row["rounds"] + 1) <= (deadline + down) * 1.01
 
 

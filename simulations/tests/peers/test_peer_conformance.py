@@ -217,7 +217,7 @@ def test_a_fit_keeps_to_its_time_or_there_is_none(name: str, kind: str) -> None:
     generator, trained, refused = np.random.default_rng(7), 0, 0
     full = costs(kind).full_step_seconds
     memory: dict[str, Any] = {}
-    for number, share in enumerate(generator.uniform(0.01, 0.6, 24), start=1):
+    for number, share in enumerate(generator.uniform(0.01, 0.6, 16), start=1):
         model, choosing = prepared(name, kind), float(generator.uniform(0, 0.3)) * full
         before = weights(model)
         try:
