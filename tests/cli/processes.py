@@ -29,11 +29,11 @@ def environment(**changes: str) -> dict[str, str]:
     )
 
 
-def start(cwd: Path, *arguments: object) -> subprocess.Popen[str]:
+def start(cwd: Path, *arguments: object, **changes: str) -> subprocess.Popen[str]:
     """Start the command as the leader of a process group, as a terminal does."""
     return subprocess.Popen(
         [str(COMMAND), *map(str, arguments)],
-        cwd=cwd, env=environment(), text=True, start_new_session=True,
+        cwd=cwd, env=environment(**changes), text=True, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

@@ -200,7 +200,8 @@ def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     command = "import typer; from fl_elastic.cli.stream import stream; typer.run(stream)"
     service = subprocess.Popen(
         [sys.executable, "-c", command, *arguments(place, "--follow", "--json")],
-        cwd=place, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=place, stdout=subprocess.PIPE, stderr=(place / "err").open("w"), text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip
     try:
         end = time.monotonic() + 120
@@ -213,6 +214,8 @@ def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     finally:
         service.kill()
     assert service.returncode == 0
+    imported = {line.split("|")[-1].strip() for line in (place / "err").read_text().splitlines()}
+    assert "torch" in imported and "torch._dynamo" not in imported
     said = json.loads(told)
     assert said["observed"] >= 1
     handled = said["observed"] + sum(said["refused"].values())

@@ -25,9 +25,20 @@ optimizer = trainer.optimizer
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.zero_grad()
 """
-ABSENT = """
+NO_COMPILER = """
 assert not [name for name in sys.modules if name.startswith("torch._dynamo.") and name != "torch._dynamo.utils"]
+"""
+ABSENT = f"""{NO_COMPILER}
 print(sum(float(p.double().sum()) for p in model.parameters()))
+"""
+PLAN = """
+import sys
+from fl_elastic.cli import main
+sys.argv = ["fl-elastic", "plan", "torchvision:squeezenet1_1", "--input", "3,32,32", "--only"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
 """
 USUAL = "print(sum(float(p.double().sum()) for p in model.parameters()))"
 COMPILES = """
@@ -50,10 +61,14 @@ def run(script: str) -> str:
     return done.stdout
 
 
-def test_training_loads_no_compiler() -> None:
+def test_neither_planning_nor_training_loads_the_compiler() -> None:
     """By none of these: one process takes them one after the other."""
     pairs = (("SGD", "elastic"), ("Adam", "full"), ("AdamW", "joint"), ("RMSprop", "head"))
-    run("".join(TRAIN.format(optimizer=each, policy=policy) + ABSENT for each, policy in pairs))
+    run(
+        PLAN
+        + NO_COMPILER
+        + "".join(TRAIN.format(optimizer=each, policy=policy) + ABSENT for each, policy in pairs)
+    )
 
 
 def test_a_budget_of_memory_is_not_spent_on_the_compiler() -> None:

@@ -32,7 +32,7 @@ def test_who_is_as_certain_as_of_training_examples_is_taken_for_one() -> None:
 def test_a_run_goes_on_and_is_shown(
     share: float, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = ForgetTask("Digits", "digits", "digits_cnn", 5, 400, 150, share=share, clients=clients)
+    task = ForgetTask("Digits", "digits", "digits_cnn", 5, 250, 100, share=share, clients=clients)
     ways = ways_of(task)
     monkeypatch.setattr(benchmark, "FORGET_TASKS", {"few": task})
     results, told = Results(tmp_path / "forget.json"), []

@@ -28,7 +28,7 @@ FREE = ("wait", "fewer", "heterofl")
 SENDING = 0.05
 
 
-def table(slowest: float = SLOWEST, **training: Any) -> dict[str, Any]:
+def table(slowest: float = SLOWEST, count: int = 2, **training: Any) -> dict[str, Any]:
     return {
         "title": "small",
         "data": {"dataset": "digits", "partition": "iid", "train_limit": 400, "test_limit": 100},
@@ -37,8 +37,8 @@ def table(slowest: float = SLOWEST, **training: Any) -> dict[str, Any]:
         | training,
         "deadline": {"quantile": 0.0},
         "fleet": [
-            {"name": "fast", "device": "laptop", "slowdown": 1.0, "count": 2},
-            {"name": "slow", "device": "laptop", "slowdown": slowest, "count": 2},
+            {"name": "fast", "device": "laptop", "slowdown": 1.0, "count": count},
+            {"name": "slow", "device": "laptop", "slowdown": slowest, "count": count},
         ],
         "methods": [*FREE, *CHOOSING],
         "method": {
@@ -106,7 +106,7 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
 
 @pytest.mark.parametrize("method", [*CHOOSING, *FREE])
 def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
-    made, full = scenario(profile), profile.full_step_seconds
+    made, full = scenario(profile, count=1), profile.full_step_seconds
     costs = flat_choosing(made, profile=1.5 * full, plan=0.5 * full)
     costs = replace(costs, width_seconds=tuple((r, r * full) for r in (0.5, 0.25, 0.125, 0.0625)))
     one, other = (
