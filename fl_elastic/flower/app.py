@@ -34,7 +34,6 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     >>> app = elastic_client_app(client_fn)
     """
     app = ClientApp()
-    without_compiler()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -63,6 +62,8 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
 
     Flower keeps a node's context through a run: counters there are written by nobody else.
     """
+    # With each message: Flower may hand the app on to a process that did not make it.
+    without_compiler()
     client = client_fn(context)
     if not client.client_id:
         client.become(str(context.node_config.get("partition-id", context.node_id)))

@@ -109,6 +109,24 @@ def test_both_kinds_of_app_evaluate_alike() -> None:
     assert legacy["evaluateres.num_examples"]["num_examples"] == 12
 
 
+def test_whichever_process_made_an_app_the_one_that_answers_does_without_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower hands apps on to other processes; and whoever only imports one is left alone."""
+    done: list[str] = []
+    monkeypatch.setattr("fl_elastic.flower.app.without_compiler", lambda: done.append("lean"))
+
+    def client_fn(_: Context) -> ElasticClient:
+        done.append("client")
+        return elastic_client(build(), 1)
+
+    app = elastic_client_app(client_fn)
+    assert done == []
+    content = instruction("evaluate", packed_model(build(8)).tobytes(), ConfigRecord())
+    replied(app, content, "evaluate")
+    assert done == ["lean", "client"]
+
+
 def test_a_mixed_fleet_merges_like_one_of_a_kind() -> None:
     def fleet(message_api: set[int]) -> dict[int, ClientApp]:
         def client(node: int) -> ElasticClient:

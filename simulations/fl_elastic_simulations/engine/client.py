@@ -64,6 +64,8 @@ def simulated_client_app() -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        # Flower may hand the app on to a process that did not make it.
+        without_compiler()
         torch.set_num_threads(1)
         arrays, config = read_instruction("train", message.content)
         try:

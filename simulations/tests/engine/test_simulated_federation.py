@@ -115,6 +115,16 @@ def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> Non
     assert results(there) == results(here)
 
 
+def test_a_process_that_was_given_the_app_does_without_the_compiler_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, done = scenario(methods=["full"]), []
+    nodes = grid(made)
+    monkeypatch.setattr(simulated_client, "without_compiler", lambda: done.append("lean"))
+    run_cells(Simulation(made, tmp_path), nodes, Recorder())
+    assert len(done) == len(made.clients) * made.training.rounds
+
+
 def test_flowers_engine_takes_no_number_of_workers(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="takes all cores by itself"):
         simulate(Simulation(scenario(), tmp_path), Recorder(), workers=2)
