@@ -254,7 +254,7 @@ def test_one_limit_agrees_with_an_integer_programme(groups: int) -> None:
     assert -1e-4 <= min(gaps) and max(gaps) <= 1e-4
 
 
-@pytest.mark.parametrize("groups", [8, 20, 40, 60])
+@pytest.mark.parametrize("groups", [8, 20, 60])
 def test_three_limits_come_close_to_an_integer_programme(groups: int) -> None:
     answered = 0
     for seed in range(100, 118):

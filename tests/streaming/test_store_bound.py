@@ -81,7 +81,7 @@ def test_at_no_moment_is_it_more_than_its_bound(
 ) -> None:
     path, sizes = tmp_path / "samples.db", []
     with streaming(path, capacity, policy, size):
-        end = time.monotonic() + 0.8
+        end = time.monotonic() + 0.5
         # On a slow machine longer, until it has been seen at work.
         while time.monotonic() < end or len(sizes) <= 100 or len(set(sizes)) < 10:
             sizes.append(on_disk(tmp_path))
