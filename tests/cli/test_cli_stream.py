@@ -198,11 +198,12 @@ def test_a_class_is_forgotten_by_the_command_line(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     command = "import typer; from fl_elastic.cli.stream import stream; typer.run(stream)"
-    service = subprocess.Popen(
-        [sys.executable, "-c", command, *arguments(place, "--follow", "--json")],
-        cwd=place, stdout=subprocess.PIPE, stderr=(place / "err").open("w"), text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPROFILEIMPORTTIME": "1"},
-    )  # fmt: skip
+    with (place / "err").open("w") as errors:
+        service = subprocess.Popen(
+            [sys.executable, "-c", command, *arguments(place, "--follow", "--json")],
+            cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPROFILEIMPORTTIME": "1"},
+        )  # fmt: skip
     try:
         end = time.monotonic() + 120
         while not (place / "state" / "learner.npz").exists() and time.monotonic() < end:

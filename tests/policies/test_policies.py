@@ -27,6 +27,7 @@ from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import Check, made_up_profile, name_of, policy_checks
+from fl_elastic.testing.policies import check_plan_is_reproducible_from_seed
 
 NAMES = [
     "bias", "bsr", "e_vit", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random",
@@ -62,9 +63,10 @@ def test_policy_conforms(name: str, check: Check) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_policy_is_checked_as_a_class_too(name: str) -> None:
+def test_fresh_policies_of_a_kind_plan_alike(name: str) -> None:
+    """Given its class, a check makes a new one for each plan."""
     made = type(POLICIES.make(name))
-    policy_checks()[0](made)
+    check_plan_is_reproducible_from_seed(made)
     assert isinstance(POLICIES.make(name), made)
 
 

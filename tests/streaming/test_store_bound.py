@@ -69,12 +69,19 @@ def on_disk(folder: Path) -> int:
     return total
 
 
-SMALL = [(LEAST_CAPACITY, 10, policy) for policy in STORAGE_POLICIES.names()]
+def smallest(size: int) -> list[tuple[int, int, str]]:
+    """The smallest store of each policy, for samples of so many numbers."""
+    return [(LEAST_CAPACITY, size, policy) for policy in STORAGE_POLICIES.names()]
 
 
 @pytest.mark.parametrize(
     ("capacity", "size", "policy"),
-    [*SMALL, (2**19, 300, "ring"), (2**21, 9000, "reservoir"), (2**23, 100, "class_balanced")],
+    [
+        *smallest(10),
+        (2**19, 300, "ring"),
+        (2**21, 9000, "reservoir"),
+        (2**23, 100, "class_balanced"),
+    ],
 )
 def test_at_no_moment_is_it_more_than_its_bound(
     capacity: int, size: int, policy: str, tmp_path: Path
@@ -94,7 +101,9 @@ def test_at_no_moment_is_it_more_than_its_bound(
         assert store.rejected == {} and store.seen > 0
 
 
-@pytest.mark.parametrize(("capacity", "size", "policy"), [*SMALL, (2**18, 40, "class_balanced")])
+@pytest.mark.parametrize(
+    ("capacity", "size", "policy"), [*smallest(5), (2**18, 40, "class_balanced")]
+)
 def test_a_long_stream_at_the_bound_wears_nothing_out(
     capacity: int, size: int, policy: str, tmp_path: Path
 ) -> None:

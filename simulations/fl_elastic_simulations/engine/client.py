@@ -60,6 +60,7 @@ _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 def simulated_client_app() -> ClientApp:
     """Return a ClientApp that reads what to simulate from the server's messages."""
     app = ClientApp()
+    # Where the server runs in this process, it measures costs before a client answers.
     without_compiler()
 
     @app.train()

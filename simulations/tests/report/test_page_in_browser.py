@@ -126,9 +126,8 @@ def cells(browser: Chrome) -> list[str]:
     return [str(image.get_attribute("href")) for image in images]
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")]
-)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_every_plot_is_drawn_and_fits(browser: Chrome, page: Path, width: int, scheme: str) -> None:
     opened(browser, page, width, scheme)
     for name in ("time", "uplink"):
