@@ -20,6 +20,8 @@ from real_processes import (
     with_all_below,
 )
 
+from fl_elastic_simulations.engine.client import LATE
+
 pytestmark = pytest.mark.deploy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +91,9 @@ def test_a_scenario_completes_and_writes_its_results(flwr_run: Run, tmp_path: Pa
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     found = summary["methods"]["elastic"]
     assert found["rounds"] == 2
-    assert found["rejected_updates"] == 0
+    # Where the host is busy, what a device does before its first step may cost more than its budget: that is said.
+    reasons = [each["reason"] for each in found["rejections"]]
+    assert all(LATE in reason for reason in reasons), reasons
     assert found["uplink_bytes"] > 0
     assert summary["clients"] == 10
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
