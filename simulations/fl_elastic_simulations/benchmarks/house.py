@@ -36,17 +36,19 @@ LOADED = {
     "own_app": ("import fl_elastic.flower.node_app", "import fl_elastic.flower.app"),
 }
 """What a client, a node of a scenario and one of anybody's app import for a message, now and in older checkouts."""
+_TURNS = 7
 
 
-def bench_house(results: Results, checkout: Path, name: str) -> None:
-    """Add the row of a checkout.
+def bench_house(results: Results, checkouts: Mapping[str, Path]) -> None:
+    """Add a row for each checkout, by name; what they load is loaded in turns.
 
     Raises
     ------
     ElasticError
-        If it holds no library, or something of it cannot be loaded.
+        If one holds no library, or something of it cannot be loaded.
     """
-    results.add(name, look_at(checkout))
+    for name, row in look_at(checkouts).items():
+        results.add(name, row)
 
 
 _LINES = {
@@ -86,16 +88,22 @@ def house_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def look_at(checkout: Path) -> dict[str, Any]:
+def look_at(checkouts: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """Return sizes of both buildings, what is loaded for a client and a message, and files that acts take."""
-    found: dict[str, Any] = dict(sizes(checkout))
+    found: dict[str, dict[str, Any]] = {
+        name: {**sizes(checkout), **_taken(checkout), "wheel_bytes": _wheel_bytes(checkout)}
+        for name, checkout in checkouts.items()
+    }
     for what, choices in LOADED.items():
-        found |= {f"{what}_{key}": value for key, value in loaded(checkout, choices).items()}
-    script = Path(engine.__file__).with_name("paths_taken.py")
-    taken = _run(checkout, [sys.executable, str(script)])
-    found |= {f"{act}_files": count for act, count in json.loads(taken).items()}
-    found["wheel_bytes"] = _wheel_bytes(checkout)
+        for name, row in loaded(checkouts, choices).items():
+            found[name] |= {f"{what}_{key}": value for key, value in row.items()}
     return found
+
+
+def _taken(checkout: Path) -> dict[str, int]:
+    script = Path(engine.__file__).with_name("paths_taken.py")
+    taken = json.loads(_run(checkout, [sys.executable, str(script)]))
+    return {f"{act}_files": count for act, count in taken.items()}
 
 
 def sizes(checkout: Path) -> dict[str, int]:
@@ -161,15 +169,34 @@ def _exported(file: Path) -> list[str]:
     return []
 
 
-def loaded(checkout: Path, choices: tuple[str, ...], times: int = 3) -> dict[str, Any]:
-    """Return what the first of some imports that can be done loads, in a process of its own; medians of a few."""
+def loaded(
+    checkouts: Mapping[str, Path], choices: tuple[str, ...], turns: int = _TURNS
+) -> dict[str, dict[str, Any]]:
+    """Return what an import loads in a process of its own, by the name of each checkout; medians of a few turns.
+
+    Each checkout makes the first of the imports that it can. In a turn each is loaded once, so that a machine that
+    is slower for a while is slower for all of them.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+    made = {name: choices for name in checkouts}
+    for _ in range(turns):
+        for name, checkout in checkouts.items():
+            statements, row = _first_loaded(checkout, made[name])
+            made[name] = (statements,)
+            rows[name].append(row)
+    return {
+        name: {key: median_low(row[key] for row in own) for key in own[0]}
+        for name, own in rows.items()
+    }
+
+
+def _first_loaded(checkout: Path, choices: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     for statements in choices:
-        code = [sys.executable, "-c", _LOAD.format(statements=statements)]
         try:
-            rows = [json.loads(_run(checkout, code)) for _ in range(times)]
+            text = _run(checkout, [sys.executable, "-c", _LOAD.format(statements=statements)])
         except ElasticError:
             continue
-        return {key: median_low(row[key] for row in rows) for key in rows[0]}
+        return statements, json.loads(text)
     raise ElasticError(f"{checkout}: none of {', '.join(choices)} can be done")
 
 

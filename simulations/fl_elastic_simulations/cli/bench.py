@@ -54,8 +54,12 @@ def budget(results: Results) -> None:
 
 @bench.command()
 def house(
-    checkout: Annotated[Path, typer.Option(help="Folder of the checkout to look at.")] = Path(),
-    name: Annotated[str, typer.Option(help="Name of the row.")] = "now",
+    checkouts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=FOLDER...", help="Checkouts to look at, each with the name of its row."
+        ),
+    ],
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -63,9 +67,17 @@ def house(
     from fl_elastic_simulations.benchmarks.house import bench_house, house_markdown
     from fl_elastic_simulations.benchmarks.results import Results
 
+    folders = {}
+    for each in checkouts:
+        name, given, folder = each.partition("=")
+        if not (name and given and folder):
+            raise ScenarioError(
+                f"{each!r} does not say whose folder it is: give NAME=FOLDER, as in now=."
+            )
+        folders[name] = Path(folder).resolve()
     results = Results(output or FOLDER / "house.json", fresh=False)
     with Console(stderr=True).status("counting"):
-        bench_house(results, checkout.resolve(), name)
+        bench_house(results, folders)
     typer.echo(json.dumps(results.rows) if as_json else house_markdown(results.rows))
 
 
