@@ -43,10 +43,9 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C of a terminal is the business of whoever started the fleet.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     deserted = threading.Event()
-    threading.Thread(target=_end_with_stdin, args=(deserted,), daemon=True).start()
+    threading.Thread(target=_end_with_stdin, args=(child.pid, deserted), daemon=True).start()
     status = _wait_for(child.pid)
-    _end_all()
-    # Whichever thread sees the end of the killed command first.
+    _end_all(child.pid)
     return 1 if deserted.is_set() else status
 
 
@@ -67,21 +66,24 @@ def _ask_to_end(pid: int) -> None:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         return
-    late = threading.Timer(_GRACE, _end_all)
+    late = threading.Timer(_GRACE, _end_all, [pid])
     late.daemon = True
     late.start()
 
 
-def _end_with_stdin(deserted: threading.Event) -> None:
+def _end_with_stdin(command: int, deserted: threading.Event) -> None:
     while os.read(0, 4096):
         pass
     deserted.set()
-    _end_all()
+    _end_all(command)
     os._exit(1)
 
 
-def _end_all() -> None:
-    """Kill everything below this process, until nothing is left; ended ones are collected by whoever waits."""
+def _end_all(command: int) -> None:
+    """Kill everything below this process, until nothing is left.
+
+    The command itself is collected by whoever waits for its status.
+    """
     while below := children_of(os.getpid()):
         for pid in below:
             for victim in (pid, *_all_below(pid)):
@@ -90,6 +92,8 @@ def _end_all() -> None:
                 except ProcessLookupError:
                     continue
         for pid in below:
+            if pid == command:
+                continue
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:

@@ -108,6 +108,31 @@ def test_it_passes_on_the_wish_to_end(kept: Callable[..., Kept]) -> None:
     assert family.none_is_left()
 
 
+def test_who_is_ended_keeps_its_status_whoever_sees_its_end_first(tmp_path: Path) -> None:
+    # The keeper looks for the end of its command only once the thread that kills has seen it.
+    slow = (
+        "import os, sys, time; from fl_elastic.fleet import supervisor; wait = os.wait;"
+        "supervisor._GRACE = 0.1; os.wait = lambda: (time.sleep(1), wait())[1];"
+        "sys.exit(supervisor.main(sys.argv[1:]))"
+    )
+    stubborn = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "open(sys.argv[1], 'w').close(); time.sleep(600)"
+    )
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-c", stubborn, str(ready)]
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", slow, str(tmp_path / "main"), *command], stdin=subprocess.PIPE
+    )
+    try:
+        assert wait_until(ready.exists)
+        keeper.terminate()
+        assert keeper.wait(30) == 128 + signal.SIGKILL
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
 @pytest.mark.slow
 def test_who_does_not_listen_is_ended_all_the_same(kept: Callable[..., Kept]) -> None:
     family = kept(stubborn="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
