@@ -17,6 +17,10 @@ DEFAULT_CAPACITY = 64 * 2**20
 _FACTS = 2**16
 # Samples that a saved state holds at most: the new ones and the window.
 _ROWS = 544
+# All that a stream writes into its folder, besides the store's files.
+_OWN = ("learner.npz", "events.log", "profile.json", "summary.json", "report.html", ".lock")
+# Left over by a first start, so that a later one, which finds a few blocks less, needs no smaller store.
+_SPARE = 2**16
 
 
 def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
@@ -42,7 +46,8 @@ def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:
         If what is wanted does not fit, or not even the smallest store does.
     """
     free = _free(folder)
-    most = _most(free - 2 * state)
+    spare = 0 if (folder / "samples.db").exists() else _SPARE
+    most = _most(free - 2 * state - spare)
     if wanted is not None and wanted <= most:
         return wanted
     if wanted is None and most >= LEAST_CAPACITY:
@@ -51,7 +56,7 @@ def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:
     advice = f"give --capacity {most} or less, or " if most >= LEAST_CAPACITY else ""
     raise StreamError(
         f"the disk of {folder} has {free} bytes for the stream, but a store of {capacity} bytes and the learner's "
-        f"state need {capacity + log_bytes(capacity) + 2 * state}: {advice}make room"
+        f"state need {capacity + log_bytes(capacity) + 2 * state + spare}: {advice}make room"
     )
 
 
@@ -70,6 +75,8 @@ def _free(folder: Path) -> int:
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    own = [*folder.glob("samples.db*"), *folder.glob("learner.npz"), *folder.glob("events.log")]
-    own = [each for each in own if "damaged" not in each.name]
-    return shutil.disk_usage(there).free + sum(each.stat().st_size for each in own)
+    own = [each for each in folder.glob("samples.db*") if "damaged" not in each.name]
+    own += [folder / name for name in _OWN if (folder / name).exists()]
+    # What they take in whole blocks; a size of 29,574 bytes takes 32,768.
+    taken = sum(512 * each.stat().st_blocks for each in own)
+    return shutil.disk_usage(there).free + taken

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import command_line
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 
 from fl_elastic.cli.stream import _gathered, stream, stream_app
 from fl_elastic.errors import ElasticError
+from fl_elastic.streaming.disk_room import fitting_capacity
 from fl_elastic.streaming.reading import Reading
 
 MODELS = """
@@ -79,6 +82,27 @@ def test_a_table_in_two_goes(place: Path) -> None:
     assert "299 samples" in (place / "state" / "report.html").read_text()
     # There is nothing new.
     assert "299 samples, 299 labelled, 1 refused" in call(*arguments(place))
+
+
+def test_what_it_leaves_is_room_for_it_the_next_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk of 4 MiB a store once did not open again, as summary and page had taken from its room."""
+    folder = place / "state"
+
+    def usage(_: Path) -> SimpleNamespace:
+        # A folder takes a block as well.
+        taken = sum(512 * each.stat().st_blocks for each in folder.glob("*"))
+        return SimpleNamespace(free=2**22 - taken - (4096 if folder.exists() else 0))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    first = fitting_capacity(folder, None, 0)
+    call(*arguments(place))
+    assert {"samples.db", "summary.json", "report.html"} <= {each.name for each in folder.iterdir()}
+    assert first <= fitting_capacity(folder, None, 0) <= first + 2**16
+    # Somebody else's file is not taken for its own.
+    (folder / "holiday.jpg").write_bytes(bytes(2**20))
+    assert fitting_capacity(folder, None, 0) < first - 2**19
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes that Linux counts")
