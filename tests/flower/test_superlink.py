@@ -236,6 +236,8 @@ LASTING = (
     .replace("import Checkpointed, ElasticClient,", "import ElasticClient, RoundTerms,")
     .replace('Checkpointed(strategy, results / "checkpoints")', "strategy")
     .replace("num_rounds=2", "num_rounds=3")
+    # Nobody dies here, and a busy machine takes its time to start processes.
+    .replace("timeout=TIMEOUT", "timeout=150")
     .replace(
         "        on_round=",
         '        terms=RoundTerms(round_zero="closed_form", solve_every=2, cut="fixed:2"),\n        on_round=',
@@ -270,28 +272,28 @@ def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None
         assert trained == ({"2.weight", "2.bias"} if record["trains"] else set())
         sent = {reply["downlink_bytes"] for reply in record["accepted"]}
         assert (sent == {record["downlink_bytes"]}) == (record["server_round"] == 0)
-    assert all(
-        len(list((fleet.place / f"state{node}").glob("features-*"))) == 1 for node in range(3)
-    )
+    assert all((fleet.place / f"state{node}" / "features.bin").exists() for node in range(3))
 
 
 def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, LASTING.replace("fixed:2", "moving"), sleeper=False)
     rounds = rounds_of(fleet)
-    # Asked before the pass for a head, and again once it was solved for anew.
+    # Asked once there is a head, and again once it was solved for anew.
     assert [(each["server_round"], each["trains"]) for each in rounds] == [
-        (0, False), (0, False), (1, True), (2, True), (2, False), (3, False), (3, True),
+        (0, False), (1, False), (1, True), (2, True), (2, False), (3, False), (3, True),
         (3, False),
     ]  # fmt: skip
-    assert {each["cut"] for each in rounds} <= {"0", "2"}
+    assert [each["cut"] for each in rounds[:1]] == [""]
+    assert {each["cut"] for each in rounds[1:]} <= {"0", "2"}
     for record in rounds:
         assert len(record["accepted"]) == 3 and not record["rejected"]
         trained = {name for reply in record["accepted"] for name in reply["steps"]}
         above = {"0": {"0.weight", "0.bias", "2.weight", "2.bias"}, "2": {"2.weight", "2.bias"}}
         assert trained == (above[record["cut"]] if record["trains"] else set())
     # Who was asked holds the model, and is not sent it again.
-    asked, first = rounds[0], rounds[1]
-    assert all(reply["downlink_bytes"] < asked["downlink_bytes"] for reply in first["accepted"])
+    whole = {reply["downlink_bytes"] for reply in rounds[0]["accepted"]}
+    asked, first = ({reply["downlink_bytes"] for reply in each["accepted"]} for each in rounds[1:3])
+    assert max(first) < min(asked) and max(asked) < min(whole)
 
 
 MIXED = (
