@@ -22,13 +22,19 @@ demo: $(READY)
 
 # As many processes as cores: with one more it took longer on two. A file's tests stay together, with what they
 # share, in the order of conftest.py, and write tens of thousands of small files.
+define PYTEST
+@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
+TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+endef
+
 test: $(READY)
-	@place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
-	TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 \
-	--dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# What takes too long for each time: about 25 minutes on two cores, half of them for real fleets.
+SLOW := slow and not faults
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not faults"
+	$(PYTEST) -m "$(SLOW)"
 
 # A real fleet whose parts are killed, cut off, filled up and deceived: about twenty minutes.
 test-faults: $(READY)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from documents import ROOT
 
+pytestmark = pytest.mark.slow
+
 _FETCHED = re.compile(
     r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
 )

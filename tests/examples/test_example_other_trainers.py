@@ -23,6 +23,7 @@ def check(trainer: str, place: Path, said: str) -> None:
     assert 0 <= held < whole and (place / f"{trainer}.bin").stat().st_size > 100
 
 
+@pytest.mark.slow
 def test_trainers_train_by_a_plan_and_only_that_changes(tmp_path: Path) -> None:
     installed = [trainer for trainer in STEPS if find_spec(trainer) is not None]
     if not installed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvgM
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
+from slow_ones import slow_unless
 from small_federation import as_weights, assert_identical, quiet, run, scripted_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions, ModelAverage
@@ -109,8 +111,13 @@ def test_an_inner_optimisers_moments_are_not_poisoned_for_good(when: int, value:
     assert distance(found) < distance(honest) + 0.5 * distance(first_weights())
 
 
-@pytest.mark.parametrize("name", ["adam", "yogi", "momentum", "agreement", "sgd"])
-@pytest.mark.parametrize("when", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "when"),
+    slow_unless(
+        lambda name, when: when == 3 or name == "adam",
+        product(("adam", "yogi", "momentum", "agreement", "sgd"), (1, 3)),
+    ),
+)
 def test_nor_are_those_of_a_server_optimiser(name: str, when: int) -> None:
     rate = 0.05 if name in ("adam", "yogi") else 0.2
     strategy = PartialUpdates(quiet(), server_optimizer=SERVER_OPTIMIZERS.make(name, rate))

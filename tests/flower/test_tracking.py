@@ -66,6 +66,7 @@ def test_mlflow_reads_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert client.get_metric_history(active.info.run_id, "evaluate/accuracy")
 
 
+@pytest.mark.slow
 def test_wandb_keeps_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     if not hasattr(wandb, "init"):

@@ -17,7 +17,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.testing.probes import Snapshot
 
 FAST = [
-    "resnet18", "mobilenet_v2", "googlenet", "inception_v3", "densenet121", "squeezenet1_1",
+    "resnet18", "mobilenet_v2", "googlenet", "squeezenet1_1",
     "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_16", "regnet_y_400mf", "shufflenet_v2_x0_5",
     "mnasnet0_5",
 ]  # fmt: skip

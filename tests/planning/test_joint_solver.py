@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 from scipy.sparse import lil_matrix  # type: ignore[import-untyped]
+from slow_ones import slow_unless
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.planning.joint.choices import Choices, Limits, Totals
@@ -254,7 +255,7 @@ def test_one_limit_agrees_with_an_integer_programme(groups: int) -> None:
     assert -1e-4 <= min(gaps) and max(gaps) <= 1e-4
 
 
-@pytest.mark.parametrize("groups", [8, 20, 60])
+@pytest.mark.parametrize("groups", slow_unless(lambda groups: groups < 60, [8, 20, 60]))
 def test_three_limits_come_close_to_an_integer_programme(groups: int) -> None:
     answered = 0
     for seed in range(100, 118):

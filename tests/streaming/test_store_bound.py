@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from foreseen_log import watched
+from slow_ones import slow_unless
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
@@ -102,7 +103,11 @@ def test_at_no_moment_is_it_more_than_its_bound(
 
 
 @pytest.mark.parametrize(
-    ("capacity", "size", "policy"), [*smallest(5), (2**18, 40, "class_balanced")]
+    ("capacity", "size", "policy"),
+    slow_unless(
+        lambda capacity, _, policy: policy == "class_balanced",
+        [*smallest(5), (2**18, 40, "class_balanced")],
+    ),
 )
 def test_a_long_stream_at_the_bound_wears_nothing_out(
     capacity: int, size: int, policy: str, tmp_path: Path

@@ -207,6 +207,7 @@ def test_other_models_and_other_data_are_refused() -> None:
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_classes_of_digits_are_forgotten_and_the_others_are_kept() -> None:
     """From a model that has just learned them, and from the same one long after."""
     data = load_digits()

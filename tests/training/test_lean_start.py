@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 TRAIN = """
 import sys
 import torch
@@ -95,6 +97,7 @@ def test_a_budget_of_memory_is_not_spent_on_the_compiler() -> None:
     run(limited.replace("speedup=1.3", "memory=1e9") + ABSENT)
 
 
+@pytest.mark.slow
 def test_whoever_compiles_gets_the_compiler_and_the_same_numbers_with_it() -> None:
     # Without a limit, so that the number of steps is no matter of time.
     script = TRAIN.format(optimizer="Adam", policy="full").replace("speedup=1.3", "")

@@ -220,6 +220,7 @@ def test_norms_that_are_held_in_eval_use_their_statistics_of_the_window(kind: st
     compare(model, batches, Windows(wide, 0.5, "wrap", seed=1), OPTIMIZERS["momentum"])
 
 
+@pytest.mark.slow
 def test_steps_of_random_models_are_the_whole_ones_with_the_rest_masked() -> None:
     compared = 0
     for seed in range(110):

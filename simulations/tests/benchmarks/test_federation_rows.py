@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_ones import slow_unless
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.benchmarks.federation import (
@@ -76,7 +77,17 @@ PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our serve
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+# One of each kind; the others take as long and say the same, and are tested where time is no matter.
+FIRST = {
+    "fedavg", "fedavg, waiting, our server", "heterofl", "fl_elastic", "fl_elastic, int8",
+    "fedel, free probe, our server", "fewer full steps, our server",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "method",
+    slow_unless(FIRST.__contains__, METHODS),
+)
 def test_every_method_is_tested_at_the_same_times(folder: Path, method: str) -> None:
     row = cell(folder, method)
     profile, _ = task_costs("small", SMALL, folder, "")

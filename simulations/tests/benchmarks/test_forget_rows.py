@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_ones import slow_unless
 
 from fl_elastic_simulations.benchmarks import forgetting as benchmark
 from fl_elastic_simulations.benchmarks.forgetting import (
@@ -28,7 +29,10 @@ def test_who_is_as_certain_as_of_training_examples_is_taken_for_one() -> None:
     assert 0.2 < membership(alike, draw.normal(size=50), draw.normal(size=300)) < 0.8
 
 
-@pytest.mark.parametrize(("share", "clients"), [(0.0, 0), (0.1, 0), (0.1, 3)])
+@pytest.mark.parametrize(
+    ("share", "clients"),
+    slow_unless(lambda _, clients: clients > 0, [(0.0, 0), (0.1, 0), (0.1, 3)]),
+)
 def test_a_run_goes_on_and_is_shown(
     share: float, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +65,7 @@ def test_the_split_of_a_class_leaves_none_of_it(tmp_path: Path) -> None:
     assert len(split.kept[1]) + len(split.forgotten[1]) == 500
 
 
+@pytest.mark.slow
 def test_a_federation_forgets_a_class_that_it_hardly_knows_at_no_cost_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     cell._at_home.cache_clear()
 
 
+@pytest.mark.slow
 def test_replay_learns_what_is_new_and_keeps_what_was(small: str) -> None:
     rows = {method: cell.run_stream(small, method, 0, None) for method in METHODS}
     still = rows["no adaptation"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from choosing_costs import flat_choosing, steady
+from slow_ones import slow_unless
 
 from fl_elastic.errors import PlanError, ScenarioError
 from fl_elastic.profiling import CostProfile, save_profile
@@ -104,7 +105,9 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
     assert cell.client_seconds > sum(charged(cell))
 
 
-@pytest.mark.parametrize("method", [*CHOOSING, *FREE])
+@pytest.mark.parametrize(
+    "method", slow_unless({"elastic", "fedel", "wait"}.__contains__, [*CHOOSING, *FREE])
+)
 def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
     made, full = scenario(profile, count=1), profile.full_step_seconds
     costs = flat_choosing(made, profile=1.5 * full, plan=0.5 * full)

@@ -172,6 +172,7 @@ def test_a_deadline_is_either_seconds_or_a_quantile() -> None:
             scenario(deadline=wrong)
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_take_the_memory_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> Non
     assert results(there) == results(here)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_given_the_app_does_without_the_compiler_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

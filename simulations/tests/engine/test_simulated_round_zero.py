@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from choosing_costs import flat_choosing
+from slow_ones import slow_unless
 from torch import nn
 
 from fl_elastic.errors import ScenarioError
@@ -275,7 +276,7 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     assert cell.history[-1]["round"] == last
 
 
-@pytest.mark.parametrize("peer", ["timelyfl", "fedel", "heterofl"])
+@pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel", "heterofl"]))
 def test_a_peer_goes_on_from_a_solved_head(
     ran: Any, peer: str, caplog: pytest.LogCaptureFixture
 ) -> None:

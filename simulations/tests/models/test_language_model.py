@@ -71,6 +71,7 @@ def test_what_is_folded_into_a_layer_is_added() -> None:
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_recipe_is_kept_once_and_gives_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
