@@ -36,7 +36,7 @@ SLOW := slow and not faults
 test-slow: $(READY)
 	$(PYTEST) -m "$(SLOW)"
 
-# A real fleet whose parts are killed, cut off, filled up and deceived: about twenty minutes.
+# A real fleet whose parts are killed, cut off, filled up and deceived: an hour and more.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m faults
 

@@ -1,6 +1,5 @@
 """What the server makes of partial updates."""
 
-from fl_elastic.aggregation import agreement, products, robust
 from fl_elastic.aggregation.averaging import ModelAverage
 from fl_elastic.aggregation.mean import MergeOptions, PartialMean
 from fl_elastic.aggregation.rules import RULES, AggregationRule, JointRule, LinearRule, RobustRule
@@ -17,7 +16,4 @@ __all__ = [
     "PartialMean",
     "RobustRule",
     "ServerOptimizer",
-    "agreement",
-    "products",
-    "robust",
 ]

@@ -126,7 +126,14 @@ class RobustRule(AggregationRule, ABC):
         return list(range(len(updates)))
 
 
-RULES: Factories[AggregationRule] = Factories("aggregation rule")
+_ROBUST = ("median", "trimmed_mean", "norm_clipping", "krum")
+RULES: Factories[AggregationRule] = Factories(
+    "aggregation rule",
+    modules={
+        **dict.fromkeys(_ROBUST, "fl_elastic.aggregation.robust"),
+        "products": "fl_elastic.aggregation.products",
+    },
+)
 """Aggregation rules by name."""
 
 

@@ -142,7 +142,9 @@ class ServerOptimizer(ABC):
         }
 
 
-SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories("server optimizer")
+SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories(
+    "server optimizer", modules={"agreement": "fl_elastic.aggregation.agreement"}
+)
 """Server optimisers by name; each is made with a rate, or with its own."""
 
 

@@ -13,20 +13,18 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.deadline import Deadline
     from fl_elastic.flower.initial import initial_arrays
-    from fl_elastic.flower.round import AcceptedReply, Rejection, RoundRecord
+    from fl_elastic.flower.round import RoundRecord
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
     from fl_elastic.flower.stream_client import StreamClient
     from fl_elastic.flower.terms import RoundTerms
 
 __all__ = [
-    "AcceptedReply",
     "Checkpoint",
     "Checkpointed",
     "Deadline",
     "ElasticClient",
     "PartialUpdates",
-    "Rejection",
     "RoundRecord",
     "RoundTerms",
     "SecurePartialUpdates",
@@ -37,13 +35,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AcceptedReply": "round",
     "Checkpoint": "checkpoint",
     "Checkpointed": "checkpoint",
     "Deadline": "deadline",
     "ElasticClient": "client",
     "PartialUpdates": "strategy",
-    "Rejection": "round",
     "RoundRecord": "round",
     "RoundTerms": "terms",
     "SecurePartialUpdates": "secure",

@@ -126,7 +126,7 @@ class BetweenRounds:
         nodes |= {each.node_id for each in ended.rejected}
         last = terms.solve_every > 0 and number == self.last_round
         due = terms.looks_after(number) or last
-        if not self._fleet.kept_head or not due or not nodes:
+        if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
@@ -145,7 +145,7 @@ class BetweenRounds:
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        wishes = fleet.wishes.open_of(nodes) if fleet.terms.forget else {}
+        wishes = fleet.wishes.open_of(nodes)
         if not wishes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)

@@ -214,7 +214,7 @@ class ClientRegistry:
             kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
             rate=self.rate,
-            forgotten=self.wishes.met_of(node),
+            forgotten=self.wishes.met_of(node) if terms.forget else "",
             codec=self.codec,
             feature_precision=self.feature_precision,
         )

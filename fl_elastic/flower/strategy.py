@@ -307,8 +307,8 @@ class PartialUpdates(Strategy):
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Say so if norms are to keep statistics that have never seen data."""
-        fresh = fresh_statistics(self._weights, manifest)
-        if self.terms.keeps_statistics and fresh:
+        fresh = fresh_statistics(self._weights, manifest) if self.terms.keeps_statistics else []
+        if fresh:
             _LOG.warning(
                 "norms keep their statistics with a head in closed form or a cut, and those of %s of them have "
                 "never seen data (%s): they do not normalise. Begin with a pretrained model, or with "
@@ -409,14 +409,17 @@ class PartialUpdates(Strategy):
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
         timeout = self.patience() or _PATIENCE_SECONDS
-        forgotten = self._between.forget(this.outbox, self._weights, this.record, timeout)
-        if forgotten is not None:
-            if this.left_alone is not None:
-                forgotten = this.left_alone.put_back(forgotten, self._weights)
-            self._amend(forgotten)
-        solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
-        if solved is not None:
-            self._amend(solved)
+        solved = None
+        if self.terms.forget:
+            forgotten = self._between.forget(this.outbox, self._weights, this.record, timeout)
+            if forgotten is not None:
+                if this.left_alone is not None:
+                    forgotten = this.left_alone.put_back(forgotten, self._weights)
+                self._amend(forgotten)
+        if self.fleet.kept_head:
+            solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
+            if solved is not None:
+                self._amend(solved)
         if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
         return self._arrays(), metrics

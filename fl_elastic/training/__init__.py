@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
 from fl_elastic.training.apply_plan import apply_plan
-from fl_elastic.training.evaluate import Evaluation, evaluate
+from fl_elastic.training.evaluate import evaluate
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ElasticTrainer",
-    "Evaluation",
     "FitReport",
     "ForwardOptions",
     "SelectionState",
