@@ -77,7 +77,7 @@ PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our serve
 }
 
 
-# One of each kind; the others take as long and say the same, and are tested where time is no matter.
+# One of each kind; the others are among the slow tests.
 FIRST = {
     "fedavg", "fedavg, waiting, our server", "heterofl", "fl_elastic", "fl_elastic, int8",
     "fedel, free probe, our server", "fewer full steps, our server",
