@@ -67,6 +67,8 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused(f"type {array.dtype} is no number")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise Refused("a number is not finite")
+    if not array.size:
+        raise Refused("the sample has no numbers")
     if like is not None and array.shape != like.shape:
         raise Refused(f"shape {array.shape} instead of {like.shape}")
     if like is None or array.dtype == like.dtype:

@@ -56,40 +56,45 @@ class FeatureCodec:
         return self.shape[0] if len(self.shape) > 1 and positions >= _FEWEST_POSITIONS else 1
 
     @property
+    def _positions(self) -> int:
+        return math.prod(self.shape) // max(self.scales, 1)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes that one example takes."""
         return math.prod(self.shape) * PRECISIONS[self.precision].itemsize + 8 * self.scales
 
     def encode(self, features: Tensor) -> Tensor:
         """Return rows of bytes, shape (B, row_bytes), for features of shape (B, *shape)."""
-        flat = features.detach().reshape(len(features), -1).cpu().float()
+        # Sizes are named: of no examples they cannot be inferred.
+        flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
         if self.precision == "fp32":
             return _bytes_of(flat)
         if self.precision == "fp16":
             limit = torch.finfo(torch.float16).max
             return _bytes_of(flat.clamp(-limit, limit).half())
-        parts = flat.reshape(len(flat), self.scales, -1)
+        parts = flat.reshape(len(flat), self.scales, self._positions)
         least = parts.amin(2, keepdim=True)
         scale = ((parts.amax(2, keepdim=True) - least) / 255).clamp(min=1e-12)
         codes = ((parts - least) / scale).round().clamp(0, 255).to(torch.uint8)
-        header = torch.cat([least, scale], 2).reshape(len(flat), -1)
-        return torch.cat([_bytes_of(header), codes.reshape(len(flat), -1)], 1)
+        header = torch.cat([least, scale], 2).flatten(1)
+        return torch.cat([_bytes_of(header), codes.flatten(1)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return the features, shape (B, *shape), of rows that `encode` gave."""
         count = len(rows)
         if self.precision != "int8":
-            values = rows.contiguous().view(PRECISIONS[self.precision]).float()
+            values = rows.reshape(-1).view(PRECISIONS[self.precision]).float()
             return values.reshape(count, *self.shape)
-        header = rows[:, : 8 * self.scales].contiguous().view(torch.float32)
+        header = rows[:, : 8 * self.scales].reshape(-1).view(torch.float32)
         least, scale = header.reshape(count, self.scales, 2, 1).unbind(2)
-        codes = rows[:, 8 * self.scales :].reshape(count, self.scales, -1)
+        codes = rows[:, 8 * self.scales :].reshape(count, self.scales, self._positions)
         return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
 
     def keeps(self, features: Tensor, rows: Tensor) -> Tensor:
         """Return which examples come back from their rows as they were, shape (B,): fp16 has a narrow range."""
-        flat = features.detach().reshape(len(features), -1).cpu().float()
-        error = (self.decode(rows).reshape(len(flat), -1) - flat).abs().amax(1)
+        flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
+        error = (self.decode(rows).reshape(flat.shape) - flat).abs().amax(1)
         return error <= self.tolerance * flat.abs().amax(1)
 
 

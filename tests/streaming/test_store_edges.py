@@ -11,15 +11,17 @@ from foreseen_log import watched
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.intake import checked_sample
 from fl_elastic.streaming.store.changes import Offer
+from fl_elastic.streaming.store.encoding import ENCODINGS
 from fl_elastic.streaming.store.policies import RETRIEVALS
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("how", RETRIEVALS.names())
-def test_nothing_is_drawn_where_there_is_nothing(how: str, tmp_path: Path) -> None:
-    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+def test_nothing_is_drawn_where_there_is_nothing(how: str, encoding: str, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18, encoding=encoding) as store:
         assert len(store.sample(3, how=how)) == 0
         store.add(np.zeros(3, np.float32), None)
-        assert len(store.sample(3, how=how)) == 0
+        assert store.sample(3, how=how).x.shape == store.take([7]).x.shape == (0, 3)
         assert len(store.sample(3, how=how, labelled=False)) == 1
         assert len(store.sample(3, how=how, labelled=False, version="another")) == 0
 
@@ -33,6 +35,14 @@ def test_ids_as_the_store_hands_them_out_find_their_samples(tmp_path: Path) -> N
         assert store.label(ids[0], 5) and store.delete(ids=ids[:2]) == 2
         # What no id can be is nobody's.
         assert not store.label(2**70, 1) and len(store.take([2**70, 3])) == 1
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_sample_of_no_numbers_is_refused_and_counted(encoding: str, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18, encoding=encoding) as store:
+        assert store.add(np.zeros((3, 0), np.float32), 0) is None
+        assert store.rejected == {"the sample has no numbers": 1}
+        assert store.add(np.zeros(3, np.float32), 0) == 1
 
 
 def test_more_ids_than_a_query_has_letters(tmp_path: Path) -> None:

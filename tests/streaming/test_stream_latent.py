@@ -87,6 +87,18 @@ def test_new_classes_with_features(tmp_path: Path) -> None:
     closed(learner)
 
 
+@pytest.mark.parametrize("encoding", ["raw", "fp16", "int8"])
+def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, encoding=encoding, latent=Latent(1), trigger=EverySamples(10**6))
+    first = learner.observe(blobs(1)[0][0])
+    run(learner, blobs(20))
+    assert learner.store.delete(ids=[first.sample_id]) == 1
+    assert not learner.label(first.sample_id, 1).refused
+    assert learner.label(first.sample_id + 1000, 1).refused == "no such sample"
+    assert not learner.observe(*blobs(1)[0]).refused
+    closed(learner)
+
+
 def made(folder: Path, **given: Any) -> Any:
     settings = {
         "encoding": "int8", "latent": Latent(2), "policy": "elastic", "budget": Budget(speedup=1.3),

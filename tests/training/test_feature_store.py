@@ -52,6 +52,15 @@ def test_values_beyond_the_range_saturate_and_constants_stay() -> None:
     torch.testing.assert_close(codec.decode(codec.encode(constant)), constant)
 
 
+@pytest.mark.parametrize("shape", [(), (100,), (3, 8, 8)])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_examples_come_back_as_none(precision: str, shape: tuple[int, ...]) -> None:
+    codec, features = FeatureCodec(precision, shape), torch.zeros(0, *shape)
+    rows = codec.encode(features)
+    assert rows.shape == (0, codec.row_bytes) and rows.dtype == torch.uint8
+    assert torch.equal(codec.decode(rows), features) and codec.keeps(features, rows).shape == (0,)
+
+
 def test_an_unknown_precision_is_named() -> None:
     with pytest.raises(BudgetError, match="'fp8' is unknown, use fp32, fp16, int8"):
         FeatureCodec("fp8", (1,))
