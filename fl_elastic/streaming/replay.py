@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.registry import Factories
-from fl_elastic.streaming.store.policies import RETRIEVALS
+from fl_elastic.streaming.retrievals import RETRIEVALS
 
 __all__ = ["REPLAYS", "DarkReplay", "ExperienceReplay", "Part", "Replay"]
 

@@ -345,6 +345,48 @@ def test_a_damaged_file_is_put_aside_and_a_fresh_one_started(
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("rejected", '{"shape": '), ("rejected", '["shape"]'), ("rejected", '{"shape": "many"}'),
+        ("seen", "many"), ("last_id", "the third"), ("encoding", "{}"), ("encoding", b"\xff\xfe"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("look", ["add", "sample", "seen", "rejected", "label", "delete"])
+def test_damage_to_what_it_says_of_its_samples_costs_the_store_and_not_the_stream(
+    key: str, text: str | bytes, look: str, tmp_path: Path
+) -> None:
+    """The pages are whole, so that SQLite finds nothing."""
+    store = open_store(tmp_path)
+    store.add(sample_of(1), 0)
+    store.add(sample_of(1, 5), 0)
+    with sqlite3.connect(tmp_path / "samples.db") as other:
+        other.execute("UPDATE meta SET value = CAST(? AS TEXT) WHERE key = ?", (text, key))
+    looks: dict[str, Any] = {
+        "add": lambda: store.add(sample_of(2), 1), "sample": lambda: store.sample(3),
+        "seen": lambda: store.seen, "rejected": lambda: store.rejected,
+        "label": lambda: store.label(1, 2), "delete": lambda: store.delete(label=0),
+    }  # fmt: skip
+    looks[look]()
+    assert store.add(sample_of(3), 1) is not None
+    assert store.rejected == {"file was damaged": 1} and store.seen == len(store)
+    assert (tmp_path / "samples.db.damaged-1").exists()
+    store.close()
+
+
+def test_a_sample_of_a_length_that_none_has_costs_the_store_and_not_the_stream(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path)
+    store.add([sample_of(1), sample_of(2)], [0, 1])
+    with sqlite3.connect(tmp_path / "samples.db") as other:
+        other.execute("UPDATE samples SET x = x'0102030405' WHERE id = 2")
+    assert len(store.take([1])) == 1
+    assert len(store.take([1, 2])) == 0 and store.rejected == {"file was damaged": 1}
+    assert store.add(sample_of(3), 1) == 1
+    store.close()
+
+
 def test_a_database_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "samples.db"
     with sqlite3.connect(path) as connection:
@@ -361,7 +403,7 @@ def test_damage_while_it_is_open_costs_the_store_and_not_the_stream(
     store = open_store(tmp_path)
     for i in range(300):
         store.add(sample_of(i, 200), i % 3)
-    connection = store._file.database.connection
+    connection = store._database.connection
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     # As if it were too large to be held in memory.
     connection.execute("PRAGMA cache_size = 2")
@@ -391,7 +433,7 @@ def test_a_full_disk_costs_samples_and_is_said(
     store = open_store(tmp_path)
     store.add(sample_of(0, 2000), 0)
     # The same answer as that of a disk without room.
-    connection = store._file.database.connection
+    connection = store._database.connection
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 30}")
     kept = [store.add(sample_of(i, 2000), 0) for i in range(30)]

@@ -118,7 +118,7 @@ def test_a_long_stream_at_the_bound_wears_nothing_out(
         np.random.default_rng(1),
     )
     # Waiting for the disk is not what is tested.
-    store._file.database.connection.execute("PRAGMA synchronous = OFF")
+    store._database.connection.execute("PRAGMA synchronous = OFF")
     counts = []
     for _ in range(40):
         x = generator.normal(size=(200, size)).astype(np.float32)
@@ -140,13 +140,13 @@ def test_no_transaction_writes_more_into_the_log_than_was_foreseen(
         for old in tmp_path.iterdir():
             old.unlink()
         store = SampleStore(tmp_path / "samples.db", capacity, policy="class_balanced", seed=number)
-        store._file.database.connection.execute("PRAGMA synchronous = OFF")
+        store._database.connection.execute("PRAGMA synchronous = OFF")
         for _ in range(400):
             many = int(generator.integers(1, 3))
             foreseen.clear()
             before = log.stat().st_size
             x = generator.normal(size=(many, size)).astype(np.float32)
-            store.offer([Offer(each, int(generator.integers(0, 9))) for each in x])
+            store.change([Offer(each, int(generator.integers(0, 9))) for each in x])
             # Within one call the log may have been cut off in between, which makes this easier, never harder.
             assert log.stat().st_size - before <= sum(foreseen)
             if generator.random() < 0.1:
@@ -228,12 +228,12 @@ def test_one_who_reads_for_ever_costs_samples_and_not_the_bound(
 def test_another_process_that_puts_it_aside_is_followed(tmp_path: Path) -> None:
     first, second = (SampleStore(tmp_path / "samples.db", 2**18) for _ in range(2))
     assert first.add(np.zeros(5, np.float32), 1) == 1
-    second._file._start_afresh("it is tried out")
+    second._database.put_aside("it is tried out")
     assert second.add(np.ones(7, np.float32), 3) == 1
     # The first one neither writes into what was put aside, nor puts the fresh one aside.
     assert first.sample(5).x.tolist() == [[1.0] * 7]
     assert first.add(np.zeros(7, np.float32), 1) == 2 and len(second) == 2
-    first._file._start_afresh("the same damage, seen late")
+    first._database.put_aside("the same damage, seen late")
     assert len(list(tmp_path.glob("*.damaged-?"))) == 2
     first.close()
     second.close()

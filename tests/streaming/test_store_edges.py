@@ -10,9 +10,9 @@ from foreseen_log import watched
 
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.intake import checked_sample
+from fl_elastic.streaming.retrievals import RETRIEVALS
 from fl_elastic.streaming.store.changes import Offer
 from fl_elastic.streaming.store.encoding import ENCODINGS
-from fl_elastic.streaming.store.policies import RETRIEVALS
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -68,7 +68,7 @@ def test_each_row_is_foreseen_whatever_comes_beside_it(
     for offers in ([Offer(x[0], 0)], [Offer(x[1], 0), Offer(x[2], 0, outputs=np.zeros(2**20))]):
         before = log.stat().st_size
         foreseen.clear()
-        store.offer(offers)
+        store.change(offers)
         assert 2**15 < log.stat().st_size - before <= sum(foreseen)
     assert len(store) == 2 and sum(store.rejected.values()) == 1
     store.close()

@@ -113,7 +113,7 @@ def test_a_full_store_keeps_to_its_bound_as_rows_become_larger(
     foreseen = watched(monkeypatch)
     log, generator = tmp_path / "samples.db-wal", np.random.default_rng(2)
     with open_store(tmp_path, capacity, policy=policy) as store:
-        store._file.database.connection.execute("PRAGMA synchronous = OFF")
+        store._database.connection.execute("PRAGMA synchronous = OFF")
         sizes, offered = [], 0
         for name in ("int8", "raw", "int8", "fp16", "raw"):
             store.write_as(name)
@@ -135,3 +135,18 @@ def test_a_full_store_keeps_to_its_bound_as_rows_become_larger(
         # As many fit as ever fitted of these; a part of the gaps in the file is lost on the way.
         assert sizes[1] < 0.8 * sizes[0] and 0.5 * sizes[1] < sizes[-1] <= 1.5 * sizes[1]
         assert len(store.sample(10**6)) == sizes[-1]
+
+
+def test_rows_are_foreseen_as_another_process_has_written_them_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreseen, log = watched(monkeypatch), tmp_path / "samples.db-wal"
+    with open_store(tmp_path, 2**22) as first, open_store(tmp_path, 2**22) as second:
+        first.add(features(1, 8000)[0], 0)
+        second.write_as("raw")
+        foreseen.clear()
+        before = log.stat().st_size
+        first.add(features(9, 8000), [0] * 9)
+        assert log.stat().st_size - before <= sum(foreseen)
+        assert len(second.sample(10)) == 10
+    assert lengths(tmp_path) == [8008] + [32000] * 9

@@ -210,7 +210,7 @@ def test_the_array_of_a_sample_may_be_used_again(tmp_path: Path) -> None:
 def test_a_full_disk_in_the_middle_of_a_batch(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     learner.observe_batch(*zip(*[(x, None, None) for x, _ in blobs(30)], strict=True))
-    connection = learner.store._file.database.connection
+    connection = learner.store._database.connection
     kept = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {kept}")
     seen = learner.observe_batch(*zip(*[(x, None, None) for x, _ in blobs(300)], strict=True))

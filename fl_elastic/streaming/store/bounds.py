@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from typing import NamedTuple
 
-__all__ = ["LEAST_CAPACITY", "StoreBounds", "page_size_for"]
+__all__ = ["LEAST_CAPACITY", "Rows", "StoreBounds", "page_size_for"]
 
 LEAST_CAPACITY = 128 * 1024
 """Bytes below which the log and its index would be most of it."""
@@ -25,6 +26,14 @@ _PAGES_BESIDE_LEAVING = 4
 _PAGES_ONCE = 12
 # What a row has besides sample and scores: number, label, draw, time, version, lengths.
 _ROW_HEADER = 96
+
+
+class Rows(NamedTuple):
+    """How many rows are written, bytes of the largest, and how many leave for one at most."""
+
+    many: int
+    size: int
+    leaving: int = 1
 
 
 class StoreBounds:
@@ -58,9 +67,9 @@ class StoreBounds:
         per_row = _beside(leaving) + self._pages_of_row(row_bytes)
         return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
-    def log_of(self, rows: int, row_bytes: int, leaving: int = 1) -> int:
-        """Return what a transaction that writes so many rows of this size may add to the log, in bytes."""
-        pages = _PAGES_ONCE + rows * (_beside(leaving) + self._pages_of_row(row_bytes))
+    def log_of(self, rows: Rows) -> int:
+        """Return what a transaction that writes these rows may add to the log, in bytes."""
+        pages = _PAGES_ONCE + rows.many * (_beside(rows.leaving) + self._pages_of_row(rows.size))
         return pages * (self.page + _FRAME_HEADER)
 
     def rooms(self, used_pages: int, row_bytes: int) -> int:

@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from sqlite3 import DatabaseError
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,15 @@ from numpy.typing import NDArray
 from fl_elastic.errors import StoreError
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["ENCODINGS", "Encoding"]
+__all__ = ["ENCODINGS", "Encoding", "check_encoding"]
 
 ENCODINGS = ("raw", "fp16", "int8")
+
+
+def check_encoding(name: str) -> None:
+    """Raise StoreError, which lists the known encodings, if this is none of them."""
+    if name not in ENCODINGS:
+        raise StoreError(f"encoding {name!r} is unknown: known are {', '.join(ENCODINGS)}")
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Encoding:
         """Return the encoding of a store whose first sample this is."""
         return cls(name, example.shape, example.dtype if name == "raw" else np.dtype(np.float32))
 
+    @lru_cache  # noqa: B019 (there are few)
     def written_as(self, name: str) -> Encoding:
         """Return the encoding of samples to come, which can read those that are there.
 
@@ -83,10 +91,6 @@ class Encoding:
         """How many samples take the room of one to come, at most."""
         return -(-self.row_bytes // max(min(self._by_length), 1))
 
-    def reads(self, rows: Sequence[bytes]) -> bool:
-        """Whether all of these rows have a length that it knows."""
-        return {len(row) for row in rows} <= self._by_length.keys()
-
     def encode(self, x: NDArray[Any]) -> bytes:
         """Return the bytes of a sample of this shape and type."""
         codec = self._codec(self.name)
@@ -95,9 +99,9 @@ class Encoding:
         return bytes(codec.encode(torch.from_numpy(x)[None]).numpy().tobytes())
 
     def decode(self, rows: Sequence[bytes]) -> NDArray[Any]:
-        """Return samples, shape (N, ...); StoreError if a row has a length that none has."""
-        if not self.reads(rows):
-            raise StoreError("a stored sample has another length than the others")
+        """Return samples, shape (N, ...); sqlite3.DatabaseError if a row has a length that none has."""
+        if not {len(row) for row in rows} <= self._by_length.keys():
+            raise DatabaseError("a stored sample has another length than the others")
         if not self.earlier:
             return self._decoded(self.name, rows)
         found = np.empty((len(rows), *self.shape), self.dtype)
@@ -134,8 +138,9 @@ class Encoding:
         )
 
     @classmethod
+    @lru_cache
     def from_json(cls, text: str) -> Encoding:
-        """Read what `to_json` wrote; StoreError if it is something else."""
+        """Read what `to_json` wrote; sqlite3.DatabaseError if it is something else."""
         try:
             found = json.loads(text)
             form = cls(
@@ -143,8 +148,8 @@ class Encoding:
                 tuple(map(str, found.get("earlier", ()))),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StoreError(f"the form of stored samples cannot be read: {error}") from None
+            raise DatabaseError(f"the form of stored samples cannot be read: {error}") from None
         known = {form.name, *form.earlier} <= {*ENCODINGS} and form.dtype.kind in "biuf"
         if not known or any(side < 0 for side in form.shape):
-            raise StoreError(f"the form of stored samples means nothing: {text[:80]}")
+            raise DatabaseError(f"the form of stored samples means nothing: {text[:80]}")
         return form

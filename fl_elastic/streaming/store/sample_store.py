@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
-from fl_elastic.streaming.store.changes import Change, Note, Offer, Placed, Relabelled, StoreFile
-from fl_elastic.streaming.store.policies import RETRIEVALS
+from fl_elastic.streaming.retrievals import RETRIEVALS
+from fl_elastic.streaming.store.changes import Change, Note, Offer, Relabelled, Writer
+from fl_elastic.streaming.store.encoding import Encoding, check_encoding
+from fl_elastic.streaming.store.policies import STORAGE_POLICIES
+from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
 __all__ = ["SampleStore", "Samples"]
 
@@ -56,7 +59,7 @@ class Samples:
         return len(self.ids)
 
 
-class SampleStore:
+class SampleStore(AbstractContextManager["SampleStore"]):
     """Keeps samples of a stream in a SQLite file that never grows beyond its bound.
 
     One process may add while another one draws, labels and deletes. A process that is killed loses at most the
@@ -101,7 +104,11 @@ class SampleStore:
         self, path: str | os.PathLike[str], capacity_bytes: int, *, policy: str = "reservoir",
         encoding: str = "raw", seed: int = 0,
     ) -> None:  # fmt: skip
-        self._file = StoreFile(Path(path), int(capacity_bytes), policy, encoding, seed)
+        check_encoding(encoding)
+        made_with = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
+        rule = STORAGE_POLICIES.make(policy)
+        self._database = Database(Path(path), int(capacity_bytes), made_with)
+        self._writer = Writer(self._database, rule, encoding, seed)
         self._settle: Callable[[], object] = lambda: None
         self._drawable: tuple[object, _Table] | None = None
 
@@ -113,8 +120,9 @@ class SampleStore:
         StoreError
             If it is unknown, or samples are not of float32, or are of eight numbers: lengths tell nothing then.
         """
+        check_encoding(encoding)
         self._settle()
-        self._file.write_as(encoding)
+        self._writer.write_as(encoding)
 
     def settled_by(self, settle: Callable[[], object]) -> None:
         """Call this before anybody looks: somebody gathers changes to write many of them at once."""
@@ -123,39 +131,36 @@ class SampleStore:
     def __len__(self) -> int:
         return sum(self.classes.values())
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def capacity_bytes(self) -> int:
         """Bound of all that it takes on the disk."""
-        return self._file.database.capacity_bytes
+        return self._database.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
         """What the file, its log and the log's index take on the disk now, gathered changes apart."""
-        return self._file.database.used_bytes()
+        return self._database.used_bytes()
 
     @property
     def seen(self) -> int:
         """Samples that were offered and made sense, kept or not."""
         self._settle()
-        return int(self.noted("seen") or 0)
+        return self._database.facts().seen
 
     @property
     def rejected(self) -> dict[str, int]:
         """How many samples made no sense or could not be written, by reason."""
         self._settle()
-        return dict(Counter(json.loads(self.noted("rejected") or "{}")) + self._file.lost)
+        return dict(self._database.facts().rejected + self._database.lost)
 
     @property
     def classes(self) -> dict[int, int]:
         """How many samples of each label there are; -1 for those without."""
         self._settle()
-        return dict(self._file.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y"))
+        return dict(self._database.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y"))
 
     @overload
     def add(
@@ -187,41 +192,40 @@ class SampleStore:
             What the sample belongs to, such as the frozen prefix that made features; see `sample`.
         """
         if np.ndim(y) == 0:
-            return _kept(self.offer([Offer(x, y, t, outputs)], version))[0]
+            return self.change([Offer(x, y, t, outputs)], version)[0]
         inputs, labels = np.asarray(x), np.asarray(y)
         times = [t] * len(labels) if t is None or np.ndim(t) == 0 else list(np.asarray(t))
         given = [None] * len(labels) if outputs is None else list(np.asarray(outputs))
         if not len(inputs) == len(labels) == len(times) == len(given):
             raise StoreError(f"{len(inputs)} samples do not fit {len(labels)} labels: give as many")
         batch = [Offer(*row) for row in zip(inputs, labels, times, given, strict=True)]
-        return _kept(self.offer(batch, version))
+        return self.change(batch, version)
 
-    def offer(self, offers: Sequence[Offer], version: str = "") -> list[Placed]:
-        """Offer samples, in as few transactions as the log's bound allows; return what became of each.
+    def change(
+        self, changes: Sequence[Change], version: str = "", note: Note = lambda _: {}
+    ) -> list[int | None]:
+        """Make changes in their order, in as few transactions as the log's bound allows.
 
-        Those that are not kept have a number, too, under which a late label may be told of them.
+        Returns the id of each whose sample is here, or was until now; None if it was not kept, or is not here.
         """
         self._settle()
-        return self._file.change(offers, version)
-
-    def change(self, changes: Sequence[Change], version: str, note: Note) -> list[Placed]:
-        """Make gathered changes in their order; see `StoreFile.change`."""
-        return self._file.change(changes, version, note)
+        return self._writer.change(changes, version, note)
 
     def noted(self, key: str) -> str:
         """Return what was last written under a key together with changes; empty for nothing."""
-        return self._file.noted(key)
+        rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
+        return str(rows[0][0]) if rows else ""
 
     def fits(self, row_bytes: int) -> bool:
         """Whether a sample of so many bytes is not too large for the capacity."""
-        return self._file.database.bounds.largest_row >= row_bytes
+        return self._database.bounds.largest_row >= row_bytes
 
     def label(self, sample_id: int, y: int) -> bool:
         """Give a sample its label, late or again; return whether it is still here."""
         self._settle()
         # Looked at first, so that a foreign id costs no transaction.
-        here = self._file.read(f"SELECT id FROM samples WHERE {_OF_IDS}", _listed([sample_id]))
-        return bool(here) and self._file.change([Relabelled(here[0][0], int(y))], "")[0].kept
+        here = self._database.read(f"SELECT id FROM samples WHERE {_OF_IDS}", _listed([sample_id]))
+        return bool(here) and self.change([Relabelled(here[0][0], int(y))])[0] is not None
 
     def sample(
         self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
@@ -266,8 +270,15 @@ class SampleStore:
         """Return the samples with these ids that are in the file already; see `take`."""
         wanted = list(ids)
         query = f"SELECT id, y, t, outputs, x FROM samples WHERE {_OF_IDS}"
-        rows = {row[0]: row for row in self._file.read(query, _listed(wanted))}
-        return self._samples([rows[each] for each in wanted if each in rows])
+
+        def looked() -> Samples:
+            connection = self._database.connection
+            rows = {row[0]: row for row in connection.execute(query, (_listed(wanted),))}
+            # Asked after the rows, which another process may write otherwise by now.
+            form = Facts.of(texts_of(connection)).form
+            return _samples([rows[each] for each in wanted if each in rows], form)
+
+        return self._database.look(looked)
 
     def delete(
         self, ids: Iterable[int] | None = None, *, label: int | None = None,
@@ -294,7 +305,7 @@ class SampleStore:
         given = {clause: value for clause, value in given.items() if value is not None}
         if not given:
             raise StoreError("say what to delete: ids, a label, an age or a version")
-        return self._file.delete(" AND ".join(given), [*given.values()])
+        return self._writer.delete(" AND ".join(given), [*given.values()])
 
     def erase(self, ids: Iterable[int]) -> int:
         """Delete samples so that the file no longer holds their bytes; return how many.
@@ -309,10 +320,10 @@ class SampleStore:
         """
         gone = self.delete(ids)
         try:
-            self._file.database.compact()
+            self._database.compact()
         except sqlite3.Error as error:
             raise StoreError(
-                f"{self._file.database.path} could not be written anew ({error}), and may still hold the bytes of "
+                f"{self._database.path} could not be written anew ({error}), and may still hold the bytes of "
                 f"samples; {gone} were deleted: stop what else reads it, make room, and erase again"
             ) from None
         return gone
@@ -320,38 +331,35 @@ class SampleStore:
     def close(self) -> None:
         """Close the file; what was committed is in it."""
         self._settle()
-        self._file.database.connection.close()
+        self._database.connection.close()
 
     def _table(self, labelled: bool, version: str | None) -> _Table:
         """Return ids and labels, of samples that have a label or of all, of one version or of any."""
-        state = (self._file.state(), labelled, version)
+        state = (self._database.state(), labelled, version)
         if self._drawable is None or self._drawable[0] != state:
             wanted = "(y >= 0 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
             query = f"SELECT id, y FROM samples WHERE {wanted} ORDER BY id"
-            rows = self._file.read(query, labelled, version)
+            rows = self._database.read(query, labelled, version)
             ids, labels = np.array(rows, np.int64).reshape(-1, 2).T
             self._drawable = (state, (ids, labels))
         return self._drawable[1]
 
-    def _samples(self, rows: Sequence[Any]) -> Samples:
-        """Return samples, from rows of id, label, time, outputs and sample as they lie in the file."""
-        ids, y, t, told, x = zip(*rows, strict=True) if rows else ((),) * 5
-        form, outputs = self._file.form_of(x), None
-        # A head that grew says more of later samples.
-        if None not in told and len(set(map(len, told))) == 1:
-            outputs = np.frombuffer(bytearray().join(told), np.float32).reshape(len(told), -1)
-        return Samples(
-            ids=np.array(ids, np.int64),
-            x=np.zeros(0, np.float32) if form is None else form.decode(x),
-            y=np.array(y, np.int64),
-            t=np.array(t, np.float64),
-            outputs=outputs,
-        )
+
+def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
+    """Return samples, from rows of id, label, time, outputs and sample as they lie in the file."""
+    ids, y, t, told, x = zip(*rows, strict=True) if rows else ((),) * 5
+    outputs = None
+    # A head that grew says more of later samples.
+    if None not in told and len(set(map(len, told))) == 1:
+        outputs = np.frombuffer(bytearray().join(told), np.float32).reshape(len(told), -1)
+    return Samples(
+        ids=np.array(ids, np.int64),
+        x=np.zeros(0, np.float32) if form is None else form.decode(x),
+        y=np.array(y, np.int64),
+        t=np.array(t, np.float64),
+        outputs=outputs,
+    )
 
 
 def _listed(ids: Iterable[int]) -> str:
     return json.dumps([int(each) for each in ids])
-
-
-def _kept(placed: Sequence[Placed]) -> list[int | None]:
-    return [each.number if each.kept else None for each in placed]

@@ -1,27 +1,32 @@
-"""The SQLite file under a sample store: tables, transactions within its bound, recovery from damage."""
+"""The SQLite file under a sample store: tables, transactions within its bound, a fresh file for a damaged one."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming.aside import put_aside
-from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, StoreBounds, page_size_for
+from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
+from fl_elastic.streaming.store.encoding import Encoding
 
-__all__ = ["Database", "is_damage"]
+__all__ = ["Database", "Facts", "note", "texts_of"]
 
+_LOG = logging.getLogger("fl_elastic")
+_Found = TypeVar("_Found")
 # Another process may fill the log between two looks.
 _ATTEMPTS = 5
 # How long one who reads is waited for when the log is full; one who reads for ever is waited for once.
 _READER_MS = 2000
-_LOG = logging.getLogger("fl_elastic")
-_FORMAT = "1"
 _BUSY_SECONDS = 30.0
+_FORMAT = "1"
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TABLES = {"meta", "samples", "classes"}
 _SCHEMA = """
@@ -42,7 +47,7 @@ _SETTINGS = (
     "PRAGMA synchronous = NORMAL",
     # Some builds would write zeros over all that leaves: twice the bytes, and more than the log's bound foresees.
     "PRAGMA secure_delete = FAST",
-    # It is shortened by hand, see `Database.writing`.
+    # It is shortened by hand, see `Database.write`.
     "PRAGMA wal_autocheckpoint = 0",
     # Nothing lies on the disk besides what is counted.
     "PRAGMA temp_store = MEMORY",
@@ -55,93 +60,101 @@ _COUNTING = (
 )
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error says that the file itself is damaged, rather than busy, full or unreachable."""
-    # Other failures mostly have classes of their own; what `_check` finds has no code.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    return type(error) is sqlite3.DatabaseError and code & 0xFF in _DAMAGE
+@dataclass
+class Facts:
+    """What a file says of its samples: those seen, the last id, those rejected by reason, and their form."""
+
+    seen: int
+    last: int
+    rejected: Counter[str]
+    form: Encoding | None
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> Facts:
+        """Read what `to_texts` gave; sqlite3.DatabaseError if it is something else."""
+        try:
+            seen, last = (int(texts.get(key, "0")) for key in ("seen", "last_id"))
+            rejected = json.loads(texts.get("rejected", "{}")).items()
+            form = Encoding.from_json(texts["encoding"]) if "encoding" in texts else None
+            return cls(seen, last, Counter({str(why): int(n) for why, n in rejected}), form)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise sqlite3.DatabaseError(f"what it says of its samples: {error}") from None
+
+    def to_texts(self) -> dict[str, str]:
+        """Return it as texts by key, without what there is none of."""
+        texts = {"seen": str(self.seen), "last_id": str(self.last)}
+        if self.rejected:
+            texts["rejected"] = json.dumps(self.rejected)
+        return texts | ({"encoding": self.form.to_json()} if self.form else {})
 
 
 class Database:
-    """A SQLite file within its bound, with a write-ahead log; several processes may have it open."""
+    """A SQLite file within its bound, with a write-ahead log; several processes may have it open.
 
-    def __init__(self, path: Path, capacity_bytes: int) -> None:
+    One that is damaged is put aside, and a fresh one made with the same settings; `lost` counts that, and what
+    could not be written, by reason.
+    """
+
+    def __init__(self, path: Path, capacity_bytes: int, settings: Mapping[str, str]) -> None:
         if capacity_bytes < LEAST_CAPACITY:
             raise StoreError(
                 f"capacity of {capacity_bytes} bytes is too small: give at least {LEAST_CAPACITY}"
             )
-        self.path, self.capacity_bytes = path, capacity_bytes
-        self._held_up = False
+        self.path, self.capacity_bytes, self._settings = path, capacity_bytes, settings
+        self.lost: Counter[str] = Counter()
+        self._failures, self._held_up = 0, False
         self._files = tuple(os.fspath(path) + end for end in ("", "-wal", "-shm"))
-        self.open()
+        # Nothing yet.
+        self.connection = sqlite3.connect(":memory:")
+        self._opened_as: tuple[int, int] | None = None
+        self.look(lambda: None)
 
-    def open(self, damage: str = "") -> None:
-        """Open what is at the path, made if it is not there; a damaged file is put aside and made anew.
-
-        Raises
-        ------
-        StoreError
-            If it cannot be opened, is somebody else's, or is larger than the capacity already.
-        """
+    def look(self, action: Callable[[], _Found]) -> _Found:
+        """Do something that only reads; StoreError if the file cannot be read."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if damage:
-                self._put_aside(damage)
-            try:
-                self.connection = self._connected()
-            except sqlite3.DatabaseError as error:
-                if not is_damage(error):
-                    raise
-                self._put_aside(str(error))
-                self.connection = self._connected()
-        except (OSError, sqlite3.Error, StoreError) as error:
-            raise StoreError(f"cannot open the sample store {self.path}: {error}") from None
-        self._opened_as = _identity(self._files[0])
+            return self._tried(action)
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot read {self.path}: {error}") from None
 
-    def reopen(self, damage: str = "") -> None:
-        """Open it again; it is only put aside if nobody else has put another file there already."""
-        damage = "" if self.is_elsewhere() else damage
-        self.connection.close()
-        self.open(damage)
+    def read(self, query: str, *values: object) -> list[Any]:
+        """Return rows; StoreError if they cannot be read."""
+        return self.look(lambda: self.connection.execute(query, values).fetchall())
 
-    def is_elsewhere(self) -> bool:
-        """Whether the file was renamed, replaced or deleted since it was opened."""
-        return _identity(self._files[0]) != self._opened_as
+    def facts(self) -> Facts:
+        """Return what the file says of its samples now; another process may have added some."""
+        return self.look(lambda: Facts.of(texts_of(self.connection)))
 
-    @contextmanager
-    def writing(
-        self, rows: int = 1, row_bytes: int = 0, leaving: int = 1
-    ) -> Iterator[sqlite3.Connection]:
-        """Give a transaction that no other process writes in, all of it or nothing, for so many rows at most.
+    def write(self, action: Callable[[], _Found], what: str, rows: Rows) -> _Found | None:
+        """Do something that no other process writes beside, all of it or nothing, with so many rows at most.
 
-        The log is shortened first if it might outgrow its bound: OperationalError if somebody reads for too long.
+        The log is shortened first if it might outgrow its bound. What the disk does not take is logged, and None.
         """
-        self._begin(self.bounds.log_of(rows, row_bytes, leaving))
-        with self.connection:
-            yield self.connection
 
-    def notes(self) -> dict[str, str]:
-        """Return all that is written down beside the samples."""
-        return dict(self.connection.execute("SELECT key, value FROM meta").fetchall())
+        def whole() -> _Found:
+            self._begin(self.bounds.log_of(rows))
+            with self.connection:
+                return action()
 
-    def note(self, facts: Mapping[str, object]) -> None:
-        """Write facts down, within `writing`."""
-        self.connection.executemany(
-            "INSERT INTO meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
-            [(key, str(value)) for key, value in facts.items()],
-        )
+        try:
+            return self._tried(whole)
+        except sqlite3.DatabaseError as error:
+            self._failures += 1
+            # A disk may stay full for long: said the first time, the second, the fourth, ...
+            if self._failures.bit_count() == 1:
+                said = f"{what} could not be written to {self.path}: {error}"
+                _LOG.warning("%s (failure %s)", said, self._failures)
+            return None
 
     def compact(self) -> None:
-        """Write the file anew, without what was deleted from it, and cut the log off.
-
-        Raises
-        ------
-        sqlite3.Error
-            If another process is in the way, or the disk is full.
-        """
+        """Write the file anew, without what was deleted from it; sqlite3.Error if something is in the way."""
         self.connection.execute("VACUUM")
         if not self._shortened():
             raise sqlite3.OperationalError("another process reads for too long")
+
+    def state(self) -> tuple[object, ...]:
+        """Return something that is another one whenever the samples may be others."""
+        writes_of_others = self.read("PRAGMA data_version")[0][0]
+        return self.connection, self.connection.total_changes, writes_of_others
 
     def used_pages(self) -> int:
         """Return how many pages of the file are in use."""
@@ -150,6 +163,77 @@ class Database:
     def used_bytes(self) -> int:
         """Return what the file, its log and the log's index take on the disk."""
         return sum(map(_size, self._files))
+
+    def put_aside(self, damage: str) -> None:
+        """Rename the file; a fresh one is made as soon as it is needed."""
+        self.lost["file was damaged"] += 1
+        self.connection.close()
+        try:
+            aside = put_aside(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"the sample store {self.path} is damaged ({damage}) and cannot be put aside: {error}"
+            ) from None
+        _LOG.error(
+            "the sample store %s is damaged (%s): it was put aside as %s, and a fresh one is started",
+            self.path, damage, aside.name,
+        )  # fmt: skip
+        self._opened_as = None
+
+    def _tried(self, action: Callable[[], _Found]) -> _Found:
+        """Do it, on a fresh file where this one is damaged."""
+        here = _identity(self._files[0])
+        try:
+            return self._opened(action)
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            # Another process may have put it aside by now.
+            if _identity(self._files[0]) == here:
+                self.put_aside(str(error))
+        return self._opened(action)
+
+    def _opened(self, action: Callable[[], _Found]) -> _Found:
+        """Do it on the file that is at the path now."""
+        if self._opened_as is None or self._opened_as != _identity(self._files[0]):
+            if self._opened_as:
+                # Another process has put the file aside, or somebody has deleted it.
+                _LOG.warning("the sample store %s was replaced: opened anew", self.path)
+            self._open()
+        return action()
+
+    def _open(self) -> None:
+        """Open what is at the path, made if it is not there; sqlite3.DatabaseError if it is damaged."""
+        self.connection.close()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _prepare(connection, page_size_for(self.capacity_bytes), self._settings)
+                self.bounds = self._bounds(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, sqlite3.Error, StoreError) as error:
+            if isinstance(error, sqlite3.Error) and _is_damage(error):
+                raise
+            raise StoreError(f"cannot open the sample store {self.path}: {error}") from None
+        self.connection, self._opened_as = connection, _identity(self._files[0])
+
+    def _bounds(self, connection: sqlite3.Connection) -> StoreBounds:
+        page, count = _number(connection, "page_size"), _number(connection, "page_count")
+        bounds = StoreBounds(self.capacity_bytes, page)
+        if count > bounds.pages:
+            least = self.capacity_bytes + (count - bounds.pages) * page * 3 // 2
+            raise StoreError(
+                f"it takes {count * page} bytes already, too many for a capacity of {self.capacity_bytes}: "
+                f"give {least}, or another file"
+            )
+        # Whatever may have been forgotten there, SQLite itself then refuses to let the file grow.
+        connection.execute(f"PRAGMA max_page_count = {bounds.pages}")
+        return bounds
 
     def _begin(self, log_bytes: int) -> None:
         for _ in range(_ATTEMPTS):
@@ -175,40 +259,31 @@ class Database:
             self.connection.execute(f"PRAGMA busy_timeout = {before}")
         return not self._held_up
 
-    def _connected(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _prepare(connection, page_size_for(self.capacity_bytes))
-            page, count = _number(connection, "page_size"), _number(connection, "page_count")
-            self.bounds = StoreBounds(self.capacity_bytes, page)
-            if count > self.bounds.pages:
-                least = self.capacity_bytes + (count - self.bounds.pages) * page * 3 // 2
-                raise StoreError(
-                    f"it takes {count * page} bytes already, too many for a capacity of {self.capacity_bytes}: "
-                    f"give {least}, or another file"
-                )
-            # Whatever may have been forgotten above, SQLite itself then refuses to let the file grow.
-            connection.execute(f"PRAGMA max_page_count = {self.bounds.pages}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
-    def _put_aside(self, why: str) -> None:
-        try:
-            aside = put_aside(self.path)
-        except OSError as error:
-            raise StoreError(f"it is damaged ({why}) and cannot be put aside: {error}") from None
-        _LOG.error(
-            "the sample store %s is damaged (%s): it was put aside as %s, and a fresh one is started",
-            self.path, why, aside.name,
-        )  # fmt: skip
+def texts_of(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return all that is written down beside the samples."""
+    return dict(connection.execute("SELECT key, value FROM meta").fetchall())
 
 
-def _prepare(connection: sqlite3.Connection, page_size: int) -> None:
-    """Set the connection up and make the tables; raise sqlite3.DatabaseError where the file is damaged."""
+def note(connection: sqlite3.Connection, texts: Mapping[str, object]) -> None:
+    """Write texts down beside the samples."""
+    connection.executemany(
+        "INSERT INTO meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+        [(key, str(value)) for key, value in texts.items()],
+    )
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error says that the file itself is damaged, rather than busy, full or unreachable."""
+    # Other failures mostly have classes of their own; what is found here has no code.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return type(error) is sqlite3.DatabaseError and code & 0xFF in _DAMAGE
+
+
+def _prepare(connection: sqlite3.Connection, page_size: int, settings: Mapping[str, str]) -> None:
+    """Set the connection up and make the tables; sqlite3.DatabaseError if the file is damaged."""
+    # Letters that are none are found where they mean something.
+    connection.text_factory = lambda data: data.decode(errors="replace")
     tables = _tables(connection)
     if tables and not tables & _TABLES:
         # Somebody's file, and none of ours: left as it is.
@@ -222,20 +297,30 @@ def _prepare(connection: sqlite3.Connection, page_size: int) -> None:
         else:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute("INSERT INTO meta VALUES ('format', ?)", (_FORMAT,))
+            note(connection, {"format": _FORMAT})
         for statement in _COUNTING:
             connection.execute(statement)
+        made = texts_of(connection)
+        if not settings.keys() & made.keys():
+            note(connection, settings)
+        elif other := [
+            f"{key} {made.get(key)}" for key in settings if made.get(key) != settings[key]
+        ]:
+            raise StoreError(
+                f"it was made with {', '.join(other)}: open it with that, or use another file"
+            )
 
 
 def _check(connection: sqlite3.Connection, tables: set[str]) -> None:
     if not _TABLES <= tables:
         raise sqlite3.DatabaseError(f"it has the tables {sorted(tables)}, not those of a store")
-    row = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    if row is None or row[0] != _FORMAT:
-        raise sqlite3.DatabaseError(f"its format is {row and row[0]}, not {_FORMAT}")
+    texts = texts_of(connection)
+    if texts.get("format") != _FORMAT:
+        raise sqlite3.DatabaseError(f"its format is {texts.get('format')}, not {_FORMAT}")
     answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if answer != "ok":
         raise sqlite3.DatabaseError(str(answer))
+    Facts.of(texts)
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
