@@ -329,6 +329,9 @@ class StreamLearner:
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
         late = self._memory.label(number, label, row)
         if not late.waited:
+            if late.stored:
+                # A later life would find it in the store.
+                self._unsaved |= self._classifier.learn(label)
             return Observation(sample_id=number)
         correct, drift = self._scored(late.prediction, label)
         return Observation(late.prediction, correct, drift, sample_id=number)

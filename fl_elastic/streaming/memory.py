@@ -114,8 +114,10 @@ class StreamMemory:
         row = replace(row, x=np.array(row.x))
         given = self._given.has(row.number)
         if labelled:
-            if self._recent.held_out.takes() and not given:
-                self._give(self._recent.held_out.hold(row))
+            if self._recent.held_out.takes():
+                # One that the store has been given has left the window already.
+                if not given:
+                    self._give(self._recent.held_out.hold(row))
                 return True
             self._recent.new.append(row)
         else:
@@ -170,11 +172,12 @@ class StreamMemory:
             row = replace(row, y=y)
             # What the store says of it was before this label, or after it.
             known = self.events <= self._given.events and self._given.has(sample_id)
-            if self._recent.held_out.takes() and not known:
-                self._change(Withdrawn(sample_id))
-                if self._given.number:
-                    self._given = self._given.without(sample_id)
-                self._give(self._recent.held_out.hold(row))
+            if self._recent.held_out.takes():
+                if not known:
+                    self._change(Withdrawn(sample_id))
+                    if self._given.number:
+                        self._given = self._given.without(sample_id)
+                    self._give(self._recent.held_out.hold(row))
             else:
                 self._recent.new.append(row)
                 self._change(Relabelled(sample_id, y))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,36 @@ def test_a_file_that_somebody_reads_is_said_not_to_be_rewritten(tmp_path: Path) 
     learner.store.erase(ids)
     assert not len(learner.store.take(ids))
     closed(learner)
+
+
+def test_a_sample_whose_label_was_corrected_to_a_new_class_is_forgotten_as_any_other(
+    tmp_path: Path,
+) -> None:
+    learner, ids = taught(tmp_path, 60)
+    again = learner.store.take(ids).ids.tolist()[0]
+    learner.label(again, 9)
+    assert learner.classes[-1] == 9 and learner.classes[:-1] == tuple(
+        sorted(LABELS, key=learner.classes.index)
+    )
+    assert learner.forget([again]).examples == 1
+    assert learner.store.classes.get(9) is None
+    closed(learner)
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_a_later_life_knows_the_classes_that_this_one_knows(ends: str, tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "first", trigger=EverySamples(1000))
+    run(learner, blobs(10))
+    kept = learner.store.sample(1).ids.tolist()[0]
+    learner.label(kept, 7)
+    x = blobs(1, seed=5)[0][0]
+    said = learner.observe(x)
+    if ends == "closed":
+        closed(learner)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    later = learner_in(tmp_path / "second", trigger=EverySamples(1000))
+    assert later.classes == learner.classes == (*learner.classes[:-1], 7)
+    assert later.observe(x).prediction == said.prediction
+    closed(later)
+    if ends == "killed":
+        closed(learner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,29 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     assert again.label(ids[1], 1).refused == "" and int(again.store.take([ids[1]]).y[0]) == 1
     assert again.observe(blobs(1)[0][0]).sample_id == ids[-1] + 1
     closed(again)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
+    late: bool, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {
+        "trigger": EverySamples(1000), "detector": "none", "guard": Guard(every=2, size=3)
+    }  # fmt: skip
+    learner = learner_in(tmp_path / "first", **given)
+    for x, y in blobs(40):
+        seen = learner.observe(x, None if late else y)
+        if late and seen.sample_id:
+            learner.label(seen.sample_id, y)
+    # Whoever looks makes it write down which samples the store has been given.
+    assert len(learner.store) == 37
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    later = learner_in(tmp_path / "second", **given)
+    for told in ("new.n", "held.n", "new.x", "held.x", "counted"):
+        expected = learner._memory.to_arrays()[told]
+        np.testing.assert_array_equal(later._memory.to_arrays()[told], expected)
+    closed(learner)
+    closed(later)
 
 
 def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
