@@ -10,7 +10,6 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
-from fl_elastic.profiling import CostProfile
 
 __all__ = ["BiasPolicy", "FullPolicy", "GivenPolicy", "HeadPolicy", "LastKPolicy"]
 
@@ -92,16 +91,12 @@ class GivenPolicy(Policy):
         self.names = frozenset(names)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan of these groups."""
-        modes = [
-            Mode.FULL if name in self.names else Mode.FROZEN for name in request.profile.group_names
-        ]
-        return request.plan("given", modes)
-
-    def refuse_misfit(self, profile: CostProfile) -> None:
-        """Raise PlanError if the model has no such groups."""
-        unknown = sorted(self.names - set(profile.group_names))
+        """Return the plan of these groups; PlanError if there are no such groups to train."""
+        known = request.profile.group_names
+        unknown = sorted(self.names - set(known))
         if unknown or not self.names:
             raise PlanError(
                 f"the server asks for groups {unknown[:3]} that this model does not have"
             )
+        modes = [Mode.FULL if name in self.names else Mode.FROZEN for name in known]
+        return request.plan("given", modes)

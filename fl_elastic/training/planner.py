@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance import IMPORTANCES, Probe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Planner", "with_channels", "worth_for"]
 
+_LOG = logging.getLogger("fl_elastic")
 _MOST_OF_TIME, _HALF = 0.15, 0.5
 # Of the time since the last probe: what earlier ones found, and what steps tell meanwhile, does until then.
 _MOST_FOR_LATER_PROBES = 0.01
@@ -116,6 +118,28 @@ class Planner:
         scored = self.importance.batches_needed if self.policy.uses_importance else 1
         chosen = self.channel_score.batches_needed if self.policy.modes else 1
         return max(scored, chosen, 1)
+
+    def choose_above(self, cut: str, whole: CostProfile, costs: CostProfile) -> None:
+        """Train what is next to the loss where a cut leaves the policy nothing to choose among.
+
+        Parameters
+        ----------
+        cut : str
+            The deepest group that may be trained.
+        whole, costs : CostProfile
+            Of the model, and of what is above the cut.
+
+        Raises
+        ------
+        PlanError
+            If the policy has nothing to choose among in the whole model.
+        """
+        try:
+            self.policy.refuse_misfit(costs)
+        except PlanError as error:
+            self.policy.refuse_misfit(whole)
+            _LOG.info("above the cut at %r the last groups that fit are trained: %s", cut, error)
+            self.policy = POLICIES.make("last_k")
 
     def begin(
         self,

@@ -223,6 +223,8 @@ class ElasticTrainer:
         step.forward = self._elastic_forward(epochs, clock, above)
         step.accumulate = self.options.accumulate
         costs = planned_with(profile, step.forward, above, self.options.kept_head)
+        if cut:
+            self.planner.choose_above(cut, profile, costs)
         self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)

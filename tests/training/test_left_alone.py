@@ -20,12 +20,17 @@ from small_models import (
     weights_of,
 )
 from torch import nn
+from vision_transformers import of_torchvision, small_images
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.torch_private import NormWithStatistics
+from fl_elastic.planning import POLICIES
+from fl_elastic.policies.plain import GivenPolicy
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+
+TOKENS = ("bsr", "e_vit")
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "chain": (chain, vectors),
@@ -117,3 +122,35 @@ def test_a_fit_below_whose_cut_nothing_is_says_so() -> None:
     )
     with pytest.raises(PlanError, match="no group 'nowhere'"):
         trainer.fit(vectors(2))
+
+
+@pytest.mark.parametrize("policy", POLICIES.names())
+def test_a_policy_with_nothing_to_choose_above_the_cut_trains_what_is_there(policy: str) -> None:
+    make, batches = (of_torchvision, small_images(2)) if policy in TOKENS else (Residual, images(2))
+    model = make()
+    head = tensor_groups(model, loss_fn, batches[0])[0]
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(), policy=policy, profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(cut=head.name, closed_loop=False),
+    )  # fmt: skip
+    trainer.fit(batches)
+    assert set(trainer.update().deltas) == set(head.parameters)
+
+
+def test_a_policy_with_nothing_to_choose_in_the_whole_model_is_refused_with_a_cut_too() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(), policy="tinytrain", options=TrainerOptions(cut="2")
+    )
+    with pytest.raises(PlanError, match="none besides its head"):
+        trainer.fit(images(1))
+
+
+def test_groups_that_the_server_named_are_not_replaced_by_others() -> None:
+    model = conv_net()
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(), policy=GivenPolicy(["4"]),
+        options=TrainerOptions(cut="11"),
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=r"groups \['4'\] that this model does not have"):
+        trainer.fit(images(1))
