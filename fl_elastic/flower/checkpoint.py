@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.loss_guard import KEPT
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
@@ -40,6 +41,9 @@ _KIND = Kind("fl_elastic.checkpoint")
 _MOST_ROUNDS = 999_999
 # Models in double precision, with room; bytes of what grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
+_GOES_BACK = f"guard!object!{KEPT}"
+# What going back by a round puts back besides the model.
+_UNDONE = ("inner.", "server_optimizer!", "average!")
 _NAME = re.compile(r"round-(\d{6})\.npz")
 
 
@@ -110,6 +114,7 @@ class Checkpointed(Strategy):
                     f"{' around '.join(found.strategies)}, this one is {' around '.join(mine)}; "
                     "use another directory or delete them"
                 )
+            self._keep_before(found, initial_arrays)
             initial_arrays = as_record(found.arrays)
             restore(self.strategy, found.state)
             if found.server_round >= num_rounds:
@@ -120,7 +125,10 @@ class Checkpointed(Strategy):
                     self.directory, found.server_round, num_rounds,
                 )  # fmt: skip
         elif isinstance(self.strategy, PartialUpdates):
-            initial_arrays = self.strategy.round_zero(grid, initial_arrays, timeout, train_config)
+            begun = initial_arrays
+            initial_arrays = self.strategy.round_zero(grid, begun, timeout, train_config)
+            if initial_arrays is not begun:
+                self._save(0, initial_arrays)
         evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
         result = super().start(
@@ -174,6 +182,27 @@ class Checkpointed(Strategy):
         _LOG.info("checkpoints in %s", self.directory)
         self.strategy.summary()
 
+    def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
+        """Let losses that jump turn the run back by a round, as without the interruption, where that is known."""
+        strategy = self.strategy
+        if not isinstance(strategy, PartialUpdates) or _GOES_BACK not in found.state:
+            return
+        path = _path(self.directory, found.server_round - 1)
+        if path.exists():
+            try:
+                before = _read(path, _most_bytes(begun))
+            except (OSError, ValueError) as error:
+                _LOG.warning("the model before the last round is not known: %s: %s", path, error)
+                return
+        elif found.server_round == 1 and strategy.terms.round_zero == "none":
+            before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, {}, ())
+        else:
+            return
+        if _kinds(before.arrays) == _kinds(found.arrays):
+            own = {n: v for n, v in before.state.items() if n.startswith(_UNDONE)}
+            restore(strategy, own)
+            strategy.keep_before(before.arrays)
+
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         entries |= {f"state/{name}": value for name, value in collect(self.strategy).items()}
@@ -182,7 +211,7 @@ class Checkpointed(Strategy):
             "names": list(arrays),
             "strategies": names_of(self.strategy),
         }
-        path = self.directory / f"round-{server_round:06d}.npz"
+        path = _path(self.directory, server_round)
         try:
             write_archive(path, _KIND, about, entries)
             # Files of later rounds are left from a run before this one, which is not the one to resume.
@@ -223,6 +252,10 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
     if damaged:
         raise CheckpointError(f"no checkpoint in {directory} can be read: {'; '.join(damaged)}")
     return None
+
+
+def _path(directory: Path, server_round: int) -> Path:
+    return directory / f"round-{server_round:06d}.npz"
 
 
 def _files(directory: Path) -> list[Path]:

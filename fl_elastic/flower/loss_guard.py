@@ -11,7 +11,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-__all__ = ["LossGuard", "undo_of"]
+__all__ = ["KEPT", "LossGuard", "undo_of"]
+
+KEPT = "kept"
+"""Name of what a guard's arrays have where it had a model to go back to."""
 
 _REMEMBERED = 5
 _MARGIN = 0.1
@@ -96,9 +99,12 @@ class LossGuard:
         return weights
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart; the model before the last step does not."""
+        """Return what must outlast a restart, and whether there is a model to go back to, which others keep."""
+        if not self._losses:
+            return {}
         numbers = [self.rate_limit, self._first, float(self._good), *self._losses]
-        return {"numbers": np.array(numbers)} if self._losses else {}
+        kept = {} if self._kept is None else {KEPT: np.array(True)}
+        return {"numbers": np.array(numbers), **kept}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""

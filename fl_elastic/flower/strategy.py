@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -304,6 +304,11 @@ class PartialUpdates(Strategy):
         outbox = Outbox("train", self.downlink, grid)
         solved = self._between.solve(messages, outbox, self._weights, record, timeout)
         return as_record({**solved, **self._base})
+
+    def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take this model and the state as it is now for those before the last round: a jump goes back to them."""
+        weights = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
+        self.guard.keep(weights, undo_of([*chain(self.inner), *self._own_state()]))
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Say so if norms are to keep statistics that have never seen data."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvgM
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
@@ -17,7 +18,7 @@ from slow_ones import slow_unless
 from small_federation import as_weights, assert_identical, quiet, run, scripted_app
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions, ModelAverage
-from fl_elastic.flower import PartialUpdates, RoundRecord, RoundTerms
+from fl_elastic.flower import Checkpointed, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.loss_guard import LossGuard
 from fl_elastic.update import PartialUpdate
 
@@ -267,3 +268,47 @@ def test_flowers_log_counts_what_was_merged(caplog: pytest.LogCaptureFixture) ->
         run(PartialUpdates(quiet()), apps, first_arrays(), 1)
     assert "Received 4 results and 0 failures" in caplog.text
     assert "Received 1 results" not in caplog.text
+
+
+class Killed(Exception):
+    """Stands for the end of the server's process."""
+
+
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_a_server_that_dies_after_a_bad_round_goes_back_all_the_same(
+    when: int, tmp_path: Path
+) -> None:
+    def strategy() -> PartialUpdates:
+        return PartialUpdates(
+            quiet(FedAvgM, server_momentum=0.5), merge=MergeOptions(size_bound=float("inf")),
+            average=ModelAverage(0.5), server_optimizer=SERVER_OPTIMIZERS.make("momentum", 0.1),
+        )  # fmt: skip
+
+    def dies(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round == when:
+            raise Killed
+
+    bad = {2: once(2, when, 1e3)}
+    records: list[RoundRecord] = []
+    whole, _ = run(strategy(), fleet(bad), first_arrays(), when + 3)
+    with pytest.raises(Killed):
+        run(Checkpointed(strategy(), tmp_path), fleet(bad), first_arrays(), 9, evaluate_fn=dies)
+    again = strategy()
+    again.on_round = records.append
+    resumed, _ = run(Checkpointed(again, tmp_path), fleet(bad), first_arrays(), when + 3)
+    assert [bool(record.stepped_back) for record in records] == [True, False, False]
+    assert_identical(resumed.arrays, whole.arrays)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut off"])
+def test_where_the_model_before_is_lost_the_run_goes_on_from_the_last_one(
+    damage: str, tmp_path: Path
+) -> None:
+    run(Checkpointed(PartialUpdates(quiet()), tmp_path), fleet(), first_arrays(), 3)
+    older = tmp_path / "round-000002.npz"
+    older.unlink() if damage == "gone" else older.write_bytes(older.read_bytes()[:100])
+    resumed = Checkpointed(PartialUpdates(quiet()), tmp_path)
+    result, _ = run(resumed, fleet(), first_arrays(), 5)
+    assert_identical(
+        result.arrays, run(PartialUpdates(quiet()), fleet(), first_arrays(), 5)[0].arrays
+    )

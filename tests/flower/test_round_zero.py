@@ -16,7 +16,15 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
-from small_federation import arrays_of, as_weights, legacy_app, plain_sgd, quiet, run
+from small_federation import (
+    arrays_of,
+    as_weights,
+    assert_identical,
+    legacy_app,
+    plain_sgd,
+    quiet,
+    run,
+)
 from torch import nn
 
 from fl_elastic import Budget
@@ -223,6 +231,26 @@ def test_a_resumed_run_has_no_round_zero_of_its_own(tmp_path: Path) -> None:
         strategy = PartialUpdates(quiet(), terms=TERMS, on_round=records.append)
         start(Checkpointed(strategy, tmp_path), rounds)
     assert [each.server_round for each in records if not each.trains] == [0, 1, 2]
+
+
+def test_a_server_that_dies_in_the_first_round_asks_for_no_sums_again(tmp_path: Path) -> None:
+    class Killed(Exception):
+        """Stands for the end of the server's process."""
+
+    def dies(server_round: int, arrays: ArrayRecord) -> None:
+        raise Killed
+
+    records: list[Any] = []
+
+    def strategy() -> Checkpointed:
+        return Checkpointed(PartialUpdates(quiet(), terms=TERMS, on_round=records.append), tmp_path)
+
+    with pytest.raises(Killed):
+        run(strategy(), apps(), arrays_of(build()), 2, evaluate_fn=dies)
+    resumed, _ = run(strategy(), apps(), arrays_of(build()), 2)
+    assert [each.server_round for each in records].count(0) == 1
+    whole, _ = run(PartialUpdates(quiet(), terms=TERMS), apps(), arrays_of(build()), 2)
+    assert_identical(resumed.arrays, whole.arrays)
 
 
 @pytest.mark.parametrize("inner", [FedAvg, FedAdam])

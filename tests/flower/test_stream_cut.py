@@ -327,5 +327,5 @@ def test_later_features_are_stored_in_the_bits_that_the_server_says(
 def bytes_of_samples(learner: StreamLearner) -> list[int]:
     """Return how many bytes each sample takes, from old to new."""
     learner.store.sample(1)
-    with closing(sqlite3.connect(learner.store._file.database.path)) as opened:
+    with closing(sqlite3.connect(learner.store._database.path)) as opened:
         return [n for (n,) in opened.execute("SELECT LENGTH(x) FROM samples ORDER BY id")]
