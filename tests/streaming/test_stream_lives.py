@@ -124,7 +124,7 @@ def born_again(learner: StreamLearner, folder: Path, ends: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(16), *(pytest.param(i, marks=pytest.mark.slow) for i in range(16, 300))]
+    "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 200))]
 )
 def test_many_lives_are_one(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
