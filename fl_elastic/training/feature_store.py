@@ -162,13 +162,15 @@ class FeatureStore:
         """
         if self._codec is None or tuple(features.shape[1:]) != self._codec.shape:
             return
+        if features.dtype != self._dtype:
+            # What comes out in another type now is computed in another way, and has another range.
+            self.keep_only(())
+            self._dtype = features.dtype
+            self._write_facts()
         new = {one: i for i, one in enumerate(ids) if one not in self._place}
         fitting = list(new.items())[: len(self._free)]
         if not fitting:
             return
-        if features.dtype != self._dtype:
-            self._dtype = features.dtype
-            self._write_facts()
         given = features[[i for _, i in fitting]]
         encoded = self._codec.encode(given)
         kept = self._codec.keeps(given, encoded).tolist()

@@ -173,6 +173,20 @@ def test_the_next_process_finds_what_this_one_stored(tmp_path: Path) -> None:
     assert check_all(path, 50) == 20
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_what_was_stored_in_another_type_is_not_given_out_in_this_one(precision: str) -> None:
+    store = FeatureStore(1 << 20, precision)
+    store.prepare(b"prefix", (4,), 10)
+    large = torch.tensor([[1e5, -2e5, 3e5, 0.0]])
+    store.store([(1, 1)], large)
+    store.store([(2, 2)], torch.ones(1, 4, dtype=torch.float16))
+    places, features = store.read([(1, 1), (2, 2)])
+    assert places == [1] and features.dtype == torch.float16
+    store.store([(1, 1)], large)
+    assert store.read([(1, 1), (2, 2)])[0] == [0]
+    torch.testing.assert_close(store.read([(1, 1)])[1], large, rtol=0.01, atol=2e3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_features_come_back_in_their_type(tmp_path: Path, dtype: torch.dtype) -> None:
     for _ in range(2):
