@@ -29,6 +29,7 @@ __all__ = [
     "output_shape",
     "own_buffers",
     "own_parameters",
+    "spared_group_norms",
     "uncompiled",
     "writes_to",
 ]
@@ -87,6 +88,37 @@ def called_hooks(module: nn.Module) -> bool:
         module._backward_pre_hooks,
     )
     return any(hooks)
+
+
+# Compared as a release, in spite of its type.
+_GROUP_NORM_CRASHES = torch.__version__ < "2.14"
+
+
+@contextmanager
+def spared_group_norms(model: nn.Module) -> Iterator[None]:
+    """Keep torch before 2.14 from ending the process inside the block, on the way back through a GroupNorm.
+
+    On a CPU it reads what is not there, where a GroupNorm trains whose input needs no gradient and is laid out
+    channels last, as right above what is frozen: such an input is laid out plainly.
+    """
+    norms = model.modules() if _GROUP_NORM_CRASHES else ()
+    hooks = [
+        each.register_forward_pre_hook(_plainly_laid_out)
+        for each in norms
+        if isinstance(each, nn.GroupNorm)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _plainly_laid_out(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    x = inputs[0]
+    if x.requires_grad or x.device.type != "cpu" or not torch.is_grad_enabled():
+        return None
+    return (x.contiguous(), *inputs[1:])
 
 
 _ORIGINAL = "_orig_mod"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups.torch_private import own_buffers
+from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
 
 __all__ = ["Chances", "chances_kept", "same_chances", "untouched"]
 
@@ -116,7 +116,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     for parameter in parameters:
         parameter.grad = None
     try:
-        with chances_kept():
+        with chances_kept(), spared_group_norms(model):
             yield
     finally:
         for own, names in assigned:

@@ -15,6 +15,7 @@ from fl_elastic.groups.examples import count_examples, join_examples, map_rows, 
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
+from fl_elastic.groups.torch_private import spared_group_norms
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
@@ -155,7 +156,8 @@ class SplitModel:
         """
         self._part, self._features, self._reached = "suffix", features, False
         try:
-            yield
+            with spared_group_norms(self.model):
+                yield
         finally:
             self._part, self._features = "whole", None
         if not self._reached:

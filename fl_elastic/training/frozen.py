@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
-from fl_elastic.groups.torch_private import NormWithStatistics
+from fl_elastic.groups.torch_private import NormWithStatistics, spared_group_norms
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.planning import Plan
 
@@ -47,7 +47,7 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
             if name not in trained:
                 parameter.grad = None
         held = _frozen_norms if plan.tokens is None else _frozen_modules
-        with held_in_eval(model, held(model, trained)):
+        with held_in_eval(model, held(model, trained)), spared_group_norms(model):
             yield
 
 
