@@ -74,7 +74,8 @@ class Checkpointed(Strategy):
     resume : bool
         Whether `start` goes on from the newest checkpoint; off, it starts afresh.
     keep : int
-        Checkpoints kept; more than one, so that a damaged file does not end the run.
+        Checkpoints kept; more than one, so that a damaged file does not end the run, and that losses which jump in
+        the next round turn it back by one.
 
     Examples
     --------
@@ -187,21 +188,19 @@ class Checkpointed(Strategy):
         strategy = self.strategy
         if not isinstance(strategy, PartialUpdates) or _GOES_BACK not in found.state:
             return
+        before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, {}, ())
         path = _path(self.directory, found.server_round - 1)
-        if path.exists():
-            try:
+        try:
+            if path.exists():
                 before = _read(path, _most_bytes(begun))
-            except (OSError, ValueError) as error:
-                _LOG.warning("the model before the last round is not known: %s: %s", path, error)
+            elif found.server_round > 1 or strategy.terms.round_zero != "none":
                 return
-        elif found.server_round == 1 and strategy.terms.round_zero == "none":
-            before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, {}, ())
-        else:
-            return
-        if _kinds(before.arrays) == _kinds(found.arrays):
-            own = {n: v for n, v in before.state.items() if n.startswith(_UNDONE)}
-            restore(strategy, own)
-            strategy.keep_before(before.arrays)
+            if _kinds(before.arrays) == _kinds(found.arrays):
+                own = {n: v for n, v in before.state.items() if n.startswith(_UNDONE)}
+                restore(strategy, own)
+                strategy.keep_before(before.arrays)
+        except (OSError, ValueError, CheckpointError) as error:
+            _LOG.warning("there is no going back by a round: %s: %s", path, error)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
