@@ -47,7 +47,7 @@ from fl_elastic.training import (
     TrainerOptions,
     evaluate,
 )
-from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.training.evaluate import MetricsFn
 from fl_elastic.training.trainer import eager
@@ -433,10 +433,14 @@ class ElasticClient(NumPyClient):
     @property
     def _examples(self) -> int:
         """Training examples, as far as the loader tells."""
-        return loader_size(self.train_loader, self._batches()[0])[1]
+        return self._size().examples
+
+    def _size(self) -> LoaderSize:
+        return loader_size(self.train_loader, self._batches()[0], self.options.count_examples)
 
     def _batches(self, count: int = 1) -> list[Batch]:
-        return first_batches(self.train_loader, count, model_device(self.model))
+        device = model_device(self.model)
+        return first_batches(self.train_loader, count, device, self.options.count_examples)
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
@@ -468,6 +472,7 @@ class ElasticClient(NumPyClient):
                 result = evaluate(
                     self.model, self.loss_fn, self.test_loader,
                     metrics_fn=self.metrics_fn, running=running,
+                    count_examples=self.options.count_examples,
                 )  # fmt: skip
         except Exception as error:
             return 0.0, 0, _reported(error, "evaluate", config)
@@ -495,12 +500,12 @@ class ElasticClient(NumPyClient):
         """Return what this device can do in such a round; its costs are measured if they are not known."""
         options = self._options(told or Instructions())
         batch = self._batches()[0]
-        per_epoch, examples = loader_size(self.train_loader, batch)
+        size = self._size()
         profile = self._costs(batch, options)
         return Capabilities.of(
-            lasting_costs(profile, options, examples), self._budget(Instructions()),
-            device=self.device, num_examples=examples,
-            steps=per_epoch * self.epochs * self._passes(profile, options, examples),
+            lasting_costs(profile, options, size.examples), self._budget(Instructions()),
+            device=self.device, num_examples=size.examples,
+            steps=size.batches * self.epochs * self._passes(profile, options, size.examples),
         )  # fmt: skip
 
     def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:

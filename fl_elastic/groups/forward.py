@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,8 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
+from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.pairs import LABELS, as_pair
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
@@ -26,6 +28,7 @@ __all__ = [
     "call_model",
     "channels_last",
     "compute_loss",
+    "is_one_argument",
     "map_tensors",
     "outputs_and_loss",
     "refusing_misfits",
@@ -64,16 +67,26 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         return function(value)
     if isinstance(value, Mapping):
         return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, PackedSequence):
+        # Its batch sizes stay on the CPU, as numbers and not as data.
+        return value._replace(data=function(value.data))
+    return _like(value, lambda item: map_tensors(function, item))
+
+
+def _like(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a tuple or list of the same kind with its entries changed; anything else as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(function, item) for item in value)
-    return value
+        return type(value)(*map(change, value))
+    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value
 
 
 def to_device(value: Any, device: torch.device | str) -> Any:
-    """Move every tensor inside ``value`` to ``device``."""
-    return map_tensors(lambda tensor: tensor.to(device), value)
+    """Move every tensor inside ``value`` to ``device``, and every object that has a ``to``, as graphs have."""
+    if isinstance(value, Mapping):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
+        return value.to(device)
+    return _like(value, lambda item: to_device(item, device))
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -98,23 +111,33 @@ def batch_shape(batch: Batch) -> tuple[int, ...]:
     return found[0] if found else ()
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: Any, examples: int | None = None) -> Any:
     """Call ``model`` on ``inputs``.
 
     A dict is passed as keywords when its keys are names of ``forward``'s parameters, without ``labels`` where it
     has no such one, and a tuple or list as positional arguments when ``forward`` takes that many; otherwise it is
-    passed whole. A model that works on its inputs in place gets copies.
+    passed whole, as a sequence is whose entries are the examples: see `batch_size`. A model that works on its
+    inputs in place gets copies.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Called as it is.
+    inputs : any
+        Of a batch.
+    examples : int, optional
+        How many examples the batch has, where that is known.
     """
     with _unwritten(model, inputs) as given:
-        return _called(model, given)
+        return _called(model, given, examples)
 
 
-def _called(model: nn.Module, inputs: Any) -> Any:
+def _called(model: nn.Module, inputs: Any, examples: int | None) -> Any:
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         named = {str(key): item for key, item in inputs.items()}
-    elif isinstance(inputs, (tuple, list)):
+    elif isinstance(inputs, (tuple, list)) and not is_one_argument(inputs, examples):
         positional = tuple(inputs)
     else:
         return model(inputs)
@@ -125,6 +148,19 @@ def _called(model: nn.Module, inputs: Any) -> Any:
         if _takes(model, **rest):
             return model(**rest)
     return model(inputs)
+
+
+def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
+    """Whether a sequence is one argument of a model: its entries are the examples, and not what each has."""
+    if isinstance(inputs, PackedSequence):
+        return True
+    shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in inputs]
+    if examples is None or not all(shapes):
+        return False
+    if isinstance(inputs, list):
+        # As torch collates several inputs of each example: a row of every entry belongs to an example.
+        return any(shape[0] != examples for shape in shapes)
+    return len(inputs) == examples and not any(examples in shape[:2] for shape in shapes)
 
 
 def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:
@@ -209,7 +245,8 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
     """
     inputs, targets = split_batch(batch)
     with refusing_misfits(batch), _unwritten(model, inputs) as given:
-        outputs = _called(model, given)
+        listed = isinstance(inputs, (tuple, list))
+        outputs = _called(model, given, batch_size(batch) if listed else None)
         _refuse_unknown_classes(loss_fn, outputs, targets)
         loss = loss_fn(outputs, targets)
     if not isinstance(loss, Tensor) or loss.numel() != 1:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.forward import call_model, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.importance.base import Probe
@@ -108,7 +109,7 @@ def summarise(
         batch, count = next(micro_batches(probe.model, probe.batches, examples))
         pooled = _Pooled(count=count)
         with pooled.listening(probe.model, layers):
-            call_model(probe.model, split_batch(batch)[0])
+            call_model(probe.model, split_batch(batch)[0], batch_size(batch))
     classes = _classes(batch)
     order = {group.name: place for place, group in enumerate(graph.groups)}
     found = {}

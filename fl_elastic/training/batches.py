@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import batch_shape, to_device
+from fl_elastic.groups.batch_size import CountExamples, batch_size, counted, drawn_examples
+from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.pairs import as_pair
 
 __all__ = [
+    "Epochs",
     "LoaderSize",
-    "batch_size",
-    "epochs_of",
     "first_batches",
     "loader_size",
     "refuse_nothing",
 ]
 
-LoaderSize = tuple[int, int]
+
+@dataclass(frozen=True)
+class LoaderSize:
+    """What a loader gives in one epoch.
+
+    Attributes
+    ----------
+    batches : int
+        Those of no examples among them where the loader says its length.
+    examples : int
+        Of all batches together.
+    known : bool
+        Whether the examples are counted; else they are those of the first batch times the batches.
+    """
+
+    batches: int
+    examples: int
+    known: bool = True
+
 
 _MOST_BATCHES = 1_000_000
 
 
-def first_batches(loader: Iterable[Batch], count: int, device: Any) -> list[Batch]:
-    """Return up to ``count`` batches on ``device``; raises TrainingError if the loader is empty, or is none."""
+def first_batches(
+    loader: Iterable[Batch],
+    count: int,
+    device: Any,
+    count_examples: CountExamples | None = None,
+) -> list[Batch]:
+    """Return up to ``count`` batches that have examples, on ``device``.
+
+    Raises
+    ------
+    TrainingError
+        If the loader has none, or is none.
+    """
     refuse_nothing(loader)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TrainingError(
             f"the loader is a dataset ({type(loader).__name__}), whose single examples would be taken for batches: "
             "give DataLoader(dataset, batch_size=...)"
         )
-    batches = [to_device(as_pair(batch), device) for batch in islice(iter(loader), max(count, 1))]
+    given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
+    batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
-        raise TrainingError("the loader gave no batch: check the client's data and batch size")
+        raise TrainingError(
+            "the loader gave no batch, or none with an example: check the client's data and batch size"
+        )
     return batches
 
 
@@ -51,49 +83,42 @@ def refuse_nothing(loader: object) -> None:
         )
 
 
-def loader_size(loader: Iterable[Batch], first: Batch) -> LoaderSize:
+def loader_size(
+    loader: Iterable[Batch], first: Batch, count_examples: CountExamples | None = None
+) -> LoaderSize:
     """Return batches and examples per epoch, by the loader's own word or else by counting once.
 
     Samplers, ``drop_last`` and own batch samplers of a DataLoader count as they draw.
+
+    Parameters
+    ----------
+    loader : iterable of batches
+        What an epoch reads.
+    first : batch
+        One that it gave.
+    count_examples : callable, optional
+        See `fl_elastic.groups.batch_size.batch_size`.
 
     Raises
     ------
     TrainingError
         If the loader does not know its length and has not ended after a million batches.
     """
-    examples = getattr(loader, "dataset_size", None)
     batches = None if isinstance(loader, (list, tuple)) else _length(loader)
     if batches is None:
-        sizes = [batch_size(batch) for batch in islice(loader, _MOST_BATCHES + 1)]
+        sizes = [size for _, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1)]
         if len(sizes) > _MOST_BATCHES:
             raise TrainingError(
                 f"the loader does not know its length and gave more than {_MOST_BATCHES} batches: bound an epoch, "
                 "for example with itertools.islice in a re-iterable, or give the dataset a __len__"
             )
-        return len(sizes), sum(sizes)
+        return LoaderSize(sum(1 for size in sizes if size), sum(sizes))
+    examples = getattr(loader, "dataset_size", None)
+    if examples is None and count_examples is None:
+        examples = drawn_examples(loader, batches)
     if examples is None:
-        examples = _drawn_examples(loader, batches)
-    return batches, batches * batch_size(first) if examples is None else int(examples)
-
-
-def _drawn_examples(loader: Iterable[Batch], batches: int) -> int | None:
-    """Return how many examples a DataLoader draws in an epoch; None if it does not say."""
-    drawn = getattr(loader, "batch_sampler", None)
-    if drawn is None:
-        # Without automatic batches the dataset gives whole batches, whose size only they know.
-        return None
-    if type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
-        return sum(len(batch) for batch in drawn)
-    sampler = getattr(drawn, "sampler", None)
-    size = getattr(drawn, "batch_size", None)
-    if isinstance(sampler, Sized):
-        known = _length(sampler)
-    else:
-        dataset = getattr(loader, "dataset", None)
-        known = _length(dataset) if isinstance(dataset, Sized) else None
-    if known is None or not isinstance(size, int):
-        return None
-    return min(known, batches * size)
+        return LoaderSize(batches, batches * batch_size(first, count_examples), known=False)
+    return LoaderSize(batches, int(examples))
 
 
 def _length(loader: Any) -> int | None:
@@ -104,32 +129,51 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def batch_size(batch: Batch) -> int:
-    """Return the examples of a batch: in lists of examples, as of detection, as many as there are entries.
+class Epochs:
+    """The batches of several passes over a loader, on a device; those of no examples are passed over.
 
-    Examples
-    --------
-    >>> import torch
-    >>> pictures, boxes = [torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(2, 4)}] * 5
-    >>> batch_size((pictures, boxes)), batch_size(((torch.zeros(8, 3), torch.zeros(8)), torch.zeros(8)))
-    (5, 8)
+    Parameters
+    ----------
+    loader : iterable of batches
+        Read anew for each pass.
+    epochs : int
+        Passes.
+    device : device
+        Where the batches go.
+    count_examples : callable, optional
+        See `fl_elastic.groups.batch_size.batch_size`.
+
+    Attributes
+    ----------
+    first_pass : int
+        Examples of the first pass so far.
+    passed : bool
+        Whether the first pass has ended.
     """
-    inputs, targets = as_pair(batch)
-    if isinstance(inputs, (tuple, list)) and isinstance(targets, (tuple, list)):
-        if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
-            return len(inputs)
-    shape = batch_shape((inputs, targets))
-    return shape[0] if shape else 1
 
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        epochs: int,
+        device: Any,
+        count_examples: CountExamples | None = None,
+    ) -> None:
+        self.first_pass = 0
+        self.passed = False
+        self._loader, self._epochs, self._device = loader, epochs, device
+        self._count_examples = count_examples
 
-def _of_all_examples(entries: Sequence[Any]) -> bool:
-    """Whether each entry holds something of every example, as of a model with several inputs and outputs."""
-    lengths = {len(each) if isinstance(each, Tensor) and each.dim() else -1 for each in entries}
-    return len(lengths) == 1 and -1 not in lengths
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self._epochs):
+            for batch, size in counted(self._loader, self._count_examples):
+                if not size:
+                    continue
+                self.first_pass += 0 if self.passed else size
+                yield to_device(as_pair(batch), self._device)
+            self.passed = True
 
-
-def epochs_of(loader: Iterable[Batch], epochs: int, device: Any) -> Iterator[Batch]:
-    """Yield the batches of several passes over ``loader`` on ``device``."""
-    for _ in range(epochs):
-        for batch in loader:
-            yield to_device(as_pair(batch), device)
+    def examples(self, size: LoaderSize) -> int:
+        """Return how many examples an epoch has: by the loader's word, but never more than were met."""
+        if self.passed:
+            return min(size.examples, self.first_pass) if size.known else self.first_pass
+        return size.examples if size.known else self.first_pass

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import count_examples, layout_of, take_examples
-from fl_elastic.groups.forward import batch_shape, channels_last, refusing_misfits, split_batch
+from fl_elastic.groups.forward import (
+    batch_shape,
+    channels_last,
+    is_one_argument,
+    refusing_misfits,
+    split_batch,
+)
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -34,6 +41,8 @@ __all__ = ["ElasticForward"]
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
 _FEW = 2
+# What torch raises where a part of a model, or of a batch, does not fit.
+_MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class ElasticForward:
@@ -134,7 +143,7 @@ class ElasticForward:
         useful = self._groups_above is not None or tokens == self._tokens
         deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
         self._tokens = tokens
-        cut = None if self._whole else graph.cut_below(deepest)
+        cut = None if self._whole or not self._has_rows(batch) else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
                 split = stack.enter_context(
@@ -213,6 +222,20 @@ class ElasticForward:
         """Give the store's memory or file back."""
         if self._store is not None:
             self._store.close()
+
+    def _has_rows(self, batch: Batch) -> bool:
+        """Whether each example has a row of the inputs, so that its features can be told apart and kept."""
+        inputs, examples = split_batch(batch)[0], batch_size(batch)
+        try:
+            rows = count_examples(inputs)
+        except ModelError as error:
+            self.refused = f"no elastic forward pass: {error}"
+            return False
+        listed = isinstance(inputs, (tuple, list)) and is_one_argument(inputs, examples)
+        if rows == examples and not listed:
+            return True
+        self.refused = f"no elastic forward pass: the inputs of {examples} examples have {rows} rows, in their first tensor"
+        return False
 
     def _laid_out(self, features: Tensor) -> Tensor:
         return channels_last(features) if self.options.channels_last else features
@@ -345,6 +368,17 @@ def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
     try:
         if count_examples(inputs) > _FEW:
             return check(take_examples(inputs, slice(_FEW)))
-    except ModelError:
+    except (ModelError, *_MISFITS):
         pass
-    return check(inputs)
+    try:
+        return check(inputs)
+    except ModelError:
+        raise
+    except _MISFITS as error:
+        raise ModelError(
+            f"the parts of the model do not run apart: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

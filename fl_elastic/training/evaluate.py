@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.batch_size import CountExamples, counted
 from fl_elastic.groups.forward import outputs_and_loss, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.batches import batch_size, refuse_nothing
+from fl_elastic.training.batches import refuse_nothing
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]
 
@@ -55,6 +56,7 @@ def evaluate(
     *,
     metrics_fn: MetricsFn | None = None,
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    count_examples: CountExamples | None = None,
 ) -> Evaluation:
     """Return loss, accuracy and metrics of ``model`` in eval mode; every module's mode is put back.
 
@@ -70,6 +72,8 @@ def evaluate(
         ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch.
     running : callable, optional
         Gives the block in which the model runs on a batch; as it is, if left out.
+    count_examples : callable, optional
+        ``count_examples(inputs, targets)``, see `fl_elastic.groups.batch_size.batch_size`.
 
     Raises
     ------
@@ -90,18 +94,22 @@ def evaluate(
     model.eval()
     loss, examples = 0.0, 0
     right: int | None = 0
+    judged = 0
     sums: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
-            for batch in loader:
-                batch = to_device(as_pair(batch), model_device(model))
+            for given, size in counted(loader, count_examples):
+                if not size:
+                    # The mean over no examples is no number.
+                    continue
+                batch = to_device(as_pair(given), model_device(model))
                 with nullcontext() if running is None else running(batch):
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
-                size = batch_size(batch)
                 loss += float(batch_loss) * size
                 found = right_examples(outputs, batch[1])
                 right = None if right is None or found is None else right + int(found.sum())
+                judged += 0 if found is None else len(found)
                 for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
                     sums[name] += value * size
                     counts[name] += size
@@ -110,10 +118,12 @@ def evaluate(
         for module, mode in modes:
             module.training = mode
     if examples == 0:
-        raise TrainingError("the test loader gave no batch: check the client's data")
+        raise TrainingError(
+            "the test loader gave no batch, or none with an example: check the client's data"
+        )
     return Evaluation(
         loss / examples,
-        None if right is None else right / examples,
+        None if right is None else right / judged,
         examples,
         {name: total / max(counts[name], 1) for name, total in sums.items()},
     )

@@ -143,7 +143,7 @@ def fine_tune(
             if not cut:
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES))
                 rough = replace(options, kept_head=profile.graph.group_of(head))
-                examples = loader_size(loader, first[0])[1]
+                examples = loader_size(loader, first[0]).examples
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
                 )

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import counted
 from fl_elastic.groups.forward import (
     all_finite,
-    batch_shape,
     call_model,
     refusing_misfits,
     split_batch,
@@ -80,14 +80,14 @@ def head_sums(
     model.eval()
     try:
         with torch.no_grad():
-            for batch in loader:
+            for given, size in counted(loader):
                 seen.clear()
-                batch = to_device(as_pair(batch), model_device(model))
-                if batch_shape(batch)[:1] != (0,):
+                batch = to_device(as_pair(given), model_device(model))
+                if size:
                     block = nullcontext() if running is None else running(batch)
                     with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
-                        outputs = call_model(model, inputs)
+                        outputs = call_model(model, inputs, size)
                     gathered.add(*_features_of(seen, outputs, targets))
                 if time.monotonic() > until:
                     break

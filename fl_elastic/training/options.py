@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
+from fl_elastic.groups.batch_size import CountExamples
 from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.profiling.prefix import StoreTerms
@@ -122,6 +123,10 @@ class TrainerOptions:
         Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
         pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
         Their weights and biases are trained as ever.
+    count_examples : callable, optional
+        ``count_examples(inputs, targets)`` returns how many examples a batch has, which weigh the client's update
+        and the means of its evaluation; left out, the targets say it, see
+        `fl_elastic.groups.batch_size.batch_size`.
     accumulate : int
         Batches whose mean gradient each step of the optimiser takes. Budgets and reports go on counting batches;
         the steps of an update are those of the optimiser.
@@ -153,6 +158,7 @@ class TrainerOptions:
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False
+    count_examples: CountExamples | None = None
     accumulate: int = 1
     profile_seconds: float = 0.0
     planning_seconds: float = 0.0

@@ -25,7 +25,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.batches import epochs_of, first_batches, loader_size
+from fl_elastic.training.batches import Epochs, LoaderSize, first_batches, loader_size
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
 from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined
@@ -167,11 +167,14 @@ class ElasticTrainer:
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
             )
         _refuse_untrainable(self.model)
-        batches = first_batches(loader, self.planner.batches_needed, model_device(self.model))
-        per_epoch, self._num_examples = loader_size(loader, batches[0])
+        count_examples = self.options.count_examples
+        batches = first_batches(
+            loader, self.planner.batches_needed, model_device(self.model), count_examples
+        )
+        size = loader_size(loader, batches[0], count_examples)
         # An epoch of a stream draws from more samples than it gives.
-        self._distinct = max(self._num_examples, getattr(loader, "distinct_examples", 0))
-        if per_epoch == 0:
+        self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
+        if size.batches == 0:
             raise TrainingError(READ_ONCE)
         clock = clock_for(model_device(self.model), self.options.clock)
         log = StepLog(batch_shape(batches[0]), clock)
@@ -188,7 +191,7 @@ class ElasticTrainer:
         kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, epochs, per_epoch * epochs, batches, log)
+                return self._fit(loader, epochs, size, batches, log)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -205,10 +208,11 @@ class ElasticTrainer:
         self,
         loader: Iterable[Batch],
         epochs: int,
-        requested: int,
+        size: LoaderSize,
         batches: list[Batch],
         log: StepLog,
     ) -> FitReport:
+        requested = size.batches * epochs
         closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
         began, known = clock(), self.profile
         self._optimizing()
@@ -244,7 +248,9 @@ class ElasticTrainer:
         # Before it is known what the end takes: it looks at every tensor as the start does.
         closing = starting if self._closing_seconds is None else self._closing_seconds
         fit.control.spent += closing * closed_loop
-        fit.run(epochs_of(loader, epochs, model_device(self.model)))
+        passes = Epochs(loader, epochs, model_device(self.model), self.options.count_examples)
+        fit.run(iter(passes))
+        self._num_examples = passes.examples(size)
         if (
             profile.estimated
             and closed_loop

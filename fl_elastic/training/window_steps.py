@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.forward import call_model, split_batch
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.ops.proven_widths import prove_widths
@@ -111,7 +112,7 @@ def settle_statistics(model: nn.Module, batches: Sequence[Batch]) -> None:
         for count, batch in enumerate(batches, start=1):
             for norm in norms:
                 norm.momentum = 1 / count
-            call_model(model, split_batch(batch)[0])
+            call_model(model, split_batch(batch)[0], batch_size(batch))
     finally:
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum

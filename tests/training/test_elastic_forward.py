@@ -173,6 +173,56 @@ def test_a_model_that_cannot_be_split_trains_as_ever() -> None:
     assert report.steps == 3
 
 
+class ReshapedByHand(nn.Module):
+    """Knows how large a batch is, below a cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.convolution = nn.Linear(16, 16), nn.Conv1d(1, 4, 3, padding=1)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        folded = torch.relu(self.below(x)).view(8, 1, 16)
+        found: torch.Tensor = self.head(torch.relu(self.convolution(folded)).flatten(1))
+        return found
+
+
+def without_statistics() -> nn.Module:
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    return nn.Sequential(nn.Linear(16, 16), norm, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+class TimeFirst(nn.Module):
+    """Takes 8 sequences of 5 steps as (5, 8, 16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.recurrent, self.head = nn.Linear(16, 16), nn.GRU(16, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.recurrent(torch.relu(self.below(x)))[0][-1])
+        return found
+
+
+@pytest.mark.parametrize("make", [ReshapedByHand, without_statistics, TimeFirst])
+@pytest.mark.parametrize("forward", [ForwardOptions(), ForwardOptions(feature_bytes=1 << 20)])
+def test_what_cannot_run_on_a_part_of_a_batch_trains_as_ever(
+    make: Any, forward: ForwardOptions
+) -> None:
+    start = make()
+    shape = (5, 8, 16) if make is TimeFirst else (8, 16)
+    batches = [(torch.randn(shape), torch.randint(2, (8,))) for _ in range(3)]
+    names = {list(dict(start.named_modules()))[-1]}
+    plain, kept = copy.deepcopy(start), copy.deepcopy(start)
+    trainer_of(plain, names, None).fit(batches, epochs=2)
+    report = trainer_of(kept, names, forward).fit(batches, epochs=2)
+    for found, expected in zip(kept.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert report.forward is not None and report.steps == 6
+    assert report.forward.feature_bytes == 0
+    assert report.forward.refused or not forward.feature_bytes
+
+
 def test_a_plan_without_a_frozen_prefix_is_left_alone() -> None:
     report = trainer_of(chain(), {"0"}, ForwardOptions(feature_bytes=1 << 20)).fit(
         vectors(3), epochs=2

@@ -25,7 +25,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 
 
 def loaders() -> dict[str, Callable[[list[Batch]], Iterable[Batch]]]:
@@ -81,7 +81,7 @@ def test_a_loader_may_say_itself_how_many_examples_it_has() -> None:
         def __iter__(self) -> Iterator[Batch]:
             raise AssertionError("read although it says its size")
 
-    assert loader_size(Knowing([]), vectors()[0]) == (2, 17)
+    assert loader_size(Knowing([]), vectors()[0]) == LoaderSize(2, 17)
 
 
 def test_first_batches_reads_no_further() -> None:
@@ -137,8 +137,8 @@ def test_a_dataset_in_the_place_of_a_loader_is_refused() -> None:
 def test_examples_of_several_inputs_and_outputs_are_those_of_each() -> None:
     """Two inputs and two targets are not two examples."""
     batch = ((torch.zeros(8, 3), torch.zeros(8, 4)), (torch.zeros(8), torch.zeros(8, 2)))
-    assert loader_size([batch] * 3, batch) == (3, 24)
+    assert loader_size([batch] * 3, batch) == LoaderSize(3, 24)
     one: Any = ([torch.zeros(3, 9, 9)], [torch.zeros(9, 9)])
-    assert loader_size([one] * 3, one) == (3, 3)
+    assert loader_size([one] * 3, one) == LoaderSize(3, 3)
     with pytest.raises(TrainingError, match="the loader is None"):
         first_batches(cast(Any, None), 1, torch.device("cpu"))

@@ -31,12 +31,12 @@ def first_batch(task: LocalTask) -> Any:
 
 def requested_steps(task: LocalTask) -> int:
     """Return the steps that the task's epochs ask for."""
-    return loader_size(task.batches, first_batch(task))[0] * task.epochs
+    return loader_size(task.batches, first_batch(task)).batches * task.epochs
 
 
 def num_examples(task: LocalTask) -> int:
     """Return how many examples the client has."""
-    return loader_size(task.batches, first_batch(task))[1]
+    return loader_size(task.batches, first_batch(task)).examples
 
 
 def everything_fits(task: LocalTask) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.between_rounds import BetweenRounds
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training.batches import loader_size
+from fl_elastic.training.batches import LoaderSize, loader_size
 from fl_elastic.update import Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.engine import client as simulated_client
@@ -251,7 +251,10 @@ def test_a_pass_that_the_deadline_ends_knows_how_much_data_there_is() -> None:
     begun = simulated_client._Begun(batches, 2)
     assert len(list(begun)) == len(begun) == 2
     first = next(iter(begun))
-    assert loader_size(begun, first) == (2, batches.dataset_size) and batches.dataset_size > 32
+    assert (
+        loader_size(begun, first) == LoaderSize(2, batches.dataset_size)
+        and batches.dataset_size > 32
+    )
 
 
 def test_where_time_ends_a_run_its_last_head_is_there_in_time(

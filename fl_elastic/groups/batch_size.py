@@ -1,0 +1,192 @@
+"""How many examples a batch has: the one place that says it, for weights, counts and means alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import BatchSampler
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups.pairs import as_pair
+
+__all__ = ["CountExamples", "batch_size", "counted", "drawn_examples"]
+
+CountExamples: TypeAlias = Callable[[Any, Any], int]
+"""``count_examples(inputs, targets)`` returns how many examples a batch has."""
+
+# Batches of graphs say how many they hold under one of these names (PyTorch Geometric, DGL).
+_GRAPHS = ("num_graphs", "batch_size")
+
+
+def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
+    """Return how many examples a batch has.
+
+    There is a target for each example, so the targets say it: inputs may have their time steps, their tokens or
+    their nodes first. Where there are several targets per example, as of tokens, or none at all, the inputs say it.
+    Of two lists of the same length, as of pictures and boxes, each entry is an example.
+
+    Parameters
+    ----------
+    batch : batch
+        See `fl_elastic.groups.pairs.as_pair`.
+    count_examples : callable, optional
+        ``count_examples(inputs, targets)``, which knows better.
+
+    Raises
+    ------
+    TrainingError
+        If ``count_examples`` returns no count.
+
+    Examples
+    --------
+    >>> import torch
+    >>> time_major, classes = torch.zeros(20, 4, 3), torch.zeros(4)
+    >>> batch_size((time_major, classes))
+    4
+    >>> pictures, boxes = [torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(2, 4)}] * 5
+    >>> batch_size((pictures, boxes)), batch_size(((torch.zeros(8, 3), torch.zeros(8)), torch.zeros(8)))
+    (5, 8)
+    """
+    inputs, targets = as_pair(batch)
+    if count_examples is not None:
+        return _checked(count_examples(inputs, targets))
+    if _is_listed(inputs) and _is_listed(targets):
+        if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
+            return len(inputs)
+    told, given = list(_lengths(targets)), list(_lengths(inputs))
+    if not told:
+        # Nothing else is as long as the shortest: offsets of bags beside their words.
+        return min(given, default=1)
+    if len(set(told)) > 1:
+        told = [each for each in told if each in given] or [min(told)]
+    count = told[0]
+    if not given or count <= max(given) or count in _second_lengths(inputs):
+        return count
+    if _is_listed(inputs) and count == len(inputs):
+        return count
+    # Several targets per example, one after the other.
+    return given[0]
+
+
+def counted(
+    loader: Iterable[Any], count_examples: CountExamples | None = None
+) -> Iterator[tuple[Any, int]]:
+    """Yield the batches of a loader, each with its number of examples.
+
+    A DataLoader's own word about how many it draws holds where targets would say more, as those of tokens do whose
+    first axis is time.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sequences = torch.utils.data.TensorDataset(torch.zeros(3, 20), torch.zeros(3, 20))
+    >>> def time_major(pairs):
+    ...     return [torch.stack(each, dim=1) for each in zip(*pairs)]
+    >>> loader = torch.utils.data.DataLoader(sequences, batch_size=2, collate_fn=time_major)
+    >>> [size for _, size in counted(loader)]
+    [2, 1]
+    """
+    drawn = None if count_examples is not None else _drawn_sizes(loader)
+    for batch in loader:
+        size = batch_size(batch, count_examples)
+        yield batch, size if drawn is None else min(size, next(drawn, size))
+
+
+def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
+    """Return how many examples a DataLoader draws in an epoch of so many batches; None if it does not say."""
+    drawn = getattr(loader, "batch_sampler", None)
+    if drawn is None:
+        # Without automatic batches the dataset gives whole batches, whose size only they know.
+        return None
+    if type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
+        return sum(len(batch) for batch in drawn)
+    sampler = getattr(drawn, "sampler", None)
+    size = getattr(drawn, "batch_size", None)
+    if isinstance(sampler, Sized):
+        known = _length(sampler)
+    else:
+        dataset = getattr(loader, "dataset", None)
+        known = _length(dataset) if isinstance(dataset, Sized) else None
+    if known is None or not isinstance(size, int):
+        return None
+    return min(known, batches * size)
+
+
+def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
+    """Return how many examples a DataLoader draws for each batch; None if it does not say."""
+    drawn = getattr(loader, "batch_sampler", None)
+    if drawn is not None and type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
+        return (len(batch) for batch in drawn)
+    size = getattr(drawn, "batch_size", None)
+    batches = _length(loader)
+    if not isinstance(size, int) or batches is None:
+        return None
+    examples = drawn_examples(loader, batches)
+    if examples is None:
+        return None
+    return (min(size, examples - start) for start in range(0, examples, size))
+
+
+def _length(loader: Any) -> int | None:
+    """Return the loader's own word; a DataLoader of a stream has ``__len__`` but cannot answer."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
+
+
+def _lengths(value: Any) -> Iterator[int]:
+    """Yield the length of the first axis of each tensor inside a value, and what packed ones and graphs say."""
+    if isinstance(value, PackedSequence):
+        yield int(value.batch_sizes[0]) if len(value.batch_sizes) else 0
+    elif isinstance(value, Tensor):
+        if value.dim():
+            yield value.size(0)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _lengths(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _lengths(each)
+    else:
+        said = (getattr(value, name, None) for name in _GRAPHS)
+        yield from [each for each in said if isinstance(each, int) and not isinstance(each, bool)][
+            :1
+        ]
+
+
+def _second_lengths(inputs: Any) -> set[int]:
+    """Return the lengths of the second axes of tensors: where time is the first axis, examples are the second."""
+    if isinstance(inputs, Tensor):
+        return {inputs.size(1)} if inputs.dim() > 1 and not inputs.is_nested else set()
+    if isinstance(inputs, PackedSequence):
+        return set()
+    entries = inputs.values() if isinstance(inputs, Mapping) else inputs
+    if not isinstance(inputs, (Mapping, tuple, list)):
+        return set()
+    return set().union(*map(_second_lengths, entries))
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence)
+
+
+def _of_all_examples(entries: Sequence[Any]) -> bool:
+    """Whether each entry holds something of every example, as of a model with several inputs and outputs."""
+    lengths = {len(each) if isinstance(each, Tensor) and each.dim() else -1 for each in entries}
+    return len(lengths) == 1 and -1 not in lengths
+
+
+def _checked(count: Any) -> int:
+    try:
+        whole = int(count)
+    except (TypeError, ValueError, OverflowError):
+        whole = -1
+    if whole < 0 or whole != count:
+        raise TrainingError(
+            f"count_examples returned {count!r}: it must return how many examples a batch has, a whole number"
+        )
+    return whole

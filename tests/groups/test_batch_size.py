@@ -1,0 +1,217 @@
+"""How many examples a batch has is told by what there is one of per example, and never more than there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_elastic import Budget, ElasticTrainer, TrainerOptions
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups.batch_size import batch_size, counted
+from fl_elastic.groups.forward import outputs_and_loss
+from fl_elastic.training import evaluate
+
+
+def classes(count: int) -> Tensor:
+    return torch.arange(count) % 2
+
+
+GRAPH = SimpleNamespace(num_graphs=3, x=torch.zeros(11, 4))
+BATCHES: dict[str, tuple[Any, int]] = {
+    "rows": ((torch.zeros(6, 3), classes(6)), 6),
+    "time first": ((torch.zeros(20, 4, 3), classes(4)), 4),
+    "time first, longer than it is wide": ((torch.zeros(3, 5, 2), classes(5)), 5),
+    "time first, beside a first state": (
+        ((torch.zeros(9, 4, 3), torch.zeros(1, 4, 8)), classes(4)),
+        4,
+    ),
+    "bags": (((torch.zeros(50), torch.tensor([0, 7, 20])), classes(3)), 3),
+    "bags whose offsets end with the last": (
+        ((torch.zeros(50), torch.tensor([0, 7, 20, 50])), classes(3)),
+        3,
+    ),
+    "bags without targets": (((torch.zeros(50), torch.tensor([0, 7, 20])), None), 3),
+    "packed": ((pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), classes(2)), 2),
+    "packed inputs and targets": ((pack_sequence([torch.zeros(5, 2)] * 3),) * 2, 3),
+    "graph": ((GRAPH, classes(3)), 3),
+    "graph without targets": ((GRAPH, None), 3),
+    "nodes, edges and classes of graphs": (
+        ((torch.zeros(30, 4), torch.zeros(2, 80), torch.zeros(30)), classes(4)),
+        4,
+    ),
+    "named, edges first": (
+        {"edges": torch.zeros(2, 80), "x": torch.zeros(30, 4), "label": classes(4)},
+        4,
+    ),
+    "one class of each token, flat": ((torch.zeros(5, 7), torch.zeros(35).long()), 5),
+    "lists of examples": (([torch.zeros(3, 8, 8)] * 4, [{"boxes": torch.zeros(2, 4)}] * 4), 4),
+    "a list of examples beside a tensor": (([torch.zeros(7, 3), torch.zeros(5, 3)], classes(2)), 2),
+    "more examples than numbers of each": (([torch.zeros(3)] * 6, torch.zeros(6)), 6),
+    "several inputs and targets": (((torch.zeros(8, 3),) * 2, (torch.zeros(8), torch.zeros(8))), 8),
+    "named targets": ((torch.zeros(8, 3), {"a": torch.zeros(8), "b": torch.zeros(8, 2)}), 8),
+    "nested": ((torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)]), classes(2)), 2),
+    "nothing": ((torch.zeros(0, 3), classes(0)), 0),
+    "no packed sequence but words": (((torch.zeros(0), torch.zeros(0)), classes(0)), 0),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_has_as_many_examples_as_there_are(kind: str) -> None:
+    batch, expected = BATCHES[kind]
+    assert batch_size(batch) == expected
+
+
+def test_the_users_function_knows_better() -> None:
+    tokens = (torch.zeros(20, 4, 3), torch.zeros(20, 4))
+    assert batch_size(tokens, lambda inputs, targets: targets.shape[1]) == 4
+    for wrong in (-1, 2.5, "four", None):
+        with pytest.raises(TrainingError, match="count_examples returned"):
+            batch_size(tokens, lambda inputs, targets, wrong=wrong: wrong)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("last", [4, 1])
+def test_a_loader_knows_how_many_it_draws_where_time_is_first_in_the_targets_as_well(
+    last: int,
+) -> None:
+    rows = TensorDataset(torch.zeros(8 + last, 20, 3), torch.zeros(8 + last, 20))
+
+    def time_first(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        return tuple(torch.stack(each, dim=1) for each in zip(*pairs, strict=True))
+
+    loader = DataLoader(rows, batch_size=4, collate_fn=time_first)
+    assert [size for _, size in counted(loader)] == [4, 4, last]
+    batches = [[0, 1, 2], [3], [4, 5]]
+    loader = DataLoader(rows, batch_sampler=batches, collate_fn=time_first)
+    assert [size for _, size in counted(loader)] == [3, 1, 2]
+    loader = DataLoader(rows, batch_size=4, collate_fn=time_first, drop_last=True)
+    assert [size for _, size in counted(loader)] == [4] * ((8 + last) // 4)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(3, 5)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.recurrent(x)[0][-1])
+        return outputs
+
+
+def test_counts_and_means_of_sequences_are_those_of_a_loop_by_hand() -> None:
+    """Batches of 4, 4 and 1 sequences of 20 steps: 9 examples, and means over them."""
+    model = TimeFirst()
+    data = [(torch.randn(20, n, 3), torch.randint(2, (n,))) for n in (4, 4, 1)]
+    with torch.no_grad():
+        scores = torch.cat([model(x) for x, _ in data])
+    targets = torch.cat([y for _, y in data])
+    found = evaluate(model, cross_entropy, data)
+    assert found.num_examples == 9
+    assert found.loss == pytest.approx(float(cross_entropy(scores, targets)), rel=1e-5)
+    assert found.accuracy == pytest.approx(float((scores.argmax(1) == targets).float().mean()))
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    assert trainer.fit(data, epochs=2).num_examples == trainer.update().num_examples == 9
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
+    optimizer = sgd(model.parameters())
+    for _ in range(epochs):
+        for x, y in data:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def test_batches_without_examples_are_passed_over() -> None:
+    """As samplers give them that draw each example by chance: no loss is a mean over nothing."""
+    torch.manual_seed(1)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    filled = [(torch.randn(n, 3), torch.randint(2, (n,))) for n in (4, 2, 3)]
+    empty = (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    data = [empty, filled[0], empty, *filled[1:], empty]
+    before = evaluate(model, cross_entropy, data)
+    assert before == evaluate(model, cross_entropy, filled) and before.num_examples == 9
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    report = trainer.fit(data, epochs=2)
+    assert report.steps == report.requested_steps == 6 and trainer.update().num_examples == 9
+    for found, expected in zip(model.parameters(), by_hand(other, filled, 2), strict=True):
+        torch.testing.assert_close(found.detach(), expected)
+    with pytest.raises(TrainingError, match="none with an example"):
+        trainer.fit([empty])
+    with pytest.raises(TrainingError, match="none with an example"):
+        evaluate(model, cross_entropy, [empty])
+
+
+def test_examples_that_a_loader_does_not_tell_are_those_that_were_met() -> None:
+    """A first batch that is larger than the others once stood for all of them."""
+
+    class Uneven:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            for n in (8, 2, 1):
+                yield torch.randn(n, 3), torch.randint(2, (n,))
+
+    trainer = ElasticTrainer(nn.Linear(3, 2), cross_entropy, sgd, budget=Budget(), policy="full")
+    assert trainer.fit(Uneven()).num_examples == 11
+    assert trainer.fit(Uneven(), epochs=2).num_examples == 11
+    options = TrainerOptions(count_examples=lambda inputs, targets: 2 * len(targets))
+    trainer = ElasticTrainer(
+        nn.Linear(3, 2), cross_entropy, sgd, budget=Budget(), policy="full", options=options
+    )
+    assert trainer.fit(Uneven()).num_examples == 22
+
+
+class Atoms(nn.Module):
+    """The energy of molecules of different sizes, each a list entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(3, 1)
+
+    def forward(self, molecules: Any, scale: Tensor | None = None) -> Tensor:
+        assert scale is None
+        return torch.stack([self.energy(each).sum() for each in molecules])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_list_of_examples_is_one_argument_however_many_there_are(kind: Any, count: int) -> None:
+    model = Atoms()
+    molecules = kind(torch.randn(4 + n, 3) for n in range(count))
+    targets = torch.randn(count)
+    outputs, loss = outputs_and_loss(model, nn.functional.mse_loss, (molecules, targets))
+    expected = torch.stack([model.energy(each).sum() for each in molecules])
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(loss, ((expected - targets) ** 2).mean())
+
+
+class TwoInputs(nn.Module):
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return one.sum(-1) + 2 * other.sum(-1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_lists_of_what_all_examples_have_are_several_arguments(count: int) -> None:
+    """As torch's own collation makes them of pairs of inputs."""
+    rows = TensorDataset(torch.randn(count, 3), torch.randn(count, 4), torch.randn(count))
+    nested = [((a, b), y) for a, b, y in rows]
+    ((inputs, targets),) = DataLoader(nested, batch_size=count)
+    assert isinstance(inputs, list)
+    outputs, _ = outputs_and_loss(TwoInputs(), nn.functional.mse_loss, (inputs, targets))
+    torch.testing.assert_close(outputs, inputs[0].sum(-1) + 2 * inputs[1].sum(-1))
