@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, ModelError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.as_told import (
     Configure,
@@ -34,6 +34,8 @@ from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.model_state import ModelState
+from fl_elastic.groups.trainable import flags_of
 from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
@@ -86,7 +88,8 @@ def _told_by_data(loader: Iterable[Batch]) -> str:
     dataset = getattr(loader, "dataset", None)
     try:
         first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
-    except (TypeError, KeyError, IndexError, NotImplementedError):
+    # A dataset may need what its workers are given first, and then fails in any way: it is its own.
+    except Exception:
         return ""
     return _digest_of([first], size=8)
 
@@ -102,6 +105,15 @@ def _digest_of(batches: Iterable[Batch], *, size: int) -> str:
     for batch in batches:
         map_tensors(note, batch)
     return found.hexdigest()
+
+
+def _module_name(model: nn.Module, layer: str) -> str:
+    """Return the name of the module whose weight is called ``layer.weight`` in the model's state."""
+    try:
+        weight = ModelState.of(model).parameter_of(f"{layer}.weight")
+    except ModelError:
+        return layer
+    return weight.rpartition(".")[0]
 
 
 def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +253,7 @@ class ElasticClient(NumPyClient):
         self.forgotten = False
         self._forget_digest = ""
         self._profile = profile
+        self._flags = flags_of(model)
         self._state = ClientState(
             None if state_dir is None else Path(state_dir), Manifest.of(model).with_base(model)
         )
@@ -308,6 +321,7 @@ class ElasticClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
+        self._follow_flags()
         version, metrics = self._load_weights(parameters, config, told)
         if not told.trains:
             packed, examples = self._answer(told, metrics)
@@ -328,6 +342,7 @@ class ElasticClient(NumPyClient):
         trainer = ElasticTrainer(
             self.model, self.loss_fn, self._round_optimizer_fn, budget=self._budget(told),
             policy=self.policy, profile=profile, options=options, state=self._state.selection,
+            manifest=self.manifest,
         )  # fmt: skip
         if told.groups:
             # Only where the server chooses for all.
@@ -366,6 +381,13 @@ class ElasticClient(NumPyClient):
             return list(weights.values()), update.num_examples, metrics
         packed = self._encoded(update, codec_as_told(self.codec, told))
         return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
+
+    def _follow_flags(self) -> None:
+        """Go by what the model's owner lets train now, in a client that lives for several rounds."""
+        flags = flags_of(self.model)
+        if flags != self._flags:
+            self._flags = flags
+            self._state.go_by(Manifest.of(self.model).with_base(self.model))
 
     def _wish(self, told: Instructions) -> str:
         """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
@@ -467,6 +489,7 @@ class ElasticClient(NumPyClient):
                 known = self.capabilities(Instructions.from_config(config))
                 return 0.0, known.num_examples, known.to_metrics()
             told = Instructions.from_config(config)
+            self._follow_flags()
             _, metrics = self._load_weights(parameters, config, told)
             with self._testing_above_cut(told) as running:
                 result = evaluate(
@@ -527,6 +550,9 @@ class ElasticClient(NumPyClient):
     ) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""
         options = options_as_told(self.options, told)
+        if told.kept_head:
+            # The server knows the head by what its tensors are called in the model's state.
+            options = replace(options, kept_head=_module_name(self.model, told.kept_head))
         client = self.client_id or _told_by_data(self.train_loader)
         return replace(
             options,

@@ -13,6 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
 from torch.utils._python_dispatch import TorchDispatchMode as OperationMode
 
+from fl_elastic.errors import ModelError
+
 __all__ = [
     "COMPILED",
     "BatchNorm",
@@ -22,6 +24,7 @@ __all__ = [
     "called_hooks",
     "checkpointed_parts",
     "compiled_parts",
+    "has_hooks",
     "named_arguments",
     "next_number",
     "no_view",
@@ -30,6 +33,7 @@ __all__ = [
     "own_buffers",
     "own_parameters",
     "spared_group_norms",
+    "steps_alone",
     "uncompiled",
     "writes_to",
 ]
@@ -90,6 +94,20 @@ def called_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser has a place for hooks on its step, as ``Optimizer.__init__`` makes it."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer)
+
+
+def steps_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nothing else than its class is at work in an optimiser's step: neither hooks nor another step."""
+    own = vars(optimizer)
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    # A schedule puts a step of its own before the class's, which counts and calls it.
+    counted = getattr(own.get("step"), "_wrapped_by_lr_sched", "step" not in own)
+    return bool(counted) and not any(own.get(name) for name in hooks)
+
+
 # Compared as a release, in spite of its type.
 _GROUP_NORM_CRASHES = torch.__version__ < "2.14"
 
@@ -127,7 +145,21 @@ COMPILED = f"{_ORIGINAL}."
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other as it is."""
+    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other as it is.
+
+    Raises
+    ------
+    ModelError
+        If it is no module of torch that can be trained in parts.
+    """
+    if not isinstance(model, nn.Module):
+        seen = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ModelError(f"the model is {seen}: give a torch.nn.Module, such as Net()")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "the model is a TorchScript module, whose parts cannot be told apart: give the nn.Module that it was "
+            "made from"
+        )
     original = model._modules.get(_ORIGINAL)
     return model if original is None else original
 

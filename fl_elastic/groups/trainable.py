@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-__all__ = ["flags_kept", "forget_flags", "note_flags", "trainable"]
+__all__ = ["flags_kept", "flags_of", "forget_flags", "note_flags", "trainable"]
 
 # On the parameter itself: tensors compare by value, so that no dictionary of them finds one again.
 _NOTE = "_fl_elastic_trainable"
@@ -29,6 +29,20 @@ def trainable(parameter: Tensor) -> bool:
     True
     """
     return bool(getattr(parameter, _NOTE, parameter.requires_grad))
+
+
+def flags_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
+    """Return which parameters a model has and which of them its owner lets train; equal while neither changes.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> before = flags_of(model)
+    >>> _ = model[0].requires_grad_(False)
+    >>> flags_of(model) == before
+    False
+    """
+    return tuple((id(each), trainable(each)) for each in model.parameters())
 
 
 def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
 
 __all__ = ["Chances", "chances_kept", "same_chances", "untouched"]
@@ -91,12 +92,16 @@ def same_chances(model: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.layout is not torch.strided or one.data_ptr() == other.data_ptr()
+
+
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, gradients, ``requires_grad``, training modes and RNG on leaving the block.
+    """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
-    Generators are those of torch, Python and numpy. Weights are not copied: the block must not write to them.
-    Gradients start as ``None`` inside.
+    Generators are those of torch, Python and numpy. Weights are not copied, but for `followers`, which a forward
+    pass may change: the block must not write to others. Gradients start as ``None`` inside.
 
     Examples
     --------
@@ -107,9 +112,15 @@ def untouched(model: nn.Module) -> Iterator[None]:
     0
     """
     parameters = list(model.parameters())
+    # Hooks leave what they compute on the parameters, as gradients of single examples.
+    left = [
+        (vars(each), {n: (v, content_of(v)) for n, v in vars(each).items()}) for each in parameters
+    ]
     gradients = [parameter.grad for parameter in parameters]
     trainable = [parameter.requires_grad for parameter in parameters]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    moving = (*model.buffers(), *followers(model))
+    buffers = [(buffer, buffer.data, buffer.detach().clone()) for buffer in moving]
+    attributes = Attributes.of(model)
     # A model may also assign new tensors to its buffers.
     assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
@@ -122,12 +133,21 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for own, names in assigned:
             own.clear()
             own.update(names)
+        attributes.put_back()
         with torch.no_grad():
-            for buffer, before in buffers:
+            for buffer, memory, before in buffers:
                 if buffer.shape != before.shape:
                     # As an observer does that has seen its first batch.
                     buffer.data = torch.empty_like(before)
+                elif not _same_memory(buffer, memory):
+                    # As where ``data`` was exchanged: views of it show what it was.
+                    buffer.data = memory
                 buffer.copy_(before)
+        for own, before in left:
+            own.clear()
+            for name, (value, content) in before.items():
+                own[name] = value
+                put_content_back(value, content)
         for parameter, gradient, flag in zip(parameters, gradients, trainable, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = gradient

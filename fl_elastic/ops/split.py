@@ -15,6 +15,7 @@ from fl_elastic.groups.examples import count_examples, join_examples, map_rows, 
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
+from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import spared_group_norms
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.ops.folding import fold, foldable_pairs
@@ -174,10 +175,21 @@ class SplitModel:
         self.model.eval()
         try:
             with torch.no_grad():
+                before = Attributes.of(self.model)
                 whole = call_model(self.model, inputs)
+                # By then what is made in a first pass for all others is there.
+                held = Attributes.of(self.model)
                 features = self.features(inputs)
+                if changed := held.changed():
+                    raise ModelError(
+                        f"what lies below {self.cut.module!r} holds {changed[0]!r} from batch to batch"
+                    )
+                before.put_back()
                 with watched() as seen:
-                    parts = [self._parts(inputs, features, value) for value in _STAND_INS]
+                    parts = []
+                    for value in _STAND_INS:
+                        parts.append(self._parts(inputs, features, value))
+                        before.put_back()
                 if seen.read:
                     raise ModelError(
                         f"its code decides by values from below {self.cut.module!r}, which are not there then"

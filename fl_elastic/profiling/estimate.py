@@ -86,6 +86,27 @@ def estimate_profile(
     batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
     part, scale = part_of(batch) if memory is not None else (batch, 1.0)
+    try:
+        return _estimated(model, loss_fn, batch, part, scale, optimizer_fn, timer, memory, prefix)
+    except TrainingError:
+        if part is batch:
+            raise
+        # A model may take batches of one size alone, as one does that holds a state for each of its examples.
+        return _estimated(model, loss_fn, batch, batch, 1.0, optimizer_fn, timer, memory, prefix)
+
+
+def _estimated(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    part: Batch,
+    scale: float,
+    optimizer_fn: OptimizerFn,
+    timer: Clock,
+    memory: float | None,
+    prefix: bool,
+) -> CostProfile:
+    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large."""
     with untouched(model), same_chances(model):
         traced: list[Trace] = []
 

@@ -12,8 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
+from fl_elastic.groups.torch_private import has_hooks, steps_alone
 
-__all__ = ["OptimizerFn", "alike", "made_by", "shadow_of"]
+__all__ = [
+    "OptimizerFn",
+    "alike",
+    "made_by",
+    "moves_by_gradient",
+    "parts_of",
+    "shadow_of",
+    "undriven",
+]
 
 OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)``, which gets pairs of name and parameter."""
@@ -55,14 +64,18 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
             f"optimizer_fn returned {type(made).__name__}: it must return a torch.optim.Optimizer "
             "over the parameters that it is given"
         )
+    if not isinstance(getattr(made, "param_groups", None), list):
+        raise TrainingError(
+            f"{type(made).__name__} has no param_groups: an optimiser that wraps another needs those of the one "
+            "inside, as a property"
+        )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TrainingError(
             f"{type(made).__name__} evaluates the loss several times a step, which a plan cannot price: "
             "use an optimiser whose step needs no closure, such as SGD or Adam"
         )
-    driven = {id(each) for group in made.param_groups for each in group["params"]}
-    missing = [name for name, each in named if id(each) not in driven]
+    missing = undriven(made, model)
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         raise TrainingError(
@@ -70,6 +83,13 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
             "all the parameters that optimizer_fn is given; set requires_grad=False on what shall stay as it is"
         )
     return made
+
+
+def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """Return the names of a model's trainable parameters that an optimiser does not drive."""
+    driven = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    named = model.named_parameters()
+    return [name for name, each in named if each.requires_grad and id(each) not in driven]
 
 
 def _wants_names(optimizer_fn: OptimizerFn) -> bool:
@@ -80,13 +100,37 @@ def _wants_names(optimizer_fn: OptimizerFn) -> bool:
         return False
 
 
+def moves_by_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser is known to leave what has no gradient as it is.
+
+    torch's own are. Others may take a missing gradient for zeros, so that momentum and decay move what is frozen,
+    or move weights by rules of their own.
+
+    Examples
+    --------
+    >>> moves_by_gradient(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
+    True
+    """
+    return type(optimizer).__module__.startswith("torch.optim.") and steps_alone(optimizer)
+
+
+def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return an optimiser and those that it wraps, at any depth."""
+    found = [optimizer]
+    for each in found:
+        inner = [value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer)]
+        found += [one for one in inner if not any(one is known for known in found)]
+    return found
+
+
 def shadow_of(
     optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]
 ) -> torch.optim.Optimizer:
     """Return a copy of an optimiser, its state included, that drives other tensors in place of its own.
 
     It has the same groups with the same settings, but none of the hooks: a schedule that hangs on them counts real
-    steps only.
+    steps only. One that wraps another may do anything in its step, such as counting what privacy it has cost: plain
+    SGD with its rates stands in for it.
 
     Parameters
     ----------
@@ -97,13 +141,31 @@ def shadow_of(
     """
     # A deep copy takes what it finds here for the copies, in groups and state and whatever else it keeps.
     memo: dict[int, Any] = {id(own): other for own, other in pairs}
+    if not _is_built(optimizer):
+        groups = [
+            {"params": [memo[id(p)] for p in group["params"] if id(p) in memo], "lr": group["lr"]}
+            for group in optimizer.param_groups
+            if "lr" in group
+        ]
+        return torch.optim.SGD([group for group in groups if group["params"]] or [*memo.values()])
     shadow = memo[id(optimizer)] = _empty(optimizer)
     shadow.__setstate__(deepcopy(_held(optimizer), memo))
     return shadow
 
 
 def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim.Optimizer:
-    """Return a fresh optimiser of the same kind over one weight, with the settings of its largest group."""
+    """Return a fresh optimiser of the same kind over one weight, with the settings of its largest group.
+
+    Raises
+    ------
+    TrainingError
+        If it wraps another one.
+    """
+    if not _is_built(optimizer):
+        raise TrainingError(
+            f"{type(optimizer).__name__} wraps another optimiser, and cannot be made for a part of a weight: use "
+            "the one inside, or another policy"
+        )
     largest = max(optimizer.param_groups, key=lambda g: sum(each.numel() for each in g["params"]))
     settings = {name: value for name, value in largest.items() if name != "param_names"}
     fresh = _empty(optimizer)
@@ -115,6 +177,14 @@ def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim
         }
     )
     return fresh
+
+
+def _is_built(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it holds groups and state of its own: one that only wraps another need not.
+
+    torch changes a class for the whole process when it unpickles an object of it, and then expects hooks in all.
+    """
+    return has_hooks(optimizer) and len(parts_of(optimizer)) == 1
 
 
 def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers, uncompiled
+from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.torch_private import NormWithStatistics, has_hooks, own_buffers, uncompiled
 from fl_elastic.groups.untouched import Chances
 from fl_elastic.planning import Plan
-from fl_elastic.training.frozen import ChannelGuard, frozen_outside
+from fl_elastic.training.frozen import ChannelGuard, StillThroughSteps, frozen_outside
 
 __all__ = ["apply_plan", "realised"]
 
@@ -38,8 +39,9 @@ def apply_plan(
     plan : Plan
         For example of `fl_elastic.training.plan_for`.
     optimizer : torch.optim.Optimizer, optional
-        Whose steps train. Of a layer that is trained by channels the others are put back after each of its steps,
-        as momentum and weight decay would move them; without it, on leaving the block. Where the plan
+        Whose steps train. What they would move besides is put back after each of them: all that is frozen, where it
+        is not torch's own, and the other channels of a layer that is trained by some, which momentum and weight
+        decay would move; the latter on leaving the block without it. Where the plan
         `erases_momentum`, that of what is frozen is erased.
 
     Raises
@@ -71,9 +73,47 @@ def apply_plan(
         stack.callback(guard.put_back)
         stack.enter_context(realised(plan, model))
         if optimizer is not None:
-            hook = optimizer.register_step_post_hook(lambda *_: guard.put_back())
-            stack.callback(hook.remove)
+            still = StillThroughSteps(model, plan, optimizer)
+            stack.enter_context(_around_steps(optimizer, still, guard))
         yield
+
+
+@contextmanager
+def _around_steps(
+    optimizer: torch.optim.Optimizer, still: StillThroughSteps, guard: ChannelGuard
+) -> Iterator[None]:
+    """Put back after each step inside the block what is not trained."""
+
+    def after() -> None:
+        still.put_back()
+        guard.put_back()
+
+    if has_hooks(optimizer):
+        before = optimizer.register_step_pre_hook(lambda *_: still.remember())
+        hooks = before, optimizer.register_step_post_hook(lambda *_: after())
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return
+    own, plain = vars(optimizer), optimizer.step
+    known = own.get("step")
+
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        still.remember()
+        try:
+            return plain(*arguments, **keywords)
+        finally:
+            after()
+
+    own["step"] = step
+    try:
+        yield
+    finally:
+        del own["step"]
+        if known is not None:
+            own["step"] = known
 
 
 def _check(model: nn.Module, plan: Plan) -> None:
@@ -161,12 +201,12 @@ def _recomputed(module: nn.Module) -> Iterator[None]:
     def forward(x: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return plain(x)
-        chances, buffers = Chances.now(), _other_buffers(module)
+        chances, buffers, held = Chances.now(), _other_buffers(module), Attributes.of(module)
         return checkpoint(
             plain,
             x,
             use_reentrant=False,
-            context_fn=lambda: (ExitStack(), _as_before(module, chances, buffers)),
+            context_fn=lambda: (ExitStack(), _as_before(module, chances, buffers, held)),
         )
 
     module.__dict__["forward"] = forward
@@ -188,9 +228,13 @@ def _other_buffers(module: nn.Module) -> _Buffers:
 
 
 @contextmanager
-def _as_before(module: nn.Module, chances: Chances, buffers: _Buffers) -> Iterator[None]:
-    """Let a block run again as it ran, also where its own statistics and its draws have moved on since."""
+def _as_before(
+    module: nn.Module, chances: Chances, buffers: _Buffers, attributes: Attributes
+) -> Iterator[None]:
+    """Let a block run again as it ran, also where its statistics, its state and its draws have moved on since."""
     now, held = Chances.now(), [own[name] for own, name, _ in buffers]
+    moved_on = Attributes.of(module)
+    attributes.put_back()
     # Other tensors for the while: the values of one that the backward pass needs must not be written.
     for own, name, before in buffers:
         own[name] = before
@@ -200,6 +244,7 @@ def _as_before(module: nn.Module, chances: Chances, buffers: _Buffers) -> Iterat
             yield
     finally:
         now.put_back()
+        moved_on.put_back()
         for (own, name, _), value in zip(buffers, held, strict=True):
             own[name] = value
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.planning import Plan
-from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import array_of
 from fl_elastic.update.parts import Masks
 
 __all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
@@ -35,10 +37,10 @@ def changes(
     TrainingError
         If such a tensor is no longer finite.
     """
-    deltas = {}
+    deltas, state = {}, ModelState.of(model).tensors
     for name in manifest.names:
         if steps.get(name, 0) > 0:
-            value = weights_of(model, manifest, {name})[name]
+            value = array_of(state[name])
             deltas[name] = np.asarray(np.subtract(value, before[name], out=value))
             if not np.isfinite(deltas[name]).all():
                 raise TrainingError(
@@ -104,10 +106,12 @@ def trained_parts(
                 before = sides.get(name, both)
                 sides[name] = [one | other for one, other in zip(before, both, strict=True)]
     found: dict[str, Masks] = {}
+    names = ModelState.of(model).by_module_name
     for name, ends in sides.items():
         if not all(end.all() for end in ends):
             masks = tuple(None if end.all() else end for end in ends)
-            found[name] = (*masks, *(None,) * dims[name])[: dims[name]]
+            part = (*masks, *(None,) * dims[name])[: dims[name]]
+            found |= dict.fromkeys(names[name], part)
     return found
 
 
@@ -131,7 +135,14 @@ def _rows_and_columns(
 
 
 def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
-    """Return the counts of first names for every name of a tied tensor, or of a layer used twice.
+    """Return the counts by the names of the state, for every name of a tied tensor, or of a layer used twice.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose tensors they are.
+    counts : Counter
+        By the first name that ``named_parameters()`` or ``named_buffers()`` has.
 
     Examples
     --------
@@ -139,13 +150,8 @@ def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
     >>> sorted(under_every_name(nn.Sequential(layer, layer), Counter({"0.weight": 3})).items())
     [('0.weight', 3), ('1.weight', 3)]
     """
-    first_name = {id(tensor): name for name, tensor in _named_tensors(model, repeat=False)}
+    named = (*model.named_parameters(), *model.named_buffers())
+    names = ModelState.of(model).names
     return Counter(
-        {n: counts[first_name[id(tensor)]] for n, tensor in _named_tensors(model, repeat=True)}
+        {name: counts[first] for first, each in named for name in names.get(id(each), ())}
     )
-
-
-def _named_tensors(model: nn.Module, *, repeat: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers with their names; shared ones once, or under every name."""
-    yield from model.named_parameters(remove_duplicate=not repeat)
-    yield from model.named_buffers(remove_duplicate=not repeat)

@@ -234,7 +234,9 @@ class ElasticForward:
         listed = isinstance(inputs, (tuple, list)) and is_one_argument(inputs, examples)
         if rows == examples and not listed:
             return True
-        self.refused = f"no elastic forward pass: the inputs of {examples} examples have {rows} rows, in their first tensor"
+        self.refused = (
+            f"no elastic forward pass: the first inputs of {examples} examples have {rows} rows"
+        )
         return False
 
     def _laid_out(self, features: Tensor) -> Tensor:

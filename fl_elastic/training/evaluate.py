@@ -16,6 +16,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch_size import CountExamples, counted
 from fl_elastic.groups.forward import outputs_and_loss, to_device
+from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import refuse_nothing
@@ -91,6 +92,8 @@ def evaluate(
     """
     refuse_nothing(loader)
     modes = [(module, module.training) for module in model.modules()]
+    # A recurrent model that holds a state from batch to batch is asked, and goes on from where it stood.
+    held = Attributes.of(model)
     model.eval()
     loss, examples = 0.0, 0
     right: int | None = 0
@@ -115,6 +118,7 @@ def evaluate(
                     counts[name] += size
                 examples += size
     finally:
+        held.put_back()
         for module, mode in modes:
             module.training = mode
     if examples == 0:

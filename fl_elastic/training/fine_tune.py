@@ -15,6 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
@@ -142,7 +143,10 @@ def fine_tune(
             )  # fmt: skip
             if not cut:
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES))
-                rough = replace(options, kept_head=profile.graph.group_of(head))
+                rough = replace(
+                    options,
+                    kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head)),
+                )
                 examples = loader_size(loader, first[0]).examples
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
@@ -150,7 +154,9 @@ def fine_tune(
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, cut=cut)
             start, head = _solve_above_cut(model, loader, profile, options)
-            options = replace(options, kept_head=profile.graph.group_of(head))
+            options = replace(
+                options, kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head))
+            )
             trainer = ElasticTrainer(
                 model, loss_fn, optimizer_fn,
                 budget=budget or Budget(), policy=policy, profile=profile, options=options,

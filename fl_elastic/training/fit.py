@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -71,6 +71,8 @@ class Fit:
         What was chosen and trained, each with the number of steps before it.
     plan : Plan
         The last of them that the budget was planned for, without what was trained with the rest of it.
+    stayed_here : set of str
+        Parameters that the forward pass has changed and that do not travel.
     step_seconds, recent_seconds : float
         Median time of a step: of all with a whole batch, and of the last ones by that plan.
     """
@@ -87,6 +89,7 @@ class Fit:
     groups_above: int | None = None
     plans: list[tuple[int, Plan]] = field(default_factory=list)
     plan: Plan = field(init=False)
+    stayed_here: set[str] = field(default_factory=set)
     step_seconds: float = 0.0
     recent_seconds: float = 0.0
 
@@ -194,10 +197,8 @@ class Fit:
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())
-            step.begin(
-                plan, {n: w for n, w in self.start.weights.items() if n not in log.tensor_steps}
-            )
-            statistics = self._statistics()
+            step.begin(plan, self.start.unmoved(log.tensor_steps))
+            statistics = self._statistics(tensors)
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
             while next_batch is not None and control.steps_left(plan) > 0:
@@ -396,25 +397,41 @@ class Fit:
         self.log.predicted_seconds += seconds
         self.control.predicted += seconds
 
-    def _statistics(self) -> dict[str, Tensor]:
-        """Return copies of the float buffers that travel: what else than a gradient training may change."""
+    def _statistics(self, trained: Container[str] = ()) -> dict[str, Tensor]:
+        """Return copies of what else than a gradient training may change: buffers that travel, and followers."""
+        buffers = [
+            (name, each)
+            for name, each in self.step.model.named_buffers()
+            if self.start.travels(name)
+        ]
+        others = [item for item in self.start.followers.items() if item[0] not in trained]
         return {
-            name: buffer.detach().clone()
-            for name, buffer in self.step.model.named_buffers()
-            if name in self.start.manifest.index and buffer.is_floating_point()
+            name: each.detach().clone()
+            for name, each in (*buffers, *others)
+            if each.is_floating_point()
         }
 
     def _moved(self, before: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of the float buffers that changed and can travel."""
-        return [
+        """Return the names of those that changed and can travel."""
+        now = self._statistics()
+        changed = [
             name
-            for name, value in self._statistics().items()
-            if not torch.equal(value, before[name]) and _can_travel(name, value, before)
+            for name, value in before.items()
+            if name in now
+            and not torch.equal(now[name], value)
+            and _can_travel(name, now[name], before)
         ]
+        known = self.start.followers
+        self.stayed_here |= {n for n in changed if n in known and not self.start.travels(n)}
+        return [name for name in changed if name not in self.stayed_here]
 
     def _refuse_overflow(self) -> None:
         """Raise TrainingError if a tensor that was trained is no longer finite."""
-        state = self.step.model.state_dict()
+        model = self.step.model
+        state: dict[str, Tensor] = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers()),
+        }
         for name in self.log.tensor_steps:
             if not all_finite(state[name]):
                 raise TrainingError(

@@ -2,82 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import own_buffers
+from fl_elastic.profiling.optimizers import moves_by_gradient, parts_of
 from fl_elastic.training.step import KeptOptimizer
-from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 
 __all__ = ["FitStart"]
 
 
-@dataclass(eq=False)
 class FitStart:
     """What a fit may change, and how it was before.
 
     A parameter and the optimiser's state of it are copied when it is about to be trained, so that a frozen one
-    costs no memory.
+    costs no memory; `followers` are copied at once.
+
+    Parameters
+    ----------
+    model : nn.Module
+        About to be trained.
+    manifest : Manifest
+        What of it travels.
+    optimizing : KeptOptimizer
+        Whose optimiser trains it.
 
     Attributes
     ----------
+    manifest : Manifest
+        As given.
     weights : dict of str to array
-        The tensors of the manifest that the fit may have changed: buffers, and what was about to be trained.
+        The tensors of the manifest that the fit may have changed, by their names in the state: buffers, followers,
+        and what was about to be trained.
+    followers : dict of str to Parameter
+        Those of the model by the names that modules have for them.
     """
 
-    model: nn.Module
-    manifest: Manifest
-    optimizing: KeptOptimizer
-    weights: dict[str, NDArray[Any]] = field(init=False)
-    _buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = field(init=False)
-    _settings: list[dict[str, Any]] = field(init=False)
-    _had_state: set[Tensor] = field(init=False)
-    _states: dict[Tensor, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        kept = self.manifest.index
-        # A tied tensor has several names, all of which travel.
-        self._names: dict[int, list[str]] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            self._names.setdefault(id(parameter), []).append(name)
-        self.weights, self._buffers = {}, []
-        for prefix, module in self.model.named_modules(remove_duplicate=False):
+    def __init__(self, model: nn.Module, manifest: Manifest, optimizing: KeptOptimizer) -> None:
+        self.manifest = manifest
+        self._model, self._optimizing = model, optimizing
+        self._state = ModelState.of(model)
+        self._attributes = Attributes.of(model)
+        parameters = {id(each) for each in model.parameters()}
+        self._travelling = {
+            module_name
+            for module_name, names in self._state.by_module_name.items()
+            if any(name in manifest.index for name in names)
+        }
+        # A tied tensor has several names, all of which travel. A state may hold what is neither a parameter
+        # nor a buffer.
+        self.weights = {
+            name: array_of(each)
+            for name, each in self._state.tensors.items()
+            if name in manifest.index and id(each) not in parameters
+        }
+        self._buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = []
+        for prefix, module in model.named_modules():
             own = own_buffers(module)
-            values = {}
-            for each, buffer in own.items():
-                name = f"{prefix}.{each}" if prefix else each
-                if buffer is None:
-                    continue
-                if name in kept:
-                    self.weights[name] = array_of(buffer)
-                else:
-                    values[each] = buffer.detach().clone()
+            start = f"{prefix}." if prefix else ""
+            values = {
+                name: buffer.detach().clone()
+                for name, buffer in own.items()
+                if buffer is not None and not self.travels(start + name)
+            }
             self._buffers.append((own, dict(own), values))
-        parameters = {name for names in self._names.values() for name in names}
-        # Where a module's state holds what is neither, that is asked for.
-        if others := kept.keys() - parameters - self.weights.keys():
-            self.weights |= weights_of(self.model, self.manifest, others)
-        made = self.optimizing.made
-        self._had_state = set() if made is None else set(made.state)
-        self._settings = [] if made is None else [_settings(group) for group in made.param_groups]
-        self._existed = made is not None
+        self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
+        made = optimizing.made
+        self._optimizers = [] if made is None else [_Optimizer(each) for each in parts_of(made)]
+        following = {id(each) for each in followers(model)}
+        self.followers = {n: each for n, each in model.named_parameters() if id(each) in following}
+        if self.followers:
+            self.about_to_train(self.followers.values())
 
     def about_to_train(self, parameters: Iterable[nn.Parameter]) -> None:
         """Remember these parameters and the optimiser's state of them, unless they are remembered already."""
-        made = self.optimizing.made
         for parameter in parameters:
-            for name in self._names[id(parameter)]:
-                if name in self.manifest.index and name not in self.weights:
-                    self.weights[name] = array_of(parameter)
-            if made is not None and parameter in self._had_state and parameter not in self._states:
-                self._states[parameter] = _copied(made.state[parameter])
+            if id(parameter) not in self._parameters:
+                value = array_of(parameter)
+                self._parameters[id(parameter)] = parameter, value
+                for name in self._state.names.get(id(parameter), ()):
+                    if name in self.manifest.index:
+                        self.weights[name] = value
+            for each in self._optimizers:
+                each.about_to_train(parameter)
+
+    def before(self, parameter: nn.Parameter) -> NDArray[Any]:
+        """Return the value of a parameter when it was about to be trained."""
+        return self._parameters[id(parameter)][1]
+
+    def unmoved(self, but: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Return the remembered values of parameters by the names that modules have for them, but for some."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        return {
+            name: self._parameters[id(each)][1]
+            for name, each in named
+            if id(each) in self._parameters and name not in but
+        }
+
+    def travels(self, name: str) -> bool:
+        """Return whether a parameter or buffer, by the name that its module has for it, is one of the manifest's.
+
+        A model may put another tensor in the place of a buffer meanwhile.
+        """
+        return name in self._travelling
 
     def restore(self) -> None:
         """Put everything back."""
@@ -87,28 +123,65 @@ class FitStart:
             with torch.no_grad():
                 for name, value in values.items():
                     own[name].copy_(value)
-        state, buffers = self.model.state_dict(), dict(self.model.named_buffers())
+        self._attributes.put_back()
+        known = {id(each) for each in self._model.parameters()}
+        others = {
+            name: torch.as_tensor(before)
+            for name, before in self.weights.items()
+            if id(self._state.tensors[name]) not in known
+        }
+        for name, value in others.items():
+            live = self._state.tensors[name]
+            if live.shape != value.shape:
+                # A buffer that grew.
+                live.data = value.to(live).clone()
+        self._state.load(others)
         with torch.no_grad():
-            for name, before in self.weights.items():
-                if state[name].shape != before.shape:
-                    # A buffer that grew, which its alias in the state does not shrink.
-                    buffers[name].data = torch.as_tensor(before).to(buffers[name]).clone()
-                else:
-                    state[name].copy_(torch.as_tensor(before))
-        for parameter in self.model.parameters():
+            for parameter, array in self._parameters.values():
+                parameter.copy_(torch.as_tensor(array))
+        for parameter in self._model.parameters():
             parameter.grad = None
-        made = self.optimizing.made
-        if made is None:
-            return
-        if not self._existed:
-            self.optimizing.made = None
-            return
-        for tensor in [each for each in made.state if each not in self._had_state]:
-            del made.state[tensor]
-        for tensor, state in self._states.items():
-            made.state[tensor] = state
-        for group, settings in zip(made.param_groups, self._settings, strict=False):
+        if not self._optimizers:
+            self._optimizing.made = None
+        for each in self._optimizers:
+            each.restore()
+
+
+class _Optimizer:
+    """An optimiser as it was, without those that it wraps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._had_state = set(getattr(optimizer, "state", ()))
+        self._settings = [_settings(group) for group in optimizer.param_groups]
+        self._states: dict[Tensor, Any] = {}
+        # Of others than torch's it is not known what else their steps go by.
+        self._content: dict[str, tuple[Any, Any]] = {}
+        if not moves_by_gradient(optimizer):
+            self._content = {
+                name: (value, content_of(value))
+                for name, value in vars(optimizer).items()
+                if name not in ("state", "param_groups")
+            }
+            for parameter in self._had_state:
+                self.about_to_train(parameter)
+
+    def about_to_train(self, parameter: Tensor) -> None:
+        if parameter in self._had_state and parameter not in self._states:
+            self._states[parameter] = _copied(self._optimizer.state[parameter])
+
+    def restore(self) -> None:
+        state = getattr(self._optimizer, "state", {})
+        for tensor in [each for each in state if each not in self._had_state]:
+            del state[tensor]
+        for tensor, known in self._states.items():
+            state[tensor] = known
+        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=False):
             group.update(settings)
+        own = vars(self._optimizer)
+        for name, (value, content) in self._content.items():
+            own[name] = value
+            put_content_back(value, content)
 
 
 def _copied(value: Any) -> Any:

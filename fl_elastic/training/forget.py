@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -174,10 +175,8 @@ def squares_with(
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
     """Return the squares of a tied parameter under each of its names: a server does not know that it is one."""
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    known = {name: first[id(parameter)] for name, parameter in every}
-    sums = {name: squares.sums[own] for name, own in known.items() if own in squares.sums}
+    names = ModelState.of(model).by_module_name
+    sums = {name: each for own, each in squares.sums.items() for name in names[own]}
     return SquaredGradients(sums, squares.examples)
 
 

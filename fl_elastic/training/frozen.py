@@ -16,9 +16,11 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.torch_private import NormWithStatistics, spared_group_norms
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.planning import Plan
+from fl_elastic.profiling.optimizers import moves_by_gradient
 
 __all__ = [
     "ChannelGuard",
+    "StillThroughSteps",
     "erase_momentum",
     "frozen_outside",
     "frozen_parameters",
@@ -235,6 +237,57 @@ class ChannelGuard:
             for name, value in found.items():
                 if isinstance(value, Tensor) and value.shape == weight.shape:
                     yield weight, rows, name, value
+
+
+class StillThroughSteps:
+    """Keeps what a plan does not train bit by bit as it is, through the steps of any optimiser.
+
+    That it has no gradient keeps torch's own from moving it. Others may take that for zeros, so that momentum and
+    decay move it, or move weights by rules of their own: then values are copied before each step and put back.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In training.
+    plan : Plan
+        By which it trains.
+    optimizer : torch optimiser
+        Whose steps they are.
+
+    Attributes
+    ----------
+    anything_moves : bool
+        Whether a step may move what has no gradient.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        trained = {id(model.get_parameter(name)) for name in plan.trained_parameters}
+        self.anything_moves = not moves_by_gradient(optimizer)
+        self._still = (
+            [each for each in model.parameters() if id(each) not in trained]
+            if self.anything_moves
+            else []
+        )
+        self._values: list[Tensor] = []
+        self._within = 0
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Copy what is to stay, before a step; a step may take another one, as that of a class derived from it."""
+        if not self._within:
+            self._values = [each.detach().clone() for each in self._still]
+        self._within += 1
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put back what a step has moved."""
+        for parameter, value in zip(self._still, self._values, strict=True):
+            if not torch.equal(parameter, value):
+                parameter.copy_(value)
+            parameter.grad = None
+        self._within -= 1
+        if not self._within:
+            self._values = []
 
 
 def frozen_parameters(plan: Plan, model: nn.Module) -> list[nn.Parameter]:

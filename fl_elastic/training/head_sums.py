@@ -20,6 +20,8 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
+from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
@@ -69,6 +71,7 @@ def head_sums(
     ('weight', 4, [1.0, 2.0, 1.0])
     """
     modes = [(module, module.training) for module in model.modules()]
+    held = Attributes.of(model)
     seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
     gathered = _Gathered()
     hooks = [
@@ -94,6 +97,7 @@ def head_sums(
     finally:
         for hook in hooks:
             hook.remove()
+        held.put_back()
         for module, mode in modes:
             module.training = mode
     return gathered.sums(model)
@@ -148,7 +152,7 @@ def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:
 
 
 def _layer_of(model: nn.Module, weight: str) -> nn.Linear:
-    layer = model.get_submodule(weight.removesuffix("weight").removesuffix("."))
+    layer = model.get_submodule(ModelState.of(model).parameter_of(weight).rpartition(".")[0])
     assert isinstance(layer, nn.Linear)
     return layer
 
@@ -179,9 +183,10 @@ class _Gathered:
             self._add_up()
         if self._sums is None or self._kind is None:
             raise TrainingError("the loader gave no batch: check the client's data")
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = ModelState.of(model).names
         layer, classes = self._kind
-        if not all(each is None or id(each) in names for each in (layer.weight, layer.bias)):
+        own = {id(each) for each in model.parameters()} & names.keys()
+        if not all(each is None or id(each) in own for each in (layer.weight, layer.bias)):
             raise TrainingError(
                 "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in "
                 "closed form has nowhere to go; take the parametrisation off, or train the head"
@@ -192,7 +197,7 @@ class _Gathered:
                 "learning rate"
             )
         products, targets, squares = (each.numpy() for each in self._sums)
-        return HeadSums(names[id(layer.weight)], products, targets, squares, classes)
+        return HeadSums(names[id(layer.weight)][0], products, targets, squares, classes)
 
     def _add_up(self) -> None:
         features, wanted = (torch.cat(each) for each in zip(*self._waiting, strict=True))

@@ -13,6 +13,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import to_device
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
@@ -156,14 +157,13 @@ def changed(
     missing = [name for name in manifest.names if name not in base]
     if missing:
         raise TrainingError(f"base lacks {missing[0]!r}: take it from model.state_dict() before")
-    state = model.state_dict()
-    trained = set(plan.trained_parameters)
+    state = ModelState.of(model).tensors
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied = {id(parameters[name]) for name in trained}
+    trained = {id(parameters[name]) for name in plan.trained_parameters}
     counts = {
         name: steps
         for name in manifest.names
-        if (id(parameters[name]) in tied if name in parameters else _moved(state[name], base[name]))
+        if id(state[name]) in trained or _moved(state[name], base[name])
     }
     before = {name: _as_array(base[name]) for name in counts}
     parts = trained_parts([plan], model)

@@ -16,9 +16,9 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by, undriven
 from fl_elastic.training.evaluate import right_examples
-from fl_elastic.training.frozen import ChannelGuard
+from fl_elastic.training.frozen import ChannelGuard, StillThroughSteps
 from fl_elastic.training.step_importance import StepImportance
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class TrainingStep:
     window_log : WindowLog or None
         What windows held so far in the fit, if there were any.
     moved : set of int
-        Ids of the parameters that the last step trained in part: their gradients are their windows'.
+        Ids of the parameters that the last step trained in part, whose gradients are their windows', or that it may
+        have moved without a gradient.
     accumulate : int
         Batches whose mean gradient a step takes.
     stepped : bool
@@ -97,6 +98,8 @@ class TrainingStep:
         self.moved: set[int] = set()
         self.accumulate, self.stepped, self._waiting = 1, False, 0
         self._guard: ChannelGuard | None = None
+        self._still: StillThroughSteps | None = None
+        self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
         self._trained: dict[str, nn.Parameter] = {}
 
@@ -107,8 +110,14 @@ class TrainingStep:
         if self.watch is not None:
             known = dict(self.model.named_parameters(remove_duplicate=False))
             self._trained = {name: known[name] for name in plan.trained_parameters}
-        optimizer = self.optimizing() if plan.erases_momentum else None
-        self._guard = ChannelGuard(plan, self.model, unmoved, optimizer)
+        optimizer = self.optimizing()
+        erased = optimizer if plan.erases_momentum else None
+        self._guard = ChannelGuard(plan, self.model, unmoved, erased)
+        self._still = StillThroughSteps(self.model, plan, optimizer)
+        self._moved_anyway = set()
+        if self._still.anything_moves:
+            trained = map(self.model.get_parameter, plan.trained_parameters)
+            self._moved_anyway = {id(each) for each in trained}
         self.moved = set()
         self.windows = None
         if plan.windows is not None:
@@ -141,6 +150,7 @@ class TrainingStep:
         with self._opened(optimizer, batch) as narrow:
             value = self._take(optimizer, batch, narrow)
             self.moved = {id(each.whole) for each in narrow if each.part.grad is not None}
+            self.moved |= self._moved_anyway
         return value
 
     def _opened(
@@ -191,7 +201,11 @@ class TrainingStep:
         self._pull.add_to_gradients(narrow)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
+        if self._still is not None:
+            self._still.remember()
         optimizer.step()
+        if self._still is not None:
+            self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
         if self._guard is not None:
@@ -287,6 +301,26 @@ class KeptOptimizer:
     def __init__(self, model: nn.Module, optimizer_fn: OptimizerFn) -> None:
         self.made: torch.optim.Optimizer | None = None
         self._model, self._optimizer_fn = model, optimizer_fn
+
+    def follow(self) -> None:
+        """Make it anew if it does not drive all that is trainable by now; what it knows of the others stays.
+
+        Raises
+        ------
+        TrainingError
+            As `made_by` does.
+        """
+        before = self.made
+        if before is None or not (undriven(before, self._model)):
+            return
+        self.made = made = made_by(self._optimizer_fn, self._model)
+        if made is before:
+            return
+        driven = {each for group in made.param_groups for each in group["params"]}
+        made.state.update({each: known for each, known in before.state.items() if each in driven})
+        if len(made.param_groups) == len(before.param_groups):
+            for group, known in zip(made.param_groups, before.param_groups, strict=True):
+                group.update({n: v for n, v in known.items() if n not in ("params", "param_names")})
 
     def __call__(self) -> torch.optim.Optimizer:
         """Return it; raises TrainingError as `made_by` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ class StepImportance:
     ----------
     model : nn.Module
         The model in training.
-    before : mapping of str to array
-        Weights at the start of the fit, by name; may grow while it lasts.
+    before : callable
+        ``before(parameter)`` returns its value at the start of the fit.
     groups : sequence of TensorGroup
         In backward order.
     """
@@ -43,7 +43,7 @@ class StepImportance:
     def __init__(
         self,
         model: nn.Module,
-        before: Mapping[str, NDArray[Any]],
+        before: Callable[[nn.Parameter], NDArray[Any]],
         groups: Sequence[TensorGroup],
     ) -> None:
         self._before = before
@@ -71,7 +71,7 @@ class StepImportance:
                     self._stepped.add(name)
                     continue
                 del unread[name]
-                read = -_along(gradient, parameter, torch.as_tensor(self._before[name]))
+                read = -_along(gradient, parameter, torch.as_tensor(self._before(parameter)))
                 if math.isfinite(read):
                     self._scores[index] = np.nan_to_num(self._scores[index]) + read
             if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):

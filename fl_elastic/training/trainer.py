@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled
+from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
@@ -72,6 +74,8 @@ class ElasticTrainer:
         Everything else.
     state : SelectionState, optional
         Scores remembered from earlier fits of the same client.
+    manifest : Manifest, optional
+        What of the model updates may hold; left out, what ``Manifest.of(model)`` says when a fit begins.
 
     Examples
     --------
@@ -97,6 +101,7 @@ class ElasticTrainer:
         profile: CostProfile | None = None,
         options: TrainerOptions | None = None,
         state: SelectionState | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         if not isinstance(budget, Budget):
             raise BudgetError(
@@ -115,7 +120,9 @@ class ElasticTrainer:
         self.options = options or TrainerOptions()
         self.profile = profile
         self.state = state or SelectionState()
-        self.manifest = Manifest.of(model)
+        self._given_manifest = manifest
+        self._flags = flags_of(model)
+        self.manifest = manifest or Manifest.of(model)
         self.plan: Plan | None = None
         self._optimizing = KeptOptimizer(model, optimizer_fn)
         self.planner = Planner(
@@ -129,6 +136,7 @@ class ElasticTrainer:
         self._trained: tuple[Plan, ...] = ()
         self._held: dict[str, list[NDArray[np.bool_]]] = {}
         self._num_examples = 0
+        self._stayed_here: list[str] = []
         # What the last fit took after its last step: the next one keeps it back.
         self._closing_seconds: float | None = None
 
@@ -160,13 +168,13 @@ class ElasticTrainer:
         -----
         Whatever fails, also in the loader or the loss function, leaves model and optimiser as before the fit.
         """
-        if not isinstance(epochs, int) or epochs < 1:
-            raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
+        epochs = _whole_number(epochs)
         if not torch.is_grad_enabled():
             raise TrainingError(
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
             )
         _refuse_untrainable(self.model)
+        self._follow_flags()
         count_examples = self.options.count_examples
         batches = first_batches(
             loader, self.planner.batches_needed, model_device(self.model), count_examples
@@ -204,6 +212,14 @@ class ElasticTrainer:
                 # With it go the features that it kept in memory.
                 self._step.forward = None
 
+    def _follow_flags(self) -> None:
+        """Go by what the model's owner lets train now: layers are thawed, frozen and exchanged between fits."""
+        flags = flags_of(self.model)
+        if flags != self._flags:
+            self._flags = flags
+            self.manifest = self._given_manifest or Manifest.of(self.model)
+            self._optimizing.follow()
+
     def _fit(
         self,
         loader: Iterable[Batch],
@@ -231,7 +247,7 @@ class ElasticTrainer:
             self.planner.choose_above(cut, profile, costs)
         self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
         if self.planner.learns_from_steps:
-            step.worth = StepImportance(self.model, self._start.weights, costs.graph.groups)
+            step.worth = StepImportance(self.model, self._start.before, costs.graph.groups)
         step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
         fit = Fit(
             self.planner, step, self._start, profile,
@@ -266,6 +282,7 @@ class ElasticTrainer:
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
+        self._stayed_here = sorted(fit.stayed_here)
         self._held = {} if step.window_log is None else step.window_log.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
@@ -323,10 +340,17 @@ class ElasticTrainer:
         Raises
         ------
         TrainingError
-            If nothing was fitted yet, or a weight is no longer finite.
+            If nothing was fitted yet, a weight is no longer finite, or the forward pass has changed what does not
+            travel.
         """
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
+        if self._stayed_here:
+            raise TrainingError(
+                f"parameter {self._stayed_here[0]!r} requires no gradient and moved in the forward pass, as that "
+                "of an average that follows: it belongs to the frozen base, which no update holds. Begin with "
+                "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
+            )
         steps = under_every_name(self.model, self._tensor_steps)
         deltas = changes(self.model, self.manifest, self._base, steps)
         parts = trained_parts(self._trained, self.model, self._held)
@@ -372,6 +396,17 @@ def eager(model: nn.Module) -> nn.Module:
     return original
 
 
+def _whole_number(epochs: object) -> int:
+    """Return a number of epochs, of Python or of numpy; raises TrainingError if it is none."""
+    try:
+        found = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
+    return found
+
+
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     """Return the profile by what the fit measured: of steps on windows by the full passes between them alone."""
     if fit.plan.windows is None:
@@ -400,6 +435,11 @@ def _refuse_untrainable(model: nn.Module) -> None:
         if tensor.is_meta:
             raise ModelError(
                 f"tensor {name!r} is on the meta device, without values: load the model's weights first"
+            )
+        if tensor.is_inference():
+            raise ModelError(
+                f"tensor {name!r} was made in inference mode and cannot be trained: build the model outside of "
+                "torch.inference_mode()"
             )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
-
-if TYPE_CHECKING:
-    from torch import nn
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cached_property
-from typing import TYPE_CHECKING
+from fl_elastic.errors import ModelError, UpdateError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from fl_elastic.groups.model_state import ModelState
 
 __all__ = [
     "FLOATS",
@@ -63,24 +60,25 @@ def travelling(model: nn.Module) -> list[str]:
     """
     from fl_elastic.groups.trainable import trainable
 
-    state = list(model.state_dict(keep_vars=True))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    flags = {name: trainable(each) for name, each in parameters.items()}
-    frozen = any(parameters[name].is_floating_point() for name, flag in flags.items() if not flag)
-    if not frozen or not any(flags.values()):
-        return state
-    moving = {name for name, flag in flags.items() if flag} | _moving_buffers(model, flags)
-    return [name for name in state if name in moving]
+    state = _state_of(model)
+    parameters = list(state.model.parameters())
+    flags = [trainable(each) for each in parameters]
+    pairs = list(zip(parameters, flags, strict=True))
+    frozen = any(each.is_floating_point() for each, flag in pairs if not flag)
+    if not frozen or not any(flags):
+        return list(state.tensors)
+    moving = {id(each) for each, flag in pairs if flag} | _moving_buffers(state.model)
+    return [name for name, each in state.tensors.items() if id(each) in moving]
 
 
-def _moving_buffers(model: nn.Module, flags: dict[str, bool]) -> set[str]:
-    """Return the names of the buffers that training may change."""
+def _moving_buffers(model: nn.Module) -> set[int]:
+    """Return the ids of the buffers that training may change."""
     from fl_elastic.groups.torch_private import NormWithStatistics
+    from fl_elastic.groups.trainable import trainable
 
-    found: set[str] = set()
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        start = f"{prefix}." if prefix else ""
-        own = [flags[f"{start}{name}"] for name, _ in module.named_parameters(recurse=False)]
+    found: set[int] = set()
+    for module in model.modules():
+        own = [trainable(each) for each in module.parameters(recurse=False)]
         held = isinstance(module, NormWithStatistics) and bool(own) and not any(own)
         buffers = dict(module.named_buffers(recurse=False))
         floating = [name for name, each in buffers.items() if each.is_floating_point()]
@@ -89,7 +87,7 @@ def _moving_buffers(model: nn.Module, flags: dict[str, bool]) -> set[str]:
         # Scales of weights that are quantised stay with them.
         as_integers = len(counters) < len(others) and not any(own)
         if floating and not held and not as_integers:
-            found |= {start + name for name in (*floating, *counters)}
+            found |= {id(buffers[name]) for name in (*floating, *counters)}
     return found
 
 
@@ -103,7 +101,8 @@ def base_digest(model: nn.Module, names: Collection[str]) -> NDArray[np.uint8] |
     """
     from fl_elastic.groups.forward import tensor_bytes
 
-    others = {name: each for name, each in model.state_dict().items() if name not in names}
+    state = _state_of(model).tensors
+    others = {name: each for name, each in state.items() if name not in names}
     if not others:
         return None
     digest = hashlib.blake2b(digest_size=_DIGEST)
@@ -206,11 +205,11 @@ class Manifest:
         # A server of arrays alone does without torch.
         from torch.nn.parameter import is_lazy
 
-        model = _uncompiled(model)
-        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        state = model.state_dict()
+        found = _state_of(model)
+        trained = {id(each) for each in found.model.parameters()}
+        state = found.tensors
         if not whole:
-            state = {name: state[name] for name in travelling(model)}
+            state = {name: state[name] for name in travelling(found.model)}
         for name, tensor in state.items():
             if is_lazy(tensor):
                 raise UpdateError(
@@ -223,9 +222,9 @@ class Manifest:
             dtypes=_sendable(dtypes),
             roles=tuple(
                 Role.PARAMETER
-                if name in trained and dtypes[name] in FLOATS
+                if id(tensor) in trained and dtypes[name] in FLOATS
                 else _buffer_role(dtypes[name])
-                for name in state
+                for name, tensor in state.items()
             ),
         )
 
@@ -333,11 +332,11 @@ def _buffer_role(dtype: str) -> Role:
     return Role.STATISTIC if dtype in FLOATS else Role.COUNTER
 
 
-def _uncompiled(model: nn.Module) -> nn.Module:
+def _state_of(model: nn.Module) -> ModelState:
     # Who has a model has loaded torch, which a server that knows arrays alone has not.
-    from fl_elastic.groups.torch_private import uncompiled
+    from fl_elastic.groups.model_state import ModelState
 
-    return uncompiled(model)
+    return ModelState.of(model)
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
@@ -360,8 +359,7 @@ def weights_of(
     Where the manifest leaves out a frozen base, all are followed by its digest under `FROZEN_BASE`: a server that
     begins with them has every client compare.
     """
-    model = _uncompiled(model)
-    state = model.state_dict()
+    state = _state_of(model).tensors
     digest = None if names is not None else base_digest(model, manifest.index)
     weights = {
         name: array_of(state[name]) for name in manifest.index if names is None or name in names
@@ -375,15 +373,16 @@ def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDA
     Raises
     ------
     UpdateError
-        If they do not fit the manifest, or are told to belong to another frozen base than the model's.
+        If they do not fit the manifest, are told to belong to another frozen base than the model's, or the model's
+        tensors cannot be written.
     """
     import torch
 
-    model = _uncompiled(model)
     manifest.check_weights(weights)
     if FROZEN_BASE in weights:
         manifest.with_base(model).check_base(hex_of(np.asarray(weights[FROZEN_BASE])))
-    state = model.state_dict()
-    with torch.no_grad():
-        for name in manifest.names:
-            state[name].copy_(torch.as_tensor(np.array(weights[name])))
+    values = {name: torch.as_tensor(np.array(weights[name])) for name in manifest.names}
+    try:
+        _state_of(model).load(values)
+    except ModelError as error:
+        raise UpdateError(str(error)) from error

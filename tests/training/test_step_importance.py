@@ -96,8 +96,8 @@ def test_one_step_tells_nothing() -> None:
 def test_a_group_is_read_once_in_the_second_step_that_uses_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     groups = flat_profile(model, (torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))).graph.groups
-    before = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
-    seen = StepImportance(model, before, groups)
+    before = {id(p): p.detach().numpy().copy() for p in model.parameters()}
+    seen = StepImportance(model, lambda parameter: before[id(parameter)], groups)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     head = [index for index, group in enumerate(groups) if group.name == "1"]
@@ -120,8 +120,8 @@ def test_a_product_that_overflows_is_no_score_and_spoils_none() -> None:
     model = nn.Linear(2, 2)
     batch = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
     groups = flat_profile(model, batch).graph.groups
-    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
-    seen = StepImportance(model, before, groups)
+    before = {id(p): p.detach().numpy().copy() for p in model.parameters()}
+    seen = StepImportance(model, lambda parameter: before[id(parameter)], groups)
     model.weight.grad, model.bias.grad = torch.full((2, 2), 1e30), torch.ones(2)
     seen.observe([0])
     with torch.no_grad():

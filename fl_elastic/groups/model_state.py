@@ -1,0 +1,135 @@
+"""A model's state by the names that travel, and the live tensors behind them, which modules know by other names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fl_elastic.errors import ModelError
+from fl_elastic.groups.torch_private import uncompiled
+
+__all__ = ["ModelState"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """The tensors of a model, by their names in ``state_dict()``.
+
+    Those names are what a server's model has. ``named_parameters()`` and ``named_buffers()`` have others where
+    hooks on the state rename, as those of a wrapper for activation checkpointing do. What is in the state and no
+    tensor, as extra state may be, stays with the model.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Whose state it is; of a compiled one the module that was compiled.
+    tensors : dict of str to tensor
+        By name, in the order of the state. Parameters and buffers are the model's own, others are what its state
+        holds at the moment.
+
+    Examples
+    --------
+    >>> state = ModelState.of(nn.Linear(2, 1))
+    >>> list(state.tensors), state.tensors["weight"] is state.model.weight
+    (['weight', 'bias'], True)
+    """
+
+    model: nn.Module
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelState:
+        """Return the state of a model as it is now."""
+        model = uncompiled(model)
+        try:
+            found: Mapping[str, Any] = model.state_dict(keep_vars=True)
+        except TypeError:
+            # A class with a ``state_dict`` of its own that takes no options.
+            found = model.state_dict()
+        own = {id(each) for each in (*model.parameters(), *model.buffers())}
+        state = {name: each for name, each in found.items() if isinstance(each, Tensor)}
+        if any(id(each) not in own for each in state.values()):
+            views = {_memory(each): each for each in (*model.parameters(), *model.buffers())}
+            state = {
+                name: each if id(each) in own else views.get(_memory(each), each)
+                for name, each in state.items()
+            }
+        return cls(model, state)
+
+    @cached_property
+    def names(self) -> dict[int, tuple[str, ...]]:
+        """Names of each tensor, by its id: a tied parameter has several."""
+        found: dict[int, list[str]] = {}
+        for name, each in self.tensors.items():
+            found.setdefault(id(each), []).append(name)
+        return {key: tuple(names) for key, names in found.items()}
+
+    @cached_property
+    def by_module_name(self) -> dict[str, tuple[str, ...]]:
+        """Names in the state by each name that ``named_parameters()`` or ``named_buffers()`` has for a tensor."""
+        model = self.model
+        named = (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        )
+        return {name: self.names.get(id(each), ()) for name, each in named}
+
+    def parameter_of(self, name: str) -> str:
+        """Return the first name that ``named_parameters()`` has for a tensor of the state.
+
+        Raises
+        ------
+        ModelError
+            If the state has no parameter of this name.
+        """
+        wanted = self.tensors.get(name)
+        for known, each in self.model.named_parameters():
+            if each is wanted:
+                return known
+        raise ModelError(f"the state of the model has no parameter {name!r}")
+
+    def load(self, values: Mapping[str, Tensor], names: Collection[str] | None = None) -> None:
+        """Write values into the live tensors, under all names or some.
+
+        What the model computes for its state, as extra state, goes through its ``load_state_dict``.
+
+        Raises
+        ------
+        ModelError
+            If a tensor was made in inference mode, which cannot be written.
+        """
+        wanted = list(values) if names is None else [name for name in values if name in names]
+        own = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
+        computed = [name for name in wanted if id(self.tensors[name]) not in own]
+        for name in wanted:
+            if self.tensors[name].is_inference() and not torch.is_inference_mode_enabled():
+                raise ModelError(
+                    f"tensor {name!r} was made in inference mode and cannot be written: build the model outside of "
+                    "torch.inference_mode()"
+                )
+        if computed:
+            now = self.model.state_dict()
+            given = {name: values[name].to(now[name]) for name in computed}
+            self.model.load_state_dict({**now, **given})
+        with torch.no_grad():
+            for name in wanted:
+                if id(self.tensors[name]) in own:
+                    self.tensors[name].copy_(values[name])
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tells a tensor from others that show other numbers of the same memory."""
+    if (
+        is_lazy(tensor)
+        or tensor.is_meta
+        or tensor.layout is not torch.strided
+        or not tensor.numel()
+    ):
+        return (id(tensor),)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

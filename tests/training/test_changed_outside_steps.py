@@ -1,0 +1,450 @@
+"""What changes a model outside of its steps: optimisers without gradients, targets that follow, states, thawing."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fl_elastic import Budget, ElasticTrainer, TrainerOptions
+from fl_elastic.errors import TrainingError
+from fl_elastic.profiling import profile_model
+from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
+from fl_elastic.training.report import FitReport
+from fl_elastic.update import Manifest
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1)
+
+
+class Zealous(torch.optim.SGD):
+    """Takes a missing gradient for zeros: momentum and decay move what has none."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        return super().step(closure)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Wraps another and never calls ``Optimizer.__init__``; pulls every weight towards a slow copy."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+        self.state: Any = defaultdict(dict)
+        self.calls = 0
+        self.slow = [p.detach().clone() for g in self.param_groups for p in g["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        found = self.optimizer.step(closure)
+        self.calls += 1
+        owned = [p for g in self.param_groups for p in g["params"]]
+        with torch.no_grad():
+            for parameter, slow in zip(owned, self.slow, strict=True):
+                slow.lerp_(parameter, 0.5)
+                parameter.copy_(slow)
+        return found
+
+
+class Delegating(torch.optim.Optimizer):
+    """Wraps another whose groups and state are its own, as properties."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "zealous": lambda p: Zealous(p, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "lookahead": lambda p: Lookahead(sgd(p)),
+    "delegating": lambda p: Delegating(sgd(p)),
+    "lookahead of a zealous one": lambda p: Lookahead(Zealous(p, lr=0.05, weight_decay=0.1)),
+}
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def data(count: int = 5) -> Batches:
+    torch.manual_seed(4)
+    return [(torch.randn(6, 6), torch.randint(3, (6,))) for _ in range(count)]
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def by_hand(
+    model: nn.Module, optimizer_fn: Any, batches: Batches, trained: set[str] | None = None
+) -> dict[str, Tensor]:
+    """A plain loop; what is not trained is put back after every step."""
+    model.train()
+    before = state_of(model)
+    optimizer = optimizer_fn([p for p in model.parameters() if p.requires_grad])
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        for name, parameter in model.named_parameters():
+            if trained is not None and name not in trained:
+                parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if trained is not None and name not in trained:
+                    parameter.copy_(before[name])
+    return state_of(model)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("policy", ["full", "head", "last_k", "elastic"])
+def test_any_optimiser_trains_what_the_plan_says_and_nothing_else(kind: str, policy: str) -> None:
+    model = net()
+    start, twin = state_of(model), copy.deepcopy(model)
+    step = torch.optim.Optimizer.step, type(OPTIMIZERS[kind](twin.parameters())).step
+    trainer = ElasticTrainer(model, cross_entropy, OPTIMIZERS[kind], budget=Budget(), policy=policy)
+    report = trainer.fit(data())
+    trained = set(report.plan.trained_parameters)
+    for name, value in by_hand(twin, OPTIMIZERS[kind], data(), trained).items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+    for name, value in start.items():
+        if name not in trained:
+            assert torch.equal(model.state_dict()[name], value), name
+    assert set(trainer.update().deltas) == trained
+    # A class that a fit has changed would fail in the user's own loop from then on.
+    assert step == (torch.optim.Optimizer.step, type(OPTIMIZERS[kind](twin.parameters())).step)
+    by_hand(net(), OPTIMIZERS[kind], data())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_fit_that_fails_leaves_any_optimiser_as_it_was(kind: str) -> None:
+    """Going on after a failure ends where going on without it does."""
+    ends = []
+    for fails in (False, True):
+        model = net()
+        trainer = ElasticTrainer(
+            model, cross_entropy, OPTIMIZERS[kind], budget=Budget(), policy="full"
+        )
+        trainer.fit(data(3))
+        if fails:
+            bad = (torch.full((6, 6), torch.nan), torch.zeros(6, dtype=torch.long))
+            with pytest.raises(TrainingError, match="the loss is nan"):
+                trainer.fit([*data(2), bad])
+        trainer.fit(data(4))
+        ends.append(state_of(model))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["plain", *OPTIMIZERS])
+def test_an_own_loop_under_a_plan_keeps_what_is_frozen(kind: str) -> None:
+    model, optimizer_fn = net(), OPTIMIZERS.get(kind, sgd)
+    start, twin = state_of(model), copy.deepcopy(model)
+    plan = plan_for(
+        model, cross_entropy, data(), budget=Budget(), policy="head", optimizer_fn=optimizer_fn
+    )
+    optimizer = optimizer_fn(model.parameters())
+    own = dict(vars(optimizer))
+    with apply_plan(model, plan, optimizer):
+        for x, y in data():
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert vars(optimizer).keys() == own.keys()
+    trained = set(plan.trained_parameters)
+    for name, value in by_hand(twin, optimizer_fn, data(), trained).items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+    update = changed(model, start, plan, steps=5, num_examples=30)
+    assert set(update.deltas) == trained == {"4.weight", "4.bias"}
+
+
+def test_an_own_loop_says_also_what_its_optimiser_moved_besides() -> None:
+    model = net()
+    start = state_of(model)
+    plan = plan_for(model, cross_entropy, data(), budget=Budget(), policy="head")
+    optimizer = OPTIMIZERS["zealous"](model.parameters())
+    with apply_plan(model, plan):
+        for x, y in data():
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    moved = {n for n, each in model.state_dict().items() if not torch.equal(each, start[n])}
+    assert moved > set(plan.trained_parameters)
+    assert set(changed(model, start, plan, steps=5, num_examples=30).deltas) == moved
+
+
+class Followed(nn.Module):
+    """Learns to predict what a target that follows it in `forward` makes of the input."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.how = how
+        self.online, self.predictor = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.target = nn.Linear(6, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = zip(self.target.parameters(), self.online.parameters(), strict=True)
+            for slow, fast in pairs:
+                if self.how == "data":
+                    slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+                elif self.how == "exchanged":
+                    slow.data = slow.data * 0.9 + fast.data * 0.1
+                else:
+                    slow.lerp_(fast, 0.1)
+            wanted = self.target(x)
+        return ((self.predictor(self.online(x)) - wanted) ** 2).mean()
+
+
+def own(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs
+
+
+@pytest.mark.parametrize("how", ["data", "exchanged", "in place"])
+@pytest.mark.parametrize("policy", ["full", "elastic"])
+def test_a_target_that_follows_in_forward_is_a_part_of_the_update(how: str, policy: str) -> None:
+    model = Followed(how)
+    start, twin = state_of(model), copy.deepcopy(model)
+    trainer = ElasticTrainer(
+        model, own, sgd, budget=Budget(), policy=policy, manifest=Manifest.of(model, whole=True)
+    )
+    trainer.fit(data())
+    optimizer = sgd([p for p in twin.parameters() if p.requires_grad])
+    for x, _ in data():
+        optimizer.zero_grad()
+        twin(x).backward()
+        optimizer.step()
+    update = trainer.update()
+    assert set(update.deltas) == set(start) and set(update.steps.values()) == {5}
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+        torch.testing.assert_close(start[name] + torch.from_numpy(update.deltas[name]), value)
+    assert not torch.equal(model.target.weight, start["target.weight"])
+
+
+@pytest.mark.parametrize("how", ["data", "exchanged", "in place"])
+def test_measuring_and_asking_move_no_target(how: str) -> None:
+    model = Followed(how)
+    start = state_of(model)
+    profile_model(model, own, data()[0], optimizer_fn=sgd)
+    plan_for(model, own, data(), budget=Budget(speedup=1.5), optimizer_fn=sgd)
+    for name, value in start.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_a_target_that_moves_and_does_not_travel_is_no_silent_loss() -> None:
+    model = Followed("data")
+    trainer = ElasticTrainer(model, own, sgd, budget=Budget(), policy="full")
+    trainer.fit(data())
+    with pytest.raises(TrainingError, match=r"'target.bias'.*initial_arrays\(model, whole=True\)"):
+        trainer.update()
+
+
+def test_a_fit_that_fails_puts_a_target_back() -> None:
+    model = Followed("exchanged")
+    start = state_of(model)
+    trainer = ElasticTrainer(model, own, sgd, budget=Budget(), policy="full")
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        trainer.fit([*data(), (torch.full((6, 6), torch.nan), torch.zeros(6))])
+    for name, value in start.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_an_embedding_that_scales_its_rows_where_it_is_frozen_says_so() -> None:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
+    start = state_of(model)
+    batches = [(torch.randint(9, (6, 3)), torch.randint(3, (6,))) for _ in range(4)]
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="head")
+    trainer.fit(batches)
+    update = trainer.update()
+    assert set(update.deltas) == {"0.weight", "2.weight", "2.bias"}
+    moved = model[0].weight.detach() - start["0.weight"]
+    torch.testing.assert_close(torch.from_numpy(update.deltas["0.weight"]), moved)
+
+
+class Recurrent(nn.Module):
+    """Goes on from the state that the batch before has left, in an attribute."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.kind = kind
+        self.below = nn.Linear(3, 3)
+        self.cell: Any = nn.LSTM(3, 8) if kind == "pair" else nn.GRU(3, 8)
+        self.head = nn.Linear(8, 3)
+        self.hidden: Any = [] if kind == "list" else {} if kind == "dict" else None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = self.hidden
+        if self.kind == "list":
+            known = self.hidden[-1] if self.hidden else None
+        elif self.kind == "dict":
+            known = self.hidden.get("state")
+        if self.kind == "in place" and known is not None:
+            # What the way back needs is not written.
+            known = known.clone()
+        outputs, state = self.cell(torch.relu(self.below(x.view(6, 2, 3).transpose(0, 1))), known)
+        self.calls += 1
+        if self.kind == "pair":
+            self.hidden = tuple(each.detach() for each in state)
+        elif self.kind == "list":
+            self.hidden.append(state.detach())
+        elif self.kind == "dict":
+            self.hidden["state"] = state.detach()
+        elif self.kind == "in place" and self.hidden is not None:
+            self.hidden.copy_(state.detach())
+        else:
+            self.hidden = state.detach()
+        found: Tensor = self.head(outputs[-1])
+        return found
+
+
+HELD = ["plain", "pair", "list", "dict", "in place"]
+BUDGETS = {"none": Budget(), "memory": Budget(memory=60_000), "speedup": Budget(speedup=1.3)}
+
+
+def fitted(trainer: ElasticTrainer, batches: Batches, epochs: int = 1) -> FitReport:
+    return trainer.fit(batches, epochs)
+
+
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("budget", ["none", "memory"])
+@pytest.mark.parametrize("policy", ["full", "elastic", "head"])
+def test_a_state_from_batch_to_batch_is_that_of_a_plain_loop(
+    kind: str, budget: str, policy: str
+) -> None:
+    model = Recurrent(kind)
+    twin = copy.deepcopy(model)
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=BUDGETS[budget], policy=policy)
+    plans = [trainer.fit(data()).plan for _ in range(2)]
+    evaluate(model, cross_entropy, data(2))
+    assert trainer.update().deltas
+    if any(plan.trained_parameters != plans[0].trained_parameters for plan in plans):
+        pytest.skip("the plan moved between the fits")
+    trained = set(plans[0].trained_parameters)
+    optimizer = sgd(twin.parameters())
+    for x, y in data() * 2:
+        optimizer.zero_grad()
+        cross_entropy(twin(x), y).backward()
+        for name, parameter in twin.named_parameters():
+            if name not in trained:
+                parameter.grad = None
+        optimizer.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert model.calls == twin.calls == 10
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_model_that_has_run_before_is_priced_under_a_memory_budget(kind: str) -> None:
+    """Its state is that of a whole batch: a part of one does not fit beside it."""
+    model = Recurrent(kind)
+    model(data()[0][0])
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=BUDGETS["memory"], policy="last_k")
+    assert trainer.fit(data()).steps == 5
+
+
+class RecurrentBelow(nn.Module):
+    """Features that depend on the batches before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.cell, self.head, self.hidden = nn.GRUCell(6, 8), nn.Linear(8, 3), torch.zeros(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cell(x, self.hidden)
+        self.hidden = state.detach()
+        found: Tensor = self.head(torch.relu(state))
+        return found
+
+
+@pytest.mark.parametrize("make", [RecurrentBelow, *(lambda k=k: Recurrent(k) for k in HELD)])
+def test_features_that_depend_on_batches_before_are_not_kept(make: Callable[[], nn.Module]) -> None:
+    """What holds a state above the cut goes on as ever."""
+    model = make()
+    plain = copy.deepcopy(model)
+    options = TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20, precision="fp32"))
+    kept = ElasticTrainer(
+        model, cross_entropy, sgd, budget=Budget(), policy="head", options=options
+    )
+    report = kept.fit(data(), epochs=2)
+    ElasticTrainer(plain, cross_entropy, sgd, budget=Budget(), policy="head").fit(data(), epochs=2)
+    assert report.forward is not None
+    if isinstance(model, RecurrentBelow):
+        assert "from batch to batch" in report.forward.refused
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("policy", ["full", "last_k", "elastic"])
+def test_a_layer_that_is_thawed_between_two_fits_is_trained_and_sent(policy: str) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    twin = copy.deepcopy(model)
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy=policy)
+    trainer.fit(data())
+    assert set(trainer.update().deltas) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    model[0].requires_grad_(True)
+    report = trainer.fit(data())
+    update = trainer.update()
+    assert set(report.plan.trained_parameters) == set(update.deltas) == set(model.state_dict())
+
+    # The momentum of what trained before is kept, as by a group that is added to an optimiser.
+    optimizer = sgd([p for p in twin.parameters() if p.requires_grad])
+    for thawed in (False, True):
+        if thawed:
+            twin[0].requires_grad_(True)
+            optimizer.add_param_group({"params": [*twin[0].parameters()]})
+        for x, y in data():
+            optimizer.zero_grad()
+            cross_entropy(twin(x), y).backward()
+            optimizer.step()
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+def test_a_layer_that_is_frozen_or_exchanged_between_two_fits_is_what_it_is_now() -> None:
+    model = net()
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    trainer.fit(data())
+    model[0].requires_grad_(False)
+    before = state_of(model)
+    trainer.fit(data())
+    assert set(trainer.update().deltas) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert torch.equal(model[0].weight, before["0.weight"])
+    model[4] = nn.Linear(8, 5)
+    trainer.fit(data())
+    assert trainer.update().deltas["4.weight"].shape == (5, 8)
