@@ -74,6 +74,20 @@ class Plan:
     windows: Windows | None = None
     tokens: KeptTokens | None = None
 
+    def full(self) -> Plan:
+        """Return the plan of a full step: every group is trained whole, by torch's own layers and on all inputs."""
+        return Plan(
+            policy=self.policy,
+            groups=self.groups,
+            modes=tuple(Mode.FULL for _ in self.modes),
+            full_step_seconds=self.full_step_seconds,
+            predicted_step_seconds=self.full_step_seconds,
+            floor_step_seconds=self.floor_step_seconds,
+            allowed_step_seconds=self.allowed_step_seconds,
+            predicted_step_bytes=self.predicted_step_bytes,
+            layers=self.layers,
+        )
+
     @property
     def mask(self) -> Mask:
         """Groups that are trained in any mode, shape (N,)."""

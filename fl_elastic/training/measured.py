@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.groups import Batch, LossFn, Mode
+from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
@@ -60,14 +60,7 @@ def measure_plan(
 
     ``graph`` is the model's backward graph, traced anew if it is not given.
     """
-    everything = replace(
-        plan,
-        modes=tuple(Mode.FULL for _ in plan.modes),
-        lean=False,
-        recomputed=(),
-        channels={},
-        windows=None,
-    )
+    everything = plan.full()
     if graph is None:
         with untouched(model):
             graph = trace_step(model, loss_fn, batch).graph

@@ -20,7 +20,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.changes import changes, trained_parts
-from fl_elastic.training.costs import costs_for
+from fl_elastic.training.costs import accumulated, costs_for, planned_with
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.selection import SelectionState
@@ -76,14 +76,17 @@ def plan_for(
     profile : CostProfile, optional
         Costs, measured by `fl_elastic.profiling.profile_model`.
     options : TrainerOptions, optional
-        Importance, channel score, seed.
+        What may be trained (``cut``, ``kept_head``), importance, channel score, seed, and the batches of a step
+        (``accumulate``).
     state : SelectionState, optional
         Scores remembered from before; it takes in what is measured now.
 
     Raises
     ------
     TrainingError
-        If there are fewer batches than importance takes.
+        If there are fewer batches than importance takes, or an option says how steps are taken.
+    PlanError
+        If the model has no group at the cut.
     BudgetError
         If memory or uplink do not even admit the head.
     """
@@ -103,11 +106,14 @@ def plan_for(
             f"batches, {len(batches)} were given"
         )
     batches = [to_device(batch, model_device(model)) for batch in batches]
-    costs = costs_for(
+    _refuse_what_a_loop_does(options)
+    whole = costs_for(
         planner.policy, profile, model, loss_fn, batches[0],
         optimizer_fn=optimizer_fn, budget=budget, options=options,
     )  # fmt: skip
-    planner.begin(costs, steps, batches)
+    whole = accumulated(whole, options.accumulate)
+    above = whole.graph.groups_above(options.cut) if options.cut else None
+    planner.begin(planned_with(whole, None, above, options.kept_head), steps, batches, whole=whole)
     if planner.policy.uses_importance or planner.policy.modes:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
@@ -118,6 +124,17 @@ def plan_for(
             plan.predicted_step_seconds, plan.allowed_step_seconds, f"{plan.step_fraction:.1%}",
         )  # fmt: skip
     return plan
+
+
+def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
+    """Raise TrainingError for options that say how steps are taken: the loop takes them."""
+    usual = TrainerOptions()
+    for name in ("forward", "proximal", "keep_statistics"):
+        if getattr(options, name) != getattr(usual, name):
+            raise TrainingError(
+                f"option {name!r} says how steps are taken, which a loop of one's own does: leave it out, or use "
+                "ElasticTrainer"
+            )
 
 
 def changed(

@@ -119,45 +119,61 @@ class Planner:
         chosen = self.channel_score.batches_needed if self.policy.modes else 1
         return max(scored, chosen, 1)
 
-    def choose_above(self, cut: str, whole: CostProfile, costs: CostProfile) -> None:
-        """Train what is next to the loss where a cut leaves the policy nothing to choose among.
-
-        Parameters
-        ----------
-        cut : str
-            The deepest group that may be trained.
-        whole, costs : CostProfile
-            Of the model, and of what is above the cut.
-
-        Raises
-        ------
-        PlanError
-            If the policy has nothing to choose among in the whole model.
-        """
-        try:
-            self.policy.refuse_misfit(costs)
-        except PlanError as error:
-            self.policy.refuse_misfit(whole)
-            _LOG.info("above the cut at %r the last groups that fit are trained: %s", cut, error)
-            self.policy = POLICIES.make("last_k")
-
     def begin(
         self,
         costs: CostProfile,
         requested_steps: int,
         batches: Sequence[Batch],
         budget: Budget | None = None,
+        whole: CostProfile | None = None,
     ) -> None:
-        """Start a fit: plan for that many steps at these costs with what is left of the budget."""
+        """Start a fit: plan for that many steps at these costs with what is left of the budget.
+
+        Parameters
+        ----------
+        costs : CostProfile
+            Of what may be trained.
+        requested_steps : int
+            That share the budget.
+        batches : sequence of batch
+            What the policy may look at.
+        budget : Budget, optional
+            What is left; all of it, if left out.
+        whole : CostProfile, optional
+            Of the whole model, where that is another one: a speed-up is over its steps. Where a cut leaves the
+            policy nothing to choose among that it has in the whole model, what is next to the loss is trained.
+
+        Raises
+        ------
+        PlanError
+            If the policy has nothing to choose among.
+        """
+        budget = self.budget if budget is None else budget
+        if whole is not None and whole is not costs:
+            budget = _relative_to(costs, whole, budget)
+            if self.options.cut:
+                self._choose_above(whole, costs)
         self.policy.refuse_misfit(costs)
         self.requested_steps = requested_steps
-        self.budget = self.budget if budget is None else budget
+        self.budget = budget
         self.go_on(costs, None)
         self._batches = batches
         self._first = None
         self._measured = False
         self.state.fit_to(costs.group_names)
         self.memory = self.policy.observe(self.probe(batches), costs, self.state.memory)
+
+    def _choose_above(self, whole: CostProfile, costs: CostProfile) -> None:
+        try:
+            self.policy.refuse_misfit(costs)
+        except PlanError as error:
+            self.policy.refuse_misfit(whole)
+            _LOG.info(
+                "above the cut at %r the last groups that fit are trained: %s",
+                self.options.cut,
+                error,
+            )
+            self.policy = POLICIES.make("last_k")
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with other costs from now on, and only the groups within reach."""
@@ -519,6 +535,14 @@ class Planner:
             generator=self._generator,
             memory=self.memory,
         )
+
+
+def _relative_to(costs: CostProfile, whole: CostProfile, budget: Budget) -> Budget:
+    """Return the budget with a speed-up over steps of the whole model as one over those that ``costs`` knows."""
+    if budget.speedup is None:
+        return budget
+    speedup = budget.speedup * costs.full_step_seconds / whole.full_step_seconds
+    return replace(budget, speedup=max(speedup, 1.0))
 
 
 def worth_for(

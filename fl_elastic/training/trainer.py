@@ -243,9 +243,7 @@ class ElasticTrainer:
         step.forward = self._elastic_forward(epochs, clock, above)
         step.accumulate = self.options.accumulate
         costs = planned_with(profile, step.forward, above, self.options.kept_head)
-        if cut:
-            self.planner.choose_above(cut, profile, costs)
-        self.planner.begin(costs, requested, batches, _relative_to(costs, profile, budget))
+        self.planner.begin(costs, requested, batches, budget, profile)
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.before, costs.graph.groups)
         step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
@@ -415,14 +413,6 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
         planned = profile.full_step_seconds
         taken = planned * (fit.control.full_ratio or 0.0)
     return refined(profile, fit.control.full_ratio, planned, taken)
-
-
-def _relative_to(costs: CostProfile, profile: CostProfile, budget: Budget) -> Budget:
-    """Return the budget with a speed-up over steps of the whole model as one over those that ``costs`` knows."""
-    if budget.speedup is None or costs is profile:
-        return budget
-    speedup = budget.speedup * costs.full_step_seconds / profile.full_step_seconds
-    return replace(budget, speedup=max(speedup, 1.0))
 
 
 def _refuse_untrainable(model: nn.Module) -> None:

@@ -16,7 +16,6 @@ from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
-from fl_elastic.training.report import FitReport
 from fl_elastic.update import Manifest
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -333,10 +332,6 @@ class Recurrent(nn.Module):
 
 HELD = ["plain", "pair", "list", "dict", "in place"]
 BUDGETS = {"none": Budget(), "memory": Budget(memory=60_000), "speedup": Budget(speedup=1.3)}
-
-
-def fitted(trainer: ElasticTrainer, batches: Batches, epochs: int = 1) -> FitReport:
-    return trainer.fit(batches, epochs)
 
 
 @pytest.mark.parametrize("kind", HELD)

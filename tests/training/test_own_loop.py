@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,14 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.planning import Plan
-from fl_elastic.training import ElasticTrainer, TrainerOptions, apply_plan, changed, plan_for
+from fl_elastic.training import (
+    ElasticTrainer,
+    ForwardOptions,
+    TrainerOptions,
+    apply_plan,
+    changed,
+    plan_for,
+)
 from fl_elastic.training.changes import trained_parts
 from fl_elastic.update import Manifest, decode, encode
 
@@ -226,3 +233,64 @@ def test_a_deadline_is_shared_by_the_steps() -> None:
     model, data = network().train(), batches()
     generous = plan_for(model, LOSS, data[:2], budget=Budget(deadline=60.0), steps=10)
     assert generous.mask.all()
+
+
+@pytest.mark.parametrize("policy", ["full", "last_k", "elastic", "head"])
+@pytest.mark.parametrize("place", ["7", "3"])
+def test_an_own_loop_trains_above_the_cut_as_the_trainer_does(policy: str, place: str) -> None:
+    model, data = network(), batches(2)
+    options = TrainerOptions(cut=place)
+    plan = plan_for(
+        model, LOSS, data, budget=Budget(), policy=policy, optimizer_fn=sgd, options=options
+    )
+    trainer = ElasticTrainer(model, LOSS, sgd, budget=Budget(), policy=policy, options=options)
+    trained = trainer.fit(data).plan.trained_parameters
+    assert plan.trained_parameters == trained
+    allowed = {name for name, _ in model.named_parameters() if name >= place}
+    assert set(plan.trained_parameters) <= allowed
+
+
+def test_an_own_loop_leaves_a_kept_head_alone() -> None:
+    options = TrainerOptions(kept_head="7")
+    plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="full", options=options)
+    assert {name.split(".")[0] for name in plan.trained_parameters} == {"0", "1", "3"}
+
+
+def test_steps_of_several_batches_cost_a_part_of_the_optimisers_time() -> None:
+    plans = [
+        plan_for(
+            network(), LOSS, batches(2), budget=Budget(), policy="full", optimizer_fn=sgd,
+            profile=None, options=TrainerOptions(accumulate=count, clock="cpu"),
+        )
+        for count in (1, 1000)
+    ]  # fmt: skip
+    assert plans[0].predicted_step_bytes < plans[1].predicted_step_bytes
+
+
+def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
+    with pytest.raises(PlanError, match="no group 'nowhere'"):
+        plan_for(
+            network(), LOSS, batches(2), budget=Budget(), options=TrainerOptions(cut="nowhere")
+        )
+    for name, options in {
+        "proximal": TrainerOptions(proximal=0.1),
+        "keep_statistics": TrainerOptions(keep_statistics=True),
+        "forward": TrainerOptions(forward=ForwardOptions()),
+    }.items():
+        with pytest.raises(TrainingError, match=f"'{name}' says how steps are taken"):
+            plan_for(network(), LOSS, batches(2), budget=Budget(), options=options)
+
+
+def test_a_full_plan_has_none_of_what_a_plan_may_change_in_a_step() -> None:
+    plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="head")
+    changed_plan = replace(
+        plan, lean=True, recomputed=("3",), channels={"3": (0,)}, erases_momentum=True,
+        windows=object(), tokens=object(),
+    )  # fmt: skip
+    usual = {each.name for each in fields(Plan) if each.default is not MISSING}
+    full = changed_plan.full()
+    for each in fields(Plan):
+        if each.name in usual - {"layers"}:
+            assert getattr(full, each.name) == each.default, each.name
+    assert full.mask.all() and full.predicted_step_seconds == plan.full_step_seconds
+    assert not full.channels
