@@ -11,6 +11,9 @@ from fl_elastic.errors import BudgetError
 __all__ = ["Budget"]
 
 
+_NOTHING = 1e-9
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a device may spend; ``None`` means unlimited.
@@ -89,10 +92,7 @@ class Budget:
 
         A speed-up holds over many fits, so one of few steps gives up half of its time at the most.
 
-        Raises
-        ------
-        BudgetError
-            If nothing is left of a deadline.
+        A deadline that is spent leaves next to nothing: what can be done with that, says who takes the steps.
 
         Examples
         --------
@@ -103,12 +103,7 @@ class Budget:
         """
         left = self
         if self.deadline is not None and seconds > 0:
-            if seconds >= self.deadline:
-                raise BudgetError(
-                    f"{seconds:.3g} s of the deadline of {self.deadline:.3g} s were spent before the first step: "
-                    "allow more time, or pass a cost profile"
-                )
-            left = replace(left, deadline=self.deadline - seconds)
+            left = replace(left, deadline=max(self.deadline - seconds, _NOTHING * self.deadline))
         if self.speedup is not None and self.speedup > 1 and seconds > 0:
             whole = full_step_seconds * steps
             allowed = whole / self.speedup

@@ -61,10 +61,13 @@ class Importance(ABC):
         Batches that a probe takes.
     read_from_steps : bool
         Whether consecutive training steps give the same score, see `fl_elastic.training.step_importance`.
+    by_example : bool
+        Whether a probe passes each example through the model for itself.
     """
 
     batches_needed: int = 0
     read_from_steps: bool = False
+    by_example: bool = False
 
     @abstractmethod
     def score(self, probe: Probe) -> Scores:

@@ -41,6 +41,7 @@ class FisherChannels(ChannelScore):
 
     def __init__(self, micro_batch: int = 1) -> None:
         self.micro_batch = micro_batch
+        self.by_example = micro_batch == 1
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the potentials by group name; TrainingError if they are not finite."""
@@ -131,6 +132,7 @@ class GradientChannels(ChannelScore):
 
     def __init__(self, micro_batch: int = 1) -> None:
         self.micro_batch = micro_batch
+        self.by_example = micro_batch == 1
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the norms by group name; TrainingError if they are not finite."""

@@ -35,9 +35,18 @@ class ChannelScores:
 
 
 class ChannelScore(ABC):
-    """Scores the channels of convolutions and linear layers: larger means more worth training."""
+    """Scores the channels of convolutions and linear layers: larger means more worth training.
+
+    Attributes
+    ----------
+    batches_needed : int
+        Batches that it takes.
+    by_example : bool
+        Whether it passes each example through the model for itself.
+    """
 
     batches_needed: int = 0
+    by_example: bool = False
 
     @abstractmethod
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:

@@ -23,6 +23,7 @@ class FisherImportance(Importance):
     """
 
     batches_needed = 1
+    by_example = True
 
     def channels(self) -> ChannelScore:
         """Return the score of channels that is added up."""

@@ -85,6 +85,7 @@ class BudgetControl:
         self._times_full_steps = times_full_steps
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
+        self._granted = 0
 
     def allowed_seconds(self, plan: Plan) -> float:
         """Return the seconds that all steps of the fit may take, at the device's present speed, less sending."""
@@ -174,6 +175,8 @@ class BudgetControl:
         left = self.requested_steps - self.steps
         if not self._limited:
             return left
+        if self._granted:
+            return max(self._granted - self.steps, 0)
         if self.correct:
             step = self._measured() or plan.predicted_step_seconds * self.drift
             left_seconds = self.allowed_seconds(plan) - self.spent
@@ -194,6 +197,10 @@ class BudgetControl:
             paid = self._allowed_seconds >= _HALF * plan.predicted_step_seconds
             affordable = max(affordable, int(paid))
         return max(min(left, affordable), 0)
+
+    def grant_a_step(self) -> None:
+        """Pay for one step more than the time that is left pays for, once."""
+        self._granted = self.steps + 1
 
     def rest_seconds(self, plan: Plan) -> float:
         """Return what a deadline leaves for steps cheaper than the plan's; nothing once all steps are taken.

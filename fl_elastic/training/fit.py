@@ -142,6 +142,13 @@ class Fit:
             self.plans.append((control.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
             self.plans = list(stepped(self.plans, control.steps))
+        if control.steps == 0 and batch is not None and self._deadline_pays_for(plan):
+            # Choosing has cost the time: it does not cost the round.
+            plan = self.planner.cheapest_plan()
+            control.grant_a_step()
+            self.plans = [(0, plan)]
+            self._train(plan, batch, stream, to_the_end=True)
+            self._note_plan(plan)
         if control.steps == 0:
             raise self._no_step(plan)
         if self.plans[0][1] is rest:
@@ -150,6 +157,13 @@ class Fit:
         log.ended = log.clock()
         self._refuse_overflow()
         self._learn()
+
+    def _deadline_pays_for(self, plan: Plan) -> bool:
+        """Whether a deadline would pay for one step of the cheapest plan, had choosing not taken its time."""
+        deadline, policy = self.budget.deadline, self.planner.policy
+        if deadline is None or not policy.selects:
+            return False
+        return plan.floor_step_seconds * self.control.drift + plan.sending_seconds <= deadline
 
     def _note_plan(self, plan: Plan) -> None:
         """Note the plan that the budget was planned for, and what its steps took."""

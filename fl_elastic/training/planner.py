@@ -192,7 +192,7 @@ class Planner:
         if self.options.charge_probes and self._probe_seconds > _MOST_OF_TIME * left_seconds:
             return False
         if self.policy.importance_name is not None:
-            return True
+            return not self._choosing_takes_too_long
         if self.state.scores and not self._another_probe_is_earned():
             return False
         return self._can_pay_for_probe() and not self._everything_fits(correction)
@@ -206,6 +206,20 @@ class Planner:
     @property
     def _probe_seconds(self) -> float:
         return self.batches_needed * self._known_costs().full_step_seconds
+
+    @property
+    def _choosing_takes_too_long(self) -> bool:
+        """Whether a deadline leaves too little for what a choice takes, passes of single examples included."""
+        deadline = self.budget.deadline
+        if deadline is None or not self.options.charge_probes:
+            return False
+        takes_examples = [self.importance.by_example]
+        if self.policy.modes:
+            takes_examples.append(self.channel_score.by_example)
+        costs = self._known_costs()
+        examples = max(costs.key.batch_shape[:1] or (1,))
+        passes = self.batches_needed + examples * any(takes_examples)
+        return passes * costs.full_step_seconds > _HALF * deadline
 
     def _another_probe_is_earned(self) -> bool:
         """Whether one more probe is little against all that the steps since the last one took."""
@@ -348,8 +362,11 @@ class Planner:
 
     def _rather_everything(self) -> tuple[int, str]:
         """Return how many steps that train everything are better than a choice, and why; none where none are."""
-        own = self.policy.importance_name is not None
-        if own or not (self.policy.uses_importance and self.options.deep_every):
+        if not (self.policy.uses_importance and self.options.deep_every):
+            return 0, ""
+        if self._choosing_takes_too_long and (self.policy.modes or not self.state.scores):
+            return 1, "everything, as choosing takes too long"
+        if self.policy.importance_name is not None:
             return 0, ""
         if self._must_learn():
             return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
@@ -359,6 +376,12 @@ class Planner:
             self.state.planning_seconds *= _FORGOTTEN
             return 1, "everything, as choosing takes too long"
         return 0, ""
+
+    def cheapest_plan(self) -> Plan:
+        """Return the plan that trains the head alone."""
+        request = self._request(1.0)
+        self.based_on = "the head, as choosing took all of the time"
+        return request.plan_of_mask("head", request.head_mask())
 
     def rest_plan(self, plan: Plan, seconds: float) -> Plan | None:
         """Return the deepest part of a plan, from the loss on, of which one more step takes at most so long.

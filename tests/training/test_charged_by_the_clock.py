@@ -148,10 +148,13 @@ def test_making_ready_is_told_apart_from_choosing(
     assert report.selection_seconds == pytest.approx(ready + 2.5 * full)
 
 
-@pytest.mark.parametrize(("planning", "groups"), [(0.0, 4), (1.3, 2), (1.5, 1), (1.65, None)])
+@pytest.mark.parametrize(
+    ("planning", "groups", "most"), [(0.0, 4, 2), (1.3, 2, 2), (1.5, 1, 2), (1.65, 1, 2.4), (9, 1, 9.7)]
+)
 def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_trained(
-    clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int | None
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int, most: float
 ) -> None:
+    """Where not even a part fits the head is trained for a step: choosing does not cost the round."""
     full, take, begin = flat().full_step_seconds, TrainingStep.take, TrainingStep.begin
     made = trainer_of(
         chain(), vectors(1)[0], ALL, budget=Budget(deadline=2 * full),
@@ -172,14 +175,13 @@ def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_tr
 
     monkeypatch.setattr(TrainingStep, "begin", beginning)
     monkeypatch.setattr(TrainingStep, "take", by_plan)
-    if groups is None:
-        with pytest.raises(BudgetError, match="does not pay for one step"):
-            made.fit(vectors(20))
-        return
     report = made.fit(vectors(20))
+    if planning > 1.6:
+        assert report.plan.trained_parameters == ("6.weight", "6.bias") and report.steps == 1
+        assert report.based_on == "the head, as choosing took all of the time"
     assert next(int(plan.mask.sum()) for _, plan in report.plans) == groups
     assert report.plan is report.plans[0][1] and report.steps >= 1
-    assert clock.seconds <= 2 * full * (1 + 1e-9)
+    assert clock.seconds <= most * full * (1 + 1e-9)
 
 
 def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
@@ -193,12 +195,20 @@ def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
     assert clock.seconds - began == pytest.approx(10 * full)
 
 
-def test_a_deadline_that_copying_the_weights_uses_up_is_refused(
+def test_a_deadline_that_copying_the_weights_uses_up_trains_the_head_once(
     clock: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, full = with_ten_steps()
     copied = taking(clock, 9.5 * full, FitStart.about_to_train)
     monkeypatch.setattr(FitStart, "about_to_train", copied)
+    report = made.fit(vectors(20))
+    assert report.steps == 1 and set(made.update().deltas) == {"6.weight", "6.bias"}
+
+
+def test_a_deadline_shorter_than_the_cheapest_step_is_refused(clock: Hands) -> None:
+    made, full = with_ten_steps()
+    made.budget = Budget(deadline=0.1 * full)
+    made.planner.budget = made.budget
     with pytest.raises(BudgetError, match="does not pay for one step"):
         made.fit(vectors(20))
 

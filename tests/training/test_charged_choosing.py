@@ -88,12 +88,17 @@ def test_where_there_is_nothing_to_choose_no_plan_is_charged() -> None:
     assert report_of(Budget(), planning_seconds=FULL).choosing_seconds == 0.0
 
 
-def test_a_deadline_that_choosing_uses_up_is_refused() -> None:
-    for charged in ({"profile_seconds": 60.0}, {"planning_seconds": 60.0}):
-        with pytest.raises(BudgetError, match="were spent before the first step"):
-            report_of(Budget(deadline=55.0), **charged)
+def test_choosing_that_uses_a_deadline_up_does_not_cost_the_round() -> None:
+    for charged in (
+        {"profile_seconds": 60.0},
+        {"planning_seconds": 60.0},
+        {"planning_seconds": 50.0},
+    ):
+        report = report_of(Budget(deadline=55.0), **charged)
+        assert report.steps == 1 and int(report.plan.mask.sum()) == 1
+        assert report.predicted_seconds > 50.0
     with pytest.raises(BudgetError, match="does not pay for one step"):
-        report_of(Budget(deadline=55.0), planning_seconds=50.0)
+        report_of(Budget(deadline=1.0), planning_seconds=0.5)
 
 
 def test_where_times_are_measured_nothing_is_charged_besides() -> None:
