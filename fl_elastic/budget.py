@@ -104,7 +104,7 @@ class Budget:
         left = self
         if self.deadline is not None and seconds > 0:
             left = replace(left, deadline=max(self.deadline - seconds, _NOTHING * self.deadline))
-        if self.speedup is not None and self.speedup > 1 and seconds > 0:
+        if self.speedup is not None and self.speedup > 1 and seconds > 0 and steps:
             whole = full_step_seconds * steps
             allowed = whole / self.speedup
             left = replace(left, speedup=whole / max(allowed - seconds, allowed / 2))

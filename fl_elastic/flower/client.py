@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -313,12 +314,12 @@ class ElasticClient(NumPyClient):
         here with its traceback.
         """
         try:
-            return self._fit(parameters, config)
+            return self._fit(parameters, config, time.perf_counter())
         except Exception as error:
             return [], 0, _reported(error, "train", config)
 
     def _fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+        self, parameters: list[NDArray[Any]], config: dict[str, Any], arrived: float
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         self._follow_flags()
@@ -340,7 +341,8 @@ class ElasticClient(NumPyClient):
         if profile is not None and options.cut:
             epochs *= self._passes(profile, options, self._examples)
         trainer = ElasticTrainer(
-            self.model, self.loss_fn, self._round_optimizer_fn, budget=self._budget(told),
+            self.model, self.loss_fn, self._round_optimizer_fn,
+            budget=self._since_arrival(self._budget(told), arrived),
             policy=self.policy, profile=profile, options=options, state=self._state.selection,
             manifest=self.manifest,
         )  # fmt: skip
@@ -544,6 +546,12 @@ class ElasticClient(NumPyClient):
         """Return what this round may spend."""
         codec = CODECS.make(codec_as_told(self.codec, told))
         return budget_as_told(self.budget, told, codec.share)
+
+    def _since_arrival(self, budget: Budget, arrived: float) -> Budget:
+        """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
+        if budget.deadline is None or not self.options.closed_loop or self.options.clock == "cpu":
+            return budget
+        return budget.after(time.perf_counter() - arrived, 0.0, 0)
 
     def _options(
         self, told: Instructions, proximal: float = 0.0, server_round: int = 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import math
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,13 +17,16 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import CountExamples, batch_size, counted, drawn_examples
 from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.pairs import as_pair
+from fl_elastic.profiling.clock import Clock
 
 __all__ = [
+    "READ_ONCE",
     "Epochs",
     "LoaderSize",
     "first_batches",
     "loader_size",
     "refuse_nothing",
+    "says_its_length",
 ]
 
 
@@ -35,15 +41,26 @@ class LoaderSize:
     examples : int
         Of all batches together.
     known : bool
-        Whether the examples are counted; else they are those of the first batch times the batches.
+        Whether the examples are counted; else they are a guess: of the batches that were read, or of as many as the
+        first.
+    ends : bool
+        Whether the batches are counted; else there may be more of them.
     """
 
     batches: int
     examples: int
     known: bool = True
+    ends: bool = True
 
 
+READ_ONCE = (
+    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
+)
+_NO_BATCH = (
+    "the loader gave no batch, or none with an example: check the client's data and batch size"
+)
 _MOST_BATCHES = 1_000_000
+_SHARE_FOR_COUNTING, _LEAST_SHARE = 0.1, 1e-3
 
 
 def first_batches(
@@ -59,19 +76,22 @@ def first_batches(
     TrainingError
         If the loader has none, or is none.
     """
+    refuse_what_is_none(loader)
+    given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
+    batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
+    if not batches:
+        raise TrainingError(_NO_BATCH)
+    return batches
+
+
+def refuse_what_is_none(loader: object) -> None:
+    """Raise TrainingError for what is no loader of batches: nothing at all, or a dataset."""
     refuse_nothing(loader)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TrainingError(
             f"the loader is a dataset ({type(loader).__name__}), whose single examples would be taken for batches: "
             "give DataLoader(dataset, batch_size=...)"
         )
-    given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
-    batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
-    if not batches:
-        raise TrainingError(
-            "the loader gave no batch, or none with an example: check the client's data and batch size"
-        )
-    return batches
 
 
 def refuse_nothing(loader: object) -> None:
@@ -84,7 +104,12 @@ def refuse_nothing(loader: object) -> None:
 
 
 def loader_size(
-    loader: Iterable[Batch], first: Batch, count_examples: CountExamples | None = None
+    loader: Iterable[Batch],
+    first: Batch | None,
+    count_examples: CountExamples | None = None,
+    seconds: float = math.inf,
+    clock: Clock = time.perf_counter,
+    loading: float = 0.0,
 ) -> LoaderSize:
     """Return batches and examples per epoch, by the loader's own word or else by counting once.
 
@@ -94,10 +119,18 @@ def loader_size(
     ----------
     loader : iterable of batches
         What an epoch reads.
-    first : batch
-        One that it gave.
+    first : batch, optional
+        One that it gave; not needed where it is read to count.
     count_examples : callable, optional
         See `fl_elastic.groups.batch_size.batch_size`.
+    seconds : float
+        How long all of its batches may take. One that does not know its length is counted for a tenth of that at
+        most, and not at all where it starts processes to read with: then it has as many batches as can be read in
+        that time, as far as that matters.
+    clock : callable
+        Gives the seconds.
+    loading : float
+        What reading one batch takes, as far as it is known.
 
     Raises
     ------
@@ -106,7 +139,21 @@ def loader_size(
     """
     batches = None if isinstance(loader, (list, tuple)) else _length(loader)
     if batches is None:
-        sizes = [size for _, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1)]
+        limited = math.isfinite(seconds)
+        if limited and (loading > _SHARE_FOR_COUNTING * seconds or _has_workers(loader)):
+            return LoaderSize(
+                math.ceil(seconds / max(loading, _LEAST_SHARE * seconds)),
+                _size_of(first, count_examples),
+                known=False,
+                ends=False,
+            )
+        sizes, began = [], clock()
+        for _, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1):
+            sizes.append(size)
+            taken = clock() - began
+            if taken > _SHARE_FOR_COUNTING * seconds:
+                most = math.ceil(seconds * len(sizes) / taken)
+                return LoaderSize(max(most, 1), sum(sizes), known=False, ends=False)
         if len(sizes) > _MOST_BATCHES:
             raise TrainingError(
                 f"the loader does not know its length and gave more than {_MOST_BATCHES} batches: bound an epoch, "
@@ -117,8 +164,21 @@ def loader_size(
     if examples is None and count_examples is None:
         examples = drawn_examples(loader, batches)
     if examples is None:
-        return LoaderSize(batches, batches * batch_size(first, count_examples), known=False)
+        return LoaderSize(batches, batches * _size_of(first, count_examples), known=False)
     return LoaderSize(batches, int(examples))
+
+
+def _size_of(first: Batch | None, count_examples: CountExamples | None) -> int:
+    return 0 if first is None else batch_size(first, count_examples)
+
+
+def says_its_length(loader: Iterable[Batch]) -> bool:
+    """Return whether a loader says how many batches it has, so that nobody has to read it for that."""
+    return isinstance(loader, (list, tuple)) or _length(loader) is not None
+
+
+def _has_workers(loader: object) -> bool:
+    return bool(getattr(loader, "num_workers", 0))
 
 
 def _length(loader: Any) -> int | None:
@@ -129,7 +189,7 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-class Epochs:
+class Epochs(Iterator[Batch]):
     """The batches of several passes over a loader, on a device; those of no examples are passed over.
 
     Parameters
@@ -149,6 +209,13 @@ class Epochs:
         Examples of the first pass so far.
     passed : bool
         Whether the first pass has ended.
+    read_before : bool
+        Whether the last batch that was given had been read by `first`.
+
+    Raises
+    ------
+    TrainingError
+        If the loader is none, or can be read only once.
     """
 
     def __init__(
@@ -158,12 +225,48 @@ class Epochs:
         device: Any,
         count_examples: CountExamples | None = None,
     ) -> None:
+        refuse_what_is_none(loader)
+        if isinstance(loader, Iterator):
+            raise TrainingError(READ_ONCE)
         self.first_pass = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
         self._count_examples = count_examples
+        self.read_before = False
+        self._read = self._passes()
+        self._ahead: deque[Batch] = deque()
+
+    def first(self, count: int) -> list[Batch]:
+        """Return up to so many of the first batches, which are given again when the passes are read.
+
+        Raises
+        ------
+        TrainingError
+            If there is none.
+        """
+        self._ahead.extend(islice(self._read, max(count - len(self._ahead), 0)))
+        if not self._ahead:
+            raise TrainingError(_NO_BATCH)
+        return list(islice(self._ahead, count))
 
     def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self.read_before = bool(self._ahead)
+        return self._ahead.popleft() if self._ahead else next(self._read)
+
+    def close(self) -> None:
+        """Let go of the loader, so that processes that it reads with end now and not when they are collected."""
+        self._read.close()
+
+    def examples(self, size: LoaderSize) -> int:
+        """Return how many examples an epoch has: by the loader's word, but never more than were met."""
+        if self.passed:
+            return min(size.examples, self.first_pass) if size.known else self.first_pass
+        return size.examples if size.known else self.first_pass
+
+    def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
             for batch, size in counted(self._loader, self._count_examples):
                 if not size:
@@ -171,9 +274,3 @@ class Epochs:
                 self.first_pass += 0 if self.passed else size
                 yield to_device(as_pair(batch), self._device)
             self.passed = True
-
-    def examples(self, size: LoaderSize) -> int:
-        """Return how many examples an epoch has: by the loader's word, but never more than were met."""
-        if self.passed:
-            return min(size.examples, self.first_pass) if size.known else self.first_pass
-        return size.examples if size.known else self.first_pass

@@ -41,6 +41,8 @@ class BudgetControl:
         Whether the profile is an estimate, so that the first steps are looked at sooner.
     full_seconds : float
         What a full step takes.
+    open_ended : bool
+        Whether the data may hold more steps than that: the time ends them.
     times_full_steps : bool
         Whether a full step may be timed: it stays within the memory budget.
 
@@ -60,6 +62,7 @@ class BudgetControl:
         estimated: bool = False,
         full_seconds: float = 0.0,
         times_full_steps: bool = True,
+        open_ended: bool = False,
     ) -> None:
         self.requested_steps = requested_steps
         self.correct = correct
@@ -86,6 +89,7 @@ class BudgetControl:
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
         self._granted = 0
+        self._open_ended = open_ended
 
     def allowed_seconds(self, plan: Plan) -> float:
         """Return the seconds that all steps of the fit may take, at the device's present speed, less sending."""
@@ -196,7 +200,7 @@ class BudgetControl:
             # A speed-up holds on average: what choosing took does not keep a short fit from its one step.
             paid = self._allowed_seconds >= _HALF * plan.predicted_step_seconds
             affordable = max(affordable, int(paid))
-        return max(min(left, affordable), 0)
+        return max(affordable if self._open_ended else min(left, affordable), 0)
 
     def grant_a_step(self) -> None:
         """Pay for one step more than the time that is left pays for, once."""
@@ -207,7 +211,8 @@ class BudgetControl:
 
         A speed-up leaves nothing: it holds on average over many fits.
         """
-        if self._relative or not self._limited or self.steps >= self.requested_steps:
+        over = self.steps >= self.requested_steps and not self._open_ended
+        if self._relative or not self._limited or over:
             return 0.0
         slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
         return max(self.left_seconds(plan), 0.0) / slower

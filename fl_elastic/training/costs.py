@@ -93,6 +93,11 @@ def accumulated(profile: CostProfile, batches: int) -> CostProfile:
     )
 
 
+def with_loading(profile: CostProfile, seconds: float) -> CostProfile:
+    """Return what a batch costs together with reading it, whatever is trained on it."""
+    return replace(profile, fixed_seconds=profile.fixed_seconds + seconds) if seconds else profile
+
+
 def planned_with(
     profile: CostProfile,
     forward: ElasticForward | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.batches import READ_ONCE, Epochs
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import stepped
 from fl_elastic.training.costs import planned_with
@@ -30,12 +31,11 @@ from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
 
-__all__ = ["READ_ONCE", "Fit"]
+__all__ = ["Fit"]
 
-READ_ONCE = (
-    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
-)
 _LOG = logging.getLogger("fl_elastic")
+# In the place of a batch that was not read, as there is no time for a step on it.
+_UNREAD: Batch = (None, None)
 _NEARLY_FULL = 0.9
 _TELLING_SHARE = 0.25
 _MOST_FOR_LOOKING = 0.2
@@ -67,10 +67,14 @@ class Fit:
         Those that a probe takes.
     groups_above : int, optional
         How many groups lie above the fleet's cut; None without one.
+    loading_seconds : float, optional
+        What reading a batch is expected to take, where the time of the loader counts as that of the steps does.
     plans : list of (int, Plan)
         What was chosen and trained, each with the number of steps before it.
     plan : Plan
         The last of them that the budget was planned for, without what was trained with the rest of it.
+    loading, unusual : float
+        Seconds that reading the batch of the next step took, where they count, and by how much less than usual.
     stayed_here : set of str
         Parameters that the forward pass has changed and that do not travel.
     step_seconds, recent_seconds : float
@@ -87,13 +91,16 @@ class Fit:
     budget: Budget
     batches: list[Batch]
     groups_above: int | None = None
+    loading_seconds: float | None = None
     plans: list[tuple[int, Plan]] = field(default_factory=list)
     plan: Plan = field(init=False)
+    loading: float = 0.0
+    unusual: float = 0.0
     stayed_here: set[str] = field(default_factory=set)
     step_seconds: float = 0.0
     recent_seconds: float = 0.0
 
-    def run(self, stream: Iterator[Batch]) -> None:
+    def run(self, stream: Epochs) -> None:
         """Train on the batches of a stream until they or the budget end.
 
         Raises
@@ -108,7 +115,7 @@ class Fit:
         plan = deep or self._choose(self.batches, None)
         self.plans = [(0, plan)]
         self._reserve_settling(plan)
-        batch = next(stream, None)
+        batch = self._read(stream)
         dearer = False
         while batch is not None and control.steps_left(plan) > 0:
             batch = self._train(plan, batch, stream, to_the_end=plan is deep, dearer=dearer)
@@ -138,13 +145,17 @@ class Fit:
             self._note_plan(self.plans[-1][1] if self.plans else plan)
         # Also where choosing took what one step of the plan would have needed.
         rest = None if batch is None else self._rest_plan()
+        if rest is not None and batch is _UNREAD:
+            batch = self._read(stream)
         if rest is not None and batch is not None:
             self.plans.append((control.steps, rest))
             self._train(rest, batch, stream, to_the_end=True)
             self.plans = list(stepped(self.plans, control.steps))
+        if control.steps == 0 and batch is _UNREAD:
+            batch = self._read(stream)
         if control.steps == 0 and batch is not None and self._deadline_pays_for(plan):
             # Choosing has cost the time: it does not cost the round.
-            plan = self.planner.cheapest_plan()
+            plan = self.planner.cheapest_plan(plan)
             control.grant_a_step()
             self.plans = [(0, plan)]
             self._train(plan, batch, stream, to_the_end=True)
@@ -160,10 +171,12 @@ class Fit:
 
     def _deadline_pays_for(self, plan: Plan) -> bool:
         """Whether a deadline would pay for one step of the cheapest plan, had choosing not taken its time."""
-        deadline, policy = self.budget.deadline, self.planner.policy
-        if deadline is None or not policy.selects:
+        deadline = self.budget.deadline
+        if deadline is None:
             return False
-        return plan.floor_step_seconds * self.control.drift + plan.sending_seconds <= deadline
+        selects = self.planner.policy.selects
+        seconds = plan.floor_step_seconds if selects else plan.predicted_step_seconds
+        return seconds * self.control.drift + plan.sending_seconds <= deadline
 
     def _note_plan(self, plan: Plan) -> None:
         """Note the plan that the budget was planned for, and what its steps took."""
@@ -180,7 +193,7 @@ class Fit:
         self,
         plan: Plan,
         batch: Batch,
-        stream: Iterator[Batch],
+        stream: Epochs,
         *,
         to_the_end: bool = False,
         dearer: bool = False,
@@ -221,8 +234,10 @@ class Fit:
                 seconds, whole = log.step(
                     next_batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
                 )
+                log.read(self.loading)
+                seconds += self.loading
                 # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
-                steady = seconds
+                steady = seconds + self.unusual
                 if forward is not None and forward.terms is not None:
                     steady += expected * control.drift - (forward.prefix_seconds - before)
                 control.record(
@@ -247,13 +262,27 @@ class Fit:
                 )
                 # Looking at the clock and at what is due is part of the loop, and of its time.
                 control.spent += log.after_step()
-                next_batch = next(stream, None)
+                if self.loading_seconds is not None and not control.steps_left(plan):
+                    # Reading a batch that nobody has the time for takes as long as any.
+                    next_batch = _UNREAD
+                    break
+                next_batch = self._read(stream)
                 if next_batch is None or look:
                     break
             control.spent += log.finish(tensors, step.finish)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
         return next_batch
+
+    def _read(self, stream: Epochs) -> Batch | None:
+        """Return the next batch, None at the end; what reading took is a part of the step on it."""
+        started = self.log.clock()
+        batch = next(stream, None)
+        if self.loading_seconds is not None:
+            self.loading = self.log.clock() - started
+            # What was read before the first step is paid for, and tells nothing of those to come.
+            self.unusual = self.loading_seconds if stream.read_before else 0.0
+        return batch
 
     def _price(self) -> None:
         """Tell the planner what steps cost now that some of the features are there."""

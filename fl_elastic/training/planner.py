@@ -377,8 +377,10 @@ class Planner:
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
-    def cheapest_plan(self) -> Plan:
-        """Return the plan that trains the head alone."""
+    def cheapest_plan(self, plan: Plan) -> Plan:
+        """Return the plan that trains the head alone; the policy's own plan where it cannot train less."""
+        if not self.policy.selects:
+            return plan
         request = self._request(1.0)
         self.based_on = "the head, as choosing took all of the time"
         return request.plan_of_mask("head", request.head_mask())

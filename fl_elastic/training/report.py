@@ -28,16 +28,18 @@ class StepLog:
         Shape of a batch that enters step times; a smaller last batch would distort them.
     clock : callable
         Gives seconds.
+    began : float
+        When the fit began.
 
     Attributes
     ----------
-    began, ended : float
-        When the fit began, and when its last step was taken.
+    began, made, ended : float
+        When the fit began, when its first batches had been read, and when its last step was taken.
     """
 
-    def __init__(self, whole_batch: tuple[int, ...], clock: Clock) -> None:
+    def __init__(self, whole_batch: tuple[int, ...], clock: Clock, began: float) -> None:
         self.clock = clock
-        self.began = self.ended = clock()
+        self.began, self.made, self.ended = began, clock(), began
         self.losses: list[float] = []
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0
@@ -96,6 +98,10 @@ class StepLog:
         self.seconds += seconds
         return seconds
 
+    def read(self, seconds: float) -> None:
+        """Count what reading a batch took."""
+        self.seconds += seconds
+
     def charge(self, seconds: float) -> None:
         """Count predicted seconds of choosing: of a probe or a plan."""
         self.predicted_seconds += seconds
@@ -151,7 +157,7 @@ class FitReport:
     steps, requested_steps : int
         Steps taken, and those that the loader and epochs asked for; fewer if the budget is below the floor.
     seconds : float
-        Time of the training steps, by the trainer's clock.
+        Time of the training steps, by the trainer's clock; under a deadline that of reading their batches as well.
     selection_seconds : float
         Time of everything besides: estimating costs, probing importance, planning, full passes timed between the
         steps, and preparing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import statistics
 from collections import Counter
@@ -27,11 +28,19 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.batches import Epochs, LoaderSize, first_batches, loader_size
+from fl_elastic.training.batches import (
+    READ_ONCE,
+    Epochs,
+    LoaderSize,
+    first_batches,
+    loader_size,
+    refuse_what_is_none,
+    says_its_length,
+)
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import changes, trained_parts, under_every_name
-from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined
-from fl_elastic.training.fit import READ_ONCE, Fit
+from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined, with_loading
+from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
 from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
@@ -108,8 +117,8 @@ class ElasticTrainer:
                 f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
                 "Budget(speedup=2.0)"
             )
-        if budget.memory is not None:
-            # What an optimiser loads of the compiler for nothing is more than many a budget.
+        if budget.memory is not None or budget.deadline is not None:
+            # What an optimiser loads of the compiler for nothing is more than many a budget, and takes a second.
             from fl_elastic.training.lean_start import without_compiler
 
             without_compiler()
@@ -137,6 +146,7 @@ class ElasticTrainer:
         self._held: dict[str, list[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         self._stayed_here: list[str] = []
+        self._loading_seconds = 0.0
         # What the last fit took after its last step: the next one keeps it back.
         self._closing_seconds: float | None = None
 
@@ -175,42 +185,72 @@ class ElasticTrainer:
             )
         _refuse_untrainable(self.model)
         self._follow_flags()
-        count_examples = self.options.count_examples
-        batches = first_batches(
-            loader, self.planner.batches_needed, model_device(self.model), count_examples
-        )
-        size = loader_size(loader, batches[0], count_examples)
+        count_examples, deadline = self.options.count_examples, self.budget.deadline
+        clock = clock_for(model_device(self.model), self._clock_kind)
+        began = clock()
+        size: LoaderSize | None = None
+        if deadline is None and not says_its_length(loader):
+            # Before it is read to train: processes that it starts to read with are not to share it.
+            refuse_what_is_none(loader)
+            size = loader_size(loader, None, count_examples)
+        passes = Epochs(loader, epochs, model_device(self.model), count_examples)
+        # A sampler that goes by what the model gets right; of a DataLoader, or the loader itself.
+        drawn = getattr(loader, "batch_sampler", None)
+        judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
+        needed = self.planner.batches_needed
+        if judge is None:
+            batches = passes.first(needed)
+        else:
+            # It is told of each batch before it draws the next one.
+            device = model_device(self.model)
+            batches = first_batches(loader, needed, device, count_examples)
+        loading = (clock() - began) / len(batches)
+        self._loading_seconds = loading if self._charges_loading else 0.0
+        if size is None:
+            size = loader_size(
+                loader, batches[0], count_examples, deadline or math.inf, clock,
+                self._loading_seconds,
+            )  # fmt: skip
         # An epoch of a stream draws from more samples than it gives.
         self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
-        clock = clock_for(model_device(self.model), self.options.clock)
-        log = StepLog(batch_shape(batches[0]), clock)
+        log = StepLog(batch_shape(batches[0]), clock, began if self._charges_loading else clock())
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
         self._step = TrainingStep(
             self.model, self.loss_fn, self._optimizing,
             ProximalPull.towards_present(self.model, self.options.proximal), clock,
         )  # fmt: skip
-        # A sampler that goes by what the model gets right; of a DataLoader, or the loader itself.
-        drawn = getattr(loader, "batch_sampler", None)
-        self._step.judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
+        self._step.judge = judge
         self._tensor_steps.clear()
         kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, epochs, size, batches, log)
+                return self._fit(loader, passes, epochs, size, batches, log)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
             raise
         finally:
+            passes.close()
             for parameter in self.model.parameters():
                 parameter.grad = None
             if self._step.forward is not None:
                 self._step.forward.close()
                 # With it go the features that it kept in memory.
                 self._step.forward = None
+
+    @property
+    def _charges_loading(self) -> bool:
+        """Whether the time of the loader counts: a deadline holds for it, a speed-up is one of steps."""
+        return self.budget.deadline is not None and self.options.closed_loop
+
+    @property
+    def _clock_kind(self) -> str:
+        """A deadline passes also while nothing is computed."""
+        by_wall = self._charges_loading and self.options.clock == "auto"
+        return "wall" if by_wall else self.options.clock
 
     def _follow_flags(self) -> None:
         """Go by what the model's owner lets train now: layers are thawed, frozen and exchanged between fits."""
@@ -223,6 +263,7 @@ class ElasticTrainer:
     def _fit(
         self,
         loader: Iterable[Batch],
+        passes: Epochs,
         epochs: int,
         size: LoaderSize,
         batches: list[Batch],
@@ -230,13 +271,14 @@ class ElasticTrainer:
     ) -> FitReport:
         requested = size.batches * epochs
         closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
+        reading = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
         whole = self._profile_for(batches[0])
         estimating = self.options.profile_seconds
         if closed_loop:
             estimating = clock() - began if whole is not known else 0.0
-        profile = accumulated(whole, self.options.accumulate)
+        profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
         cut = self.options.cut
         above = profile.graph.groups_above(cut) if cut else None
@@ -249,8 +291,9 @@ class ElasticTrainer:
         step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
         fit = Fit(
             self.planner, step, self._start, profile,
-            self._control(profile, budget, requested), log,
+            self._control(profile, budget, requested, size.ends), log,
             FreeMemory(self.budget.memory), self.budget, batches, above,
+            self._loading_seconds if self._charges_loading else None,
         )  # fmt: skip
         log.selection_seconds += estimating
         log.predicted_seconds += 0.0 if closed_loop else estimating
@@ -260,10 +303,9 @@ class ElasticTrainer:
         fit.charge(copying, preparing=True)
         fit.charge(starting - copying)
         # Before it is known what the end takes: it looks at every tensor as the start does.
-        closing = starting if self._closing_seconds is None else self._closing_seconds
+        closing = starting - reading if self._closing_seconds is None else self._closing_seconds
         fit.control.spent += closing * closed_loop
-        passes = Epochs(loader, epochs, model_device(self.model), self.options.count_examples)
-        fit.run(iter(passes))
+        fit.run(passes)
         self._num_examples = passes.examples(size)
         if (
             profile.estimated
@@ -271,7 +313,7 @@ class ElasticTrainer:
             and step.forward is None
             and not self.options.leaves_out
         ):
-            found = _refined(profile, fit)
+            found = _refined(accumulated(whole, self.options.accumulate), fit)
             self.profile = replace(
                 found,
                 optimizer_seconds=found.optimizer_seconds * step.accumulate,
@@ -293,11 +335,14 @@ class ElasticTrainer:
         self._closing_seconds = clock() - log.ended
         return report
 
-    def _control(self, profile: CostProfile, budget: Budget, requested: int) -> BudgetControl:
+    def _control(
+        self, profile: CostProfile, budget: Budget, requested: int, ends: bool
+    ) -> BudgetControl:
         return BudgetControl(
             budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
             requested,
             correct=self.options.closed_loop,
+            open_ended=not ends,
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
@@ -311,7 +356,7 @@ class ElasticTrainer:
             plan=fit.plan,
             plans=tuple(fit.plans),
             steps=control.steps,
-            requested_steps=control.requested_steps,
+            requested_steps=max(control.requested_steps, control.steps),
             seconds=log.seconds,
             selection_seconds=log.selection_seconds,
             predicted_seconds=log.predicted_seconds,
@@ -408,7 +453,9 @@ def _whole_number(epochs: object) -> int:
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     """Return the profile by what the fit measured: of steps on windows by the full passes between them alone."""
     if fit.plan.windows is None:
-        planned, taken = fit.plan.predicted_step_seconds, fit.recent_seconds
+        loading = fit.profile.fixed_seconds - profile.fixed_seconds
+        planned = fit.plan.predicted_step_seconds - loading
+        taken = fit.recent_seconds - loading
     else:
         planned = profile.full_step_seconds
         taken = planned * (fit.control.full_ratio or 0.0)

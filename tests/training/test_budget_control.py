@@ -238,7 +238,7 @@ def test_a_device_that_slows_down_gets_more_seconds_for_the_same_speedup() -> No
 
 def clock_of(*times: float) -> StepLog:
     ticks = iter([0.0, *times])
-    return StepLog((4, 2), lambda: next(ticks))
+    return StepLog((4, 2), lambda: next(ticks), began=0.0)
 
 
 def test_the_log_counts_steps_losses_and_times() -> None:

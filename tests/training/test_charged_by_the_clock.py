@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -149,7 +149,8 @@ def test_making_ready_is_told_apart_from_choosing(
 
 
 @pytest.mark.parametrize(
-    ("planning", "groups", "most"), [(0.0, 4, 2), (1.3, 2, 2), (1.5, 1, 2), (1.65, 1, 2.4), (9, 1, 9.7)]
+    ("planning", "groups", "most"),
+    [(0.0, 4, 2), (1.3, 2, 2), (1.5, 1, 2), (1.65, 1, 2.4), (9, 1, 9.7)],
 )
 def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_trained(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int, most: float
@@ -305,3 +306,82 @@ def test_a_full_step_is_known_with_what_the_optimiser_really_takes(
     ratio = made.fit(vectors(20)).full_ratio
     # Of one small group its call is all that is seen, and says nothing of the others.
     assert ratio == pytest.approx(told * float(optimizing.sum()) / full if told else 1.0)
+
+
+class Slow:
+    """A loader that takes its time for each batch, and knows its length or does not."""
+
+    def __init__(self, hands: Hands, seconds: float, count: int, sized: bool) -> None:
+        self.hands, self.seconds, self.batches = hands, seconds, vectors(count)
+        self.read = 0
+        if sized:
+            self.dataset_size = count * 4
+            self.__class__ = SlowWithLength
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.hands.seconds += self.seconds
+            self.read += 1
+            yield batch
+
+
+class SlowWithLength(Slow):
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@pytest.mark.parametrize("loading", [0.0, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("policy", ["full", "last_k", "elastic"])
+def test_a_deadline_holds_for_reading_the_data_as_well(
+    clock: Hands, monkeypatch: pytest.MonkeyPatch, loading: float, sized: bool, policy: str
+) -> None:
+    """Ten full steps' time: each batch read takes its part of it, also the first and those that are counted."""
+    profile = flat()
+    full = profile.full_step_seconds
+    plans: list[Plan] = []
+    begin, take = TrainingStep.begin, TrainingStep.take
+
+    def beginning(self: TrainingStep, plan: Plan, *more: Any) -> None:
+        plans.append(plan)
+        begin(self, plan, *more)
+
+    def by_plan(self: TrainingStep, batch: Batch) -> float:
+        # The clock of all tests has every step take a full one.
+        clock.seconds += plans[-1].predicted_step_seconds - (1 + loading) * full
+        return take(self, batch)
+
+    monkeypatch.setattr(TrainingStep, "begin", beginning)
+    monkeypatch.setattr(TrainingStep, "take", by_plan)
+    made = ElasticTrainer(
+        chain(), loss_fn, sgd, budget=Budget(deadline=10 * full), policy=policy, profile=profile
+    )
+    loader = Slow(clock, loading * full, 20, sized)
+    report = made.fit(loader)
+    assert clock.seconds <= 10 * full * (1 + 1e-9)
+    assert report.steps >= 1
+    assert report.seconds + report.selection_seconds <= 10 * full * (1 + 1e-9)
+    if loading:
+        spent = report.seconds + report.selection_seconds
+        assert spent == pytest.approx(clock.seconds, abs=1.5 * loading * full)
+        # Nothing is read that is not trained on, but for the first batches and a tenth for counting.
+        assert loader.read <= report.steps + made.planner.batches_needed + 3
+
+
+def test_a_speed_up_is_one_of_steps_however_slow_the_loader_is(clock: Hands) -> None:
+    made = ElasticTrainer(
+        chain(), loss_fn, sgd, budget=Budget(speedup=1.0), policy="full", profile=flat()
+    )
+    report = made.fit(Slow(clock, 5.0, 20, True))
+    assert report.steps == 20 and report.seconds == pytest.approx(20 * flat().full_step_seconds)
+
+
+def test_what_a_kept_profile_says_of_steps_does_not_hold_the_loader(clock: Hands) -> None:
+    profile = replace(flat(), estimated=True)
+    full = profile.full_step_seconds
+    made = ElasticTrainer(
+        chain(), loss_fn, sgd, budget=Budget(deadline=40 * full), policy="full", profile=profile
+    )
+    made.fit(Slow(clock, full, 20, True))
+    assert made.profile is not None
+    assert made.profile.full_step_seconds == pytest.approx(full, rel=0.05)
