@@ -40,7 +40,7 @@ from fl_elastic.groups.trainable import flags_of
 from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,
@@ -408,6 +408,11 @@ class ElasticClient(NumPyClient):
 
     def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
         """Return what the server asks for instead of training, packed, and its examples; some is in the metrics."""
+        if adds_noise(made_by(self.optimizer_fn, self.model)):
+            raise TrainingError(
+                "the optimiser adds noise for privacy, and the server asks for what comes from the data without "
+                "any: use round_zero='none', cut='none' or 'fixed:GROUP', and no forgetting"
+            )
         # Asked for once in a run, each: other messages do not load it.
         if told.cut_worth:
             metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))

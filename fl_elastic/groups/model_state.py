@@ -14,7 +14,10 @@ from torch.nn.parameter import is_lazy
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.torch_private import uncompiled
 
-__all__ = ["ModelState"]
+__all__ = ["ModelState", "wrapper_prefix"]
+
+# Modules that hold one model and nothing else.
+_WRAPPERS = ("opacus.", "torch.nn.parallel.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class ModelState:
     ----------
     model : nn.Module
         Whose state it is; of a compiled one the module that was compiled.
+    prefix : str
+        What a wrapper around the whole model, such as that of Opacus, puts before the names: it does not travel.
     tensors : dict of str to tensor
         By name, in the order of the state. Parameters and buffers are the model's own, others are what its state
         holds at the moment.
@@ -42,6 +47,7 @@ class ModelState:
 
     model: nn.Module
     tensors: dict[str, Tensor]
+    prefix: str = ""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
@@ -60,7 +66,8 @@ class ModelState:
                 name: each if id(each) in own else views.get(_memory(each), each)
                 for name, each in state.items()
             }
-        return cls(model, state)
+        prefix = wrapper_prefix(model)
+        return cls(model, {n.removeprefix(prefix): each for n, each in state.items()}, prefix)
 
     @cached_property
     def names(self) -> dict[int, tuple[str, ...]]:
@@ -115,12 +122,25 @@ class ModelState:
                 )
         if computed:
             now = self.model.state_dict()
-            given = {name: values[name].to(now[name]) for name in computed}
+            given = {self.prefix + name: values[name].to(self.tensors[name]) for name in computed}
             self.model.load_state_dict({**now, **given})
         with torch.no_grad():
             for name in wanted:
                 if id(self.tensors[name]) in own:
                     self.tensors[name].copy_(values[name])
+
+
+def wrapper_prefix(model: nn.Module) -> str:
+    """Return what a wrapper around a whole model puts before the names of its state; empty without one.
+
+    Examples
+    --------
+    >>> wrapper_prefix(nn.DataParallel(nn.Linear(2, 2))), wrapper_prefix(nn.Linear(2, 2))
+    ('module.', '')
+    """
+    names = [name for name, _ in model.named_children()]
+    ours = type(model).__module__.startswith(_WRAPPERS)
+    return f"{names[0]}." if ours and names in (["module"], ["_module"]) else ""
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

@@ -92,6 +92,13 @@ def same_chances(model: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
+def _holds_tensors(value: object) -> bool:
+    """Whether it is a tensor, or some in a list: as what hooks add up over backward passes."""
+    return isinstance(value, Tensor) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, Tensor) for each in value)
+    )
+
+
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.layout is not torch.strided or one.data_ptr() == other.data_ptr()
 
@@ -101,7 +108,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
     Generators are those of torch, Python and numpy. Weights are not copied, but for `followers`, which a forward
-    pass may change: the block must not write to others. Gradients start as ``None`` inside.
+    pass may change: the block must not write to others. Gradients start as ``None`` inside, and so do tensors that
+    hooks have left on parameters, such as gradients of single examples.
 
     Examples
     --------
@@ -124,8 +132,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
     # A model may also assign new tensors to its buffers.
     assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
-    for parameter in parameters:
+    for parameter, (own, _) in zip(parameters, left, strict=True):
         parameter.grad = None
+        own.update(dict.fromkeys((name for name, each in own.items() if _holds_tensors(each))))
     try:
         with chances_kept(), spared_group_norms(model):
             yield

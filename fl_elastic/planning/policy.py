@@ -295,6 +295,12 @@ class Policy(ABC):
     reads_steps: ClassVar[bool] = False
     still_prefix: ClassVar[bool] = False
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether its choice depends on the client's data: on gradients, or on what it observes of the model."""
+        observes = type(self).observe is not Policy.observe
+        return self.uses_importance or self.reads_steps or observes or bool(self.modes)
+
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
         """Return what to train under ``request.budget``."""

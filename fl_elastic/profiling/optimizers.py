@@ -16,6 +16,7 @@ from fl_elastic.groups.torch_private import has_hooks, steps_alone
 
 __all__ = [
     "OptimizerFn",
+    "adds_noise",
     "alike",
     "made_by",
     "moves_by_gradient",
@@ -98,6 +99,11 @@ def _wants_names(optimizer_fn: OptimizerFn) -> bool:
     except (TypeError, ValueError):
         # Something built in, which torch's own optimisers are not.
         return False
+
+
+def adds_noise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser is one of Opacus, which adds noise so that updates tell little of the data."""
+    return any(type(each).__module__.partition(".")[0] == "opacus" for each in parts_of(optimizer))
 
 
 def moves_by_gradient(optimizer: torch.optim.Optimizer) -> bool:

@@ -43,6 +43,8 @@ class LoaderSize:
     known : bool
         Whether the examples are counted; else they are a guess: of the batches that were read, or of as many as the
         first.
+    most : int, optional
+        Examples that there are to draw from, as far as the loader tells.
     ends : bool
         Whether the batches are counted; else there may be more of them.
     """
@@ -51,6 +53,7 @@ class LoaderSize:
     examples: int
     known: bool = True
     ends: bool = True
+    most: int | None = None
 
 
 READ_ONCE = (
@@ -164,7 +167,9 @@ def loader_size(
     if examples is None and count_examples is None:
         examples = drawn_examples(loader, batches)
     if examples is None:
-        return LoaderSize(batches, batches * _size_of(first, count_examples), known=False)
+        most = _to_draw_from(loader)
+        guessed = batches * _size_of(first, count_examples)
+        return LoaderSize(batches, min(guessed, most or guessed), known=False, most=most)
     return LoaderSize(batches, int(examples))
 
 
@@ -175,6 +180,12 @@ def _size_of(first: Batch | None, count_examples: CountExamples | None) -> int:
 def says_its_length(loader: Iterable[Batch]) -> bool:
     """Return whether a loader says how many batches it has, so that nobody has to read it for that."""
     return isinstance(loader, (list, tuple)) or _length(loader) is not None
+
+
+def _to_draw_from(loader: object) -> int | None:
+    """Return the examples that a DataLoader draws batches from; None where it does not draw, or does not say."""
+    dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
+    return _length(dataset) if drawn is not None else None
 
 
 def _has_workers(loader: object) -> bool:
@@ -262,9 +273,10 @@ class Epochs(Iterator[Batch]):
 
     def examples(self, size: LoaderSize) -> int:
         """Return how many examples an epoch has: by the loader's word, but never more than were met."""
-        if self.passed:
-            return min(size.examples, self.first_pass) if size.known else self.first_pass
-        return size.examples if size.known else self.first_pass
+        met = self.first_pass if size.most is None else min(self.first_pass, size.most)
+        if not size.known:
+            return met
+        return min(size.examples, met) if self.passed else size.examples
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):

@@ -49,7 +49,7 @@ class FitStart:
 
     def __init__(self, model: nn.Module, manifest: Manifest, optimizing: KeptOptimizer) -> None:
         self.manifest = manifest
-        self._model, self._optimizing = model, optimizing
+        self._model = model
         self._state = ModelState.of(model)
         self._attributes = Attributes.of(model)
         parameters = {id(each) for each in model.parameters()}
@@ -76,8 +76,7 @@ class FitStart:
             }
             self._buffers.append((own, dict(own), values))
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
-        made = optimizing.made
-        self._optimizers = [] if made is None else [_Optimizer(each) for each in parts_of(made)]
+        self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
         following = {id(each) for each in followers(model)}
         self.followers = {n: each for n, each in model.named_parameters() if id(each) in following}
         if self.followers:
@@ -141,8 +140,6 @@ class FitStart:
                 parameter.copy_(torch.as_tensor(array))
         for parameter in self._model.parameters():
             parameter.grad = None
-        if not self._optimizers:
-            self._optimizing.made = None
         for each in self._optimizers:
             each.restore()
 

@@ -13,7 +13,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import to_device
-from fl_elastic.groups.model_state import ModelState
+from fl_elastic.groups.model_state import ModelState, wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
@@ -169,7 +169,8 @@ def changed(
         If ``base`` lacks a tensor, or one is no longer finite.
     """
     model = uncompiled(model)
-    base = {name.removeprefix(COMPILED): value for name, value in base.items()}
+    prefix = wrapper_prefix(model)
+    base = {n.removeprefix(COMPILED).removeprefix(prefix): value for n, value in base.items()}
     manifest = Manifest.of(model)
     missing = [name for name in manifest.names if name not in base]
     if missing:

@@ -23,10 +23,10 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
-from fl_elastic.planning import Plan, Policy
+from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import (
     READ_ONCE,
@@ -185,6 +185,7 @@ class ElasticTrainer:
             )
         _refuse_untrainable(self.model)
         self._follow_flags()
+        _refuse_telling_choice(self._optimizing(), self.planner.policy)
         count_examples, deadline = self.options.count_examples, self.budget.deadline
         clock = clock_for(model_device(self.model), self._clock_kind)
         began = clock()
@@ -460,6 +461,16 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
         planned = profile.full_step_seconds
         taken = planned * (fit.control.full_ratio or 0.0)
     return refined(profile, fit.control.full_ratio, planned, taken)
+
+
+def _refuse_telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> None:
+    """Raise TrainingError where noise is added for privacy, and the policy goes by gradients without it."""
+    if adds_noise(optimizer) and policy.reads_data:
+        raise TrainingError(
+            f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
+            f"{type(optimizer).__name__} adds noise, so that the choice would tell of the data: use 'last_k', "
+            "'head', 'random' or 'full'"
+        )
 
 
 def _refuse_untrainable(model: nn.Module) -> None:
