@@ -358,7 +358,7 @@ class ElasticClient(NumPyClient):
         if trainer.profile is not None and trainer.profile is not self._profile:
             # The policy's modes were measured on top of what was known.
             self._profile = trainer.profile
-            self._state.keep_profile(trainer.profile)
+            self._state.keep_profile(trainer.profile, self.model)
         metrics |= self.report.to_metrics()
         if told.cut and self.report.forward is not None:
             metrics |= self.report.forward.to_metrics()
@@ -453,7 +453,7 @@ class ElasticClient(NumPyClient):
         batches = self._batches(2)
         known = self._costs(batches[0], options)
         self._profile = with_prefix(known, self.model, batches[0], options)
-        self._state.keep_profile(self._profile)
+        self._state.keep_profile(self._profile, self.model)
         return cut_worth(
             self.model, self.loss_fn, batches, self._profile, options, self._examples,
             optimizer_fn=self._round_optimizer_fn, memory=self.budget.memory,
@@ -617,9 +617,9 @@ class ElasticClient(NumPyClient):
 
     def _known_profile(self) -> CostProfile | None:
         """Return the cost profile from memory or disk, if there is one."""
-        if self._profile is None and self._state.directory is not None:
+        if self._profile is None:
             key = profile_key(self.model, self._batches()[0], self._round_optimizer_fn)
-            self._profile = self._state.profile(key)
+            self._profile = self._state.profile(key, self.model)
         return self._profile
 
     def _costs(self, batch: Batch, options: TrainerOptions) -> CostProfile:
@@ -627,7 +627,7 @@ class ElasticClient(NumPyClient):
         profile = self._known_profile()
         if profile is None:
             self._profile = profile = self._measure(batch, options)
-            self._state.keep_profile(profile)
+            self._state.keep_profile(profile, self.model)
         return profile
 
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:

@@ -31,6 +31,16 @@ _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.selection")
 
 
+# Of clients without a folder: simulated ones are made anew for each message, in processes that stay. The case alone
+# does not tell modules without parameters.
+_PROFILES: dict[tuple[ProfileKey, str], CostProfile] = {}
+_MOST_PROFILES = 16
+
+
+def _described(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}: {model}"
+
+
 class ClientState:
     """Memory of one client about one model.
 
@@ -81,20 +91,26 @@ class ClientState:
         """Return the file of the test data's features, beside that of the training data's."""
         return path.with_name(f"test-{path.name}")
 
-    def profile(self, key: ProfileKey) -> CostProfile | None:
+    def profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
         """Return the cost profile of this case, if one is kept."""
         path = self._path("profile", "json")
         try:
-            return None if path is None else load_profile(path, key)
+            return (
+                _PROFILES.get((key, _described(model))) if path is None else load_profile(path, key)
+            )
         except ProfileError:
             return None
 
-    def keep_profile(self, profile: CostProfile) -> None:
-        """Keep the cost profile."""
+    def keep_profile(self, profile: CostProfile, model: nn.Module) -> None:
+        """Keep the cost profile: without a folder in this process, for all clients that it fits."""
         path = self._path("profile", "json")
         try:
             if path is not None:
                 save_profile(profile, path)
+            else:
+                _PROFILES[profile.key, _described(model)] = profile
+                while len(_PROFILES) > _MOST_PROFILES:
+                    del _PROFILES[next(iter(_PROFILES))]
         except ProfileError as error:
             _LOG.warning("%s; it is measured again next time", error)
 
@@ -104,6 +120,8 @@ class ClientState:
         try:
             if path is not None:
                 path.unlink(missing_ok=True)
+            else:
+                _PROFILES.clear()
         except OSError as error:
             _LOG.warning("cannot remove %s: %s", path, error.strerror)
 

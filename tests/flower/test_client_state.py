@@ -17,6 +17,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient
+from fl_elastic.flower import client as client_module
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
 from fl_elastic.policies.neurons import NeqPolicy
@@ -231,3 +232,46 @@ def test_what_a_policy_keeps_of_neurons_lasts_from_process_to_process(tmp_path: 
     assert counts == [0, 1, 2, 3]
     assert whole == [True, True, False, False]
     assert selection(paths(tmp_path, moved)[1]).memory.nbytes < 8 << 20
+
+
+def test_clients_without_a_folder_share_what_steps_cost_in_their_process() -> None:
+    """Simulated clients are made anew for each message, and would estimate in each of their rounds."""
+
+    def client_of(middle: nn.Module) -> ElasticClient:
+        data = [(torch.randn(4, 7), torch.tensor([0, 1, 0, 1]))]
+        model = nn.Sequential(nn.Linear(7, 9), middle, nn.Linear(9, 2))
+        return ElasticClient(model, data, data, budget=Budget(), policy="full")
+
+    first = client_of(nn.ReLU())
+    first.forget_profile()
+    assert client_of(nn.ReLU())._known_profile() is None
+    first.fit(first.get_parameters({}), {})
+    known = client_of(nn.ReLU())._known_profile()
+    assert known is not None and known.key == first._profile.key  # type: ignore[union-attr]
+    # The same parameters, and another model.
+    assert client_of(nn.Softplus())._known_profile() is None
+    first.forget_profile()
+    assert client_of(nn.ReLU())._known_profile() is None
+
+
+def test_the_deadline_of_a_round_begins_when_its_message_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed: list[float | None] = []
+
+    class Noting(client_module.ElasticTrainer):
+        def __init__(self, *given: Any, budget: Budget, **named: Any) -> None:
+            passed.append(budget.deadline)
+            super().__init__(*given, budget=budget, **named)
+
+    hands = iter([100.0, 130.0])
+    monkeypatch.setattr(client_module, "ElasticTrainer", Noting)
+    data = [(torch.randn(4, 7), torch.tensor([0, 1, 0, 1]))]
+    client = ElasticClient(nn.Linear(7, 2), data, data, budget=Budget(deadline=60.0))
+    weights = client.get_parameters({})
+    monkeypatch.setattr(client_module.time, "perf_counter", lambda: next(hands))
+    with monkeypatch.context() as only_here:
+        only_here.setattr(client_module.ElasticTrainer, "fit", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            client.fit(weights, {})
+    assert passed == [30.0]
