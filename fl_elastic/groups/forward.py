@@ -155,12 +155,10 @@ def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
     if isinstance(inputs, PackedSequence):
         return True
     shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in inputs]
-    if examples is None or not all(shapes):
+    if examples is None or len(inputs) != examples or not all(shapes):
         return False
-    if isinstance(inputs, list):
-        # As torch collates several inputs of each example: a row of every entry belongs to an example.
-        return any(shape[0] != examples for shape in shapes)
-    return len(inputs) == examples and not any(examples in shape[:2] for shape in shapes)
+    # One input of several has a row for each example, or a column where time comes first.
+    return not any(examples in (shape[:2] if len(shape) > 2 else shape[:1]) for shape in shapes)
 
 
 def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:

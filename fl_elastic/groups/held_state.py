@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,10 @@ from fl_elastic.groups.trainable import trainable
 
 __all__ = ["Attributes", "content_of", "followers", "put_content_back"]
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+# Bytes of all parameters of one shape.
+_SMALL = 1 << 20
+# Methods that an instance has in place of its class's, as while a part of a model runs another way, are no state.
+_OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +81,9 @@ class Attributes:
 def followers(model: nn.Module) -> list[nn.Parameter]:
     """Return parameters that may change without a gradient: what they are is part of what a model has learned.
 
-    An exponential moving average follows what is trained, so it requires no gradient and is no larger than that:
-    a frozen base that is larger than all that trains on it follows nothing. An embedding with ``max_norm`` scales
-    its rows down where it is called.
+    An exponential moving average requires no gradient and has the shape of what it follows. So of each shape as
+    many that require none may follow as there are that are trained, and most of a large frozen base cannot; where
+    they are small, all may. An embedding with ``max_norm`` scales its rows down where it is called.
 
     Examples
     --------
@@ -90,9 +93,18 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     [(2, 2), (2,)]
     """
     parameters = [each for each in model.parameters() if each.is_floating_point()]
-    still = [each for each in parameters if not trainable(each)]
-    moving = sum(each.numel() for each in parameters if trainable(each))
-    found = still if sum(each.numel() for each in still) <= moving else []
+    moving = Counter(each.shape for each in parameters if trainable(each))
+    still: dict[torch.Size, list[nn.Parameter]] = {}
+    for each in parameters:
+        if not trainable(each):
+            still.setdefault(each.shape, []).append(each)
+    found = [
+        each
+        for shape, some in still.items()
+        # Of more than can follow nobody says which do.
+        if len(some) <= moving[shape] or len(some) * some[0].nbytes <= _SMALL
+        for each in some
+    ]
     scaled = [
         module.weight
         for module in model.modules()

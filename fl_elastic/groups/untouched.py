@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
 
-__all__ = ["Chances", "chances_kept", "same_chances", "untouched"]
+__all__ = ["Chances", "chances_kept", "same_chances", "same_start", "untouched"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +82,27 @@ def chances_kept() -> Iterator[None]:
 def same_chances(model: nn.Module) -> Iterator[None]:
     """Let every forward pass inside the block draw the same random numbers.
 
-    Passes that are compared, as those of a cost profile, then drop the same layers and units.
+    Passes that are compared then drop the same layers and units.
     """
     chances = Chances.now()
     handle = model.register_forward_pre_hook(lambda *_: chances.put_back())
     try:
         yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def same_start(model: nn.Module) -> Iterator[None]:
+    """Let every forward pass inside the block go on from the same held state, and draw the same random numbers.
+
+    Passes by which a step is priced then take the same way. Attributes of modules are not to be set inside.
+    """
+    held = Attributes.of(model)
+    handle = model.register_forward_pre_hook(lambda *_: held.put_back())
+    try:
+        with same_chances(model):
+            yield
     finally:
         handle.remove()
 

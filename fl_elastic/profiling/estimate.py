@@ -18,7 +18,7 @@ from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
-from fl_elastic.groups.untouched import same_chances, untouched
+from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.modes import convolution_module
@@ -108,7 +108,7 @@ def _estimated(
     prefix: bool,
 ) -> CostProfile:
     """Return the profile by a part of the batch, of which the whole is ``scale`` times as large."""
-    with untouched(model), same_chances(model), _collection_paused():
+    with untouched(model), same_start(model), _collection_paused():
         traced: list[Trace] = []
 
         def run() -> Trace:

@@ -19,7 +19,7 @@ from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.trainable import flags_kept
-from fl_elastic.groups.untouched import same_chances, untouched
+from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
@@ -68,7 +68,7 @@ def profile_model(
     model = uncompiled(model)
     batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
-    with untouched(model), same_chances(model):
+    with untouched(model), same_start(model):
         _warm_up(model, loss_fn, batch)
         trace = trace_step(model, loss_fn, batch)
         full = _time_full(model, loss_fn, batch, trace, timer)

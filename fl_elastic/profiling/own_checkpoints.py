@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.torch_private import checkpointed_parts
 from fl_elastic.groups.trace import Trace, trace_step
@@ -38,6 +39,16 @@ def saved_by_step(
     if not parts:
         return saved
     few, scale = part_of(batch)
-    with checkpointed_parts(left_out=True) as parts:
-        saved = saved_tensors(lambda: trace_step(model, loss_fn, few), model, parts)
+    try:
+        saved = _without_checkpoints(model, loss_fn, few)
+    except TrainingError:
+        if few is batch:
+            raise
+        # As where time comes first, and there are as many steps as examples.
+        saved, scale = _without_checkpoints(model, loss_fn, batch), 1.0
     return replace(saved, tensor_bytes=saved.tensor_bytes * scale)
+
+
+def _without_checkpoints(model: nn.Module, loss_fn: LossFn, batch: Batch) -> SavedTensors:
+    with checkpointed_parts(left_out=True) as parts:
+        return saved_tensors(lambda: trace_step(model, loss_fn, batch), model, parts)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.forward import map_tensors, split_batch
 
 __all__ = ["part_of"]
@@ -35,12 +37,25 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     # What is in a list is of one example each, as pictures and boxes for detectors.
     if len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
         return batch, 1.0
+    if batch_size(batch) != whole or not all(map(_can_be_cut, (inputs, targets))):
+        return batch, 1.0
 
     def cut(value: Any) -> Any:
         # A copy: what a view is of would be counted as well.
         return map_tensors(lambda tensor: tensor[:count].clone(), value)
 
     return (cut(inputs), cut(targets)), whole / count
+
+
+def _can_be_cut(value: Any) -> bool:
+    """Whether it is made of tensors, and of what all examples share: nobody knows how to cut another object."""
+    if isinstance(value, PackedSequence):
+        return False
+    if isinstance(value, Mapping):
+        return all(map(_can_be_cut, value.values()))
+    if isinstance(value, tuple):
+        return all(map(_can_be_cut, value))
+    return value is None or isinstance(value, Tensor | int | float | str)
 
 
 def _has_list(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.torch_private import own_buffers
+from fl_elastic.groups.torch_private import own_buffers, writes_to
 from fl_elastic.profiling.optimizers import moves_by_gradient, parts_of
 from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest
@@ -79,6 +79,12 @@ class FitStart:
         self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
         following = {id(each) for each in followers(model)}
         self.followers = {n: each for n, each in model.named_parameters() if id(each) in following}
+        # Counted by torch for whoever writes by its operations, and another place for who exchanges the data.
+        self._written = {
+            name: (each, writes_to(each), each.data_ptr())
+            for name, each in model.named_parameters()
+            if id(each) not in following
+        }
         if self.followers:
             self.about_to_train(self.followers.values())
 
@@ -113,6 +119,15 @@ class FitStart:
         A model may put another tensor in the place of a buffer meanwhile.
         """
         return name in self._travelling
+
+    def moved_by_themselves(self) -> list[str]:
+        """Return the parameters that somebody has written and that were neither trained nor copied, by name."""
+        return [
+            name
+            for name, (each, count, place) in self._written.items()
+            if id(each) not in self._parameters
+            and (writes_to(each), each.data_ptr()) != (count, place)
+        ]
 
     def restore(self) -> None:
         """Put everything back."""

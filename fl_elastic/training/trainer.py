@@ -26,7 +26,7 @@ from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise
+from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, moves_by_gradient
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import (
     READ_ONCE,
@@ -324,6 +324,11 @@ class ElasticTrainer:
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
         self._stayed_here = sorted(fit.stayed_here)
+        if moves_by_gradient(self._optimizing()) and (moved := self._start.moved_by_themselves()):
+            _LOG.warning(
+                "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it as a "
+                "buffer, or train it", moved[0],
+            )  # fmt: skip
         self._held = {} if step.window_log is None else step.window_log.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
