@@ -26,7 +26,8 @@ class Reading:
     Parameters
     ----------
     x, y, t : object
-        As `StreamLearner.observe` takes them, unchecked; with neither x nor y nothing has come for a moment.
+        As `StreamLearner.observe` takes them, unchecked; with neither of them nor a ``sample_id`` nothing has
+        come for a moment.
     sample_id : int, str or None
         The sample that ``y`` is a late label of.
     answer : callable
@@ -51,7 +52,7 @@ class Reading:
     @property
     def is_silence(self) -> bool:
         """Whether nothing has come."""
-        return self.x is None and self.y is None
+        return self.x is None and self.y is None and self.sample_id is None
 
     @property
     def awaits_answer(self) -> bool:

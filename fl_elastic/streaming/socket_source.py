@@ -209,7 +209,7 @@ def _message(line: bytes, client: _Client) -> Reading:
     except (ValueError, AttributeError, RecursionError):
         return Reading(x="no JSON object", y=0, answer=client.answer)
     if sample_id is not None and x is None:
-        return Reading(y=-1 if y is None else y, sample_id=sample_id, answer=client.answer)
+        return Reading(y=y, sample_id=sample_id, answer=client.answer)
     name = None if sample_id is None else str(sample_id)
     return Reading("no x" if x is None else _array(x), y, t, answer=client.answer, name=name)
 

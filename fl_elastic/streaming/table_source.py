@@ -30,8 +30,9 @@ _TAIL = 256
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 
-    The column ``label`` (or else the last one) is the label, empty for none; ``time`` the time, if there is such a
-    column; all others are the sample. What cannot be read as numbers is handed on for the learner to refuse.
+    The column ``label`` (or else the last one) is the label, a whole number, empty for none; ``time`` the time, if
+    there is such a column; all others are the sample. What cannot be read is handed on with the reason, for the
+    learner to refuse.
 
     A table that is followed may be renamed and a new one begun in its place: the old one is read to its end first.
     One that is cut off, or has other bytes before the place, is refused: nobody knows which of its rows are new.
@@ -118,7 +119,15 @@ def _row(line: Line, names: list[str], place: Mapping[str, Any]) -> Reading:
     with np.errstate(over="ignore"):
         x = np.array(numbers, np.float32)
     t = None if when is None else _number(fields[when])
-    return Reading(x=x, y=_number(y) if y else None, t=t, place=place)
+    return Reading(x=x, y=_label(y), t=t, place=place)
+
+
+def _label(text: str) -> float | str | None:
+    """Return a number; what is none as it stands there, for the learner to refuse by its name."""
+    if not text:
+        return None
+    number = _number(text)
+    return text if math.isnan(number) else number
 
 
 def _number(text: str) -> float:

@@ -19,7 +19,7 @@ from fl_elastic_simulations.report.palette import ink
 
 __all__ = ["shares_along", "stream_sections", "write_stream_page"]
 
-_UNLABELLED = "-1"
+_UNLABELLED = "none"
 _MOST_GROUPS = 60
 _ALONG = {"title": {"text": "labelled samples"}, "rangemode": "tozero", "showgrid": False}
 # Paler where the colours come again.
@@ -78,7 +78,7 @@ def stream_sections(
             "A row for each part of the model that was ever trained, input first; grey: undone by the guard.",
             _trained(summary, float(points[-1]["labelled"])),
         ))  # fmt: skip
-    labels = sorted({label for point in points for label in point["stored"]}, key=int)
+    labels = sorted({label for point in points for label in point["stored"]}, key=_place)
     stored = {
         "no label" if label == _UNLABELLED else f"class {label}": [
             (point["labelled"], float(point["stored"].get(label, 0))) for point in points
@@ -90,6 +90,11 @@ def stream_sections(
         _stacked(stored), list(stored),
     ))  # fmt: skip
     return made
+
+
+def _place(label: str) -> tuple[bool, int]:
+    """Return where a label comes: first those without one, then classes by their number."""
+    return (False, 0) if label == _UNLABELLED else (True, int(label))
 
 
 def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
