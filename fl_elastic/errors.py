@@ -23,6 +23,7 @@ __all__ = [
     "ScenarioError",
     "StaleModelError",
     "StoreError",
+    "StreamDataError",
     "StreamError",
     "TrainingError",
     "UpdateError",
@@ -31,6 +32,9 @@ __all__ = [
 
 class ElasticError(Exception):
     """Root of every error that fl_elastic raises on purpose."""
+
+    exit_status = 1
+    """That of a command which it ends."""
 
 
 class LaboratoryMissing(ElasticError, RuntimeError):
@@ -108,3 +112,10 @@ class StoreError(ElasticError, RuntimeError):
 
 class StreamError(ElasticError, RuntimeError):
     """A stream cannot be learned from: a setting, a source, or saved state that means nothing."""
+
+
+class StreamDataError(StreamError):
+    """What a stream reads, or has kept, cannot be used, however often it is started."""
+
+    # EX_DATAERR of sysexits.h: a service that ends with it is not started again.
+    exit_status = 65

@@ -81,7 +81,7 @@ _add_installed()
 
 
 def main() -> None:
-    """Run the command line; exit with 1 and one line on an error that fl_elastic or the disk gives."""
+    """Run the command line; exit with its status and one line on an error that fl_elastic or the disk gives."""
     # Telemetry of the libraries underneath is off unless asked for, and one of their warnings is quiet.
     for switch in (
         "FLWR_TELEMETRY_ENABLED",
@@ -98,7 +98,7 @@ def main() -> None:
     except (ElasticError, OSError) as error:
         # An OSError here is a disk that filled up, or a folder that was taken away.
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
-        sys.exit(1)
+        sys.exit(error.exit_status if isinstance(error, ElasticError) else 1)
     except (KeyboardInterrupt, SystemExit) as end:
         # typer turns Ctrl-C into this exit status.
         if isinstance(end, SystemExit) and end.code != _INTERRUPTED:

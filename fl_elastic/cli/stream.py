@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from typer.core import TyperGroup
 
 from fl_elastic.cli.stream_forget import forget
 from fl_elastic.cli.stream_learner import Opening, shape_of
-from fl_elastic.errors import LaboratoryMissing, StreamError
+from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.storage import write_atomically
 
@@ -95,7 +96,7 @@ def stream(
         name = source_name(source)
         after = learner.places.get(name, learner.places.get(""))
         readings = open_source(source, after=after, follow=follow)
-        saved = False
+        saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
             learner.adapt_if_due()
             with _until_told_to_stop() as stopped:
@@ -105,6 +106,8 @@ def stream(
                         _stop_if_all_refused(learner)
                     if stopped():
                         break
+                else:
+                    _refuse_if_nothing_fitted(learner, *before)
         finally:
             # A state in which nothing was learned would only bind the next attempt to the same model.
             if learner.progress.observed:
@@ -177,8 +180,19 @@ def _stop_if_all_refused(learner: StreamLearner) -> None:
     """Raise StreamError if nothing has ever made sense."""
     refused = learner.progress.rejected
     if learner.progress.observed == 0 and sum(refused.values()) >= _ALL_REFUSED:
-        raise StreamError(
+        raise StreamDataError(
             f"not one of the first readings fits: {_reasons(refused)}; do --input and --model fit them?"
+        )
+
+
+def _refuse_if_nothing_fitted(
+    learner: StreamLearner, observed: int, rejected: Counter[str]
+) -> None:
+    """Raise StreamDataError if what was read came to its end, and made no sense in all of its readings."""
+    refused = Counter(learner.progress.rejected) - rejected
+    if refused and learner.progress.observed == observed:
+        raise StreamDataError(
+            f"not one of {refused.total()} readings fits: {_reasons(refused)}; do --input and --model fit them?"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
+from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.reading import POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["folder"]
@@ -66,7 +67,7 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            yield Reading(x=f"{file.name}: {said}", y=0, ends=True, place=place(1))
+            yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
         return
     for number, (sample, label, when) in enumerate(zip(x, y, t, strict=True), start=1):
         if number > skip:

@@ -14,6 +14,7 @@ from fl_elastic.errors import StreamError
 __all__ = [
     "Like",
     "Refused",
+    "Unreadable",
     "checked_batch",
     "checked_label",
     "checked_sample",
@@ -31,6 +32,12 @@ _SHOWN = 24
 
 class Refused(Exception):
     """Says why something means nothing; never leaves the learner or the store."""
+
+
+class Unreadable(str):
+    """What a source gives in place of a sample that it cannot read: the reason."""
+
+    __slots__ = ()
 
 
 class Like(Protocol):
@@ -60,6 +67,8 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     Refused
         If it has another shape, or its numbers are none.
     """
+    if isinstance(x, Unreadable):
+        raise Refused(str(x))
     try:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
@@ -121,8 +130,7 @@ def checked_label(y: Any) -> int | None:
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
     if not value.is_integer() or not -_LARGEST_LABEL <= value < _LARGEST_LABEL:
-        shown = repr(y.item() if isinstance(y, np.generic) else y)[:_SHOWN]
-        raise Refused(f"the label {shown} is no class number: number the classes")
+        raise Refused(f"the label {_shown(y)} is no class number: number the classes")
     return int(value)
 
 
@@ -149,7 +157,11 @@ def checked_time(t: Any) -> float:
     try:
         value = float(t)
     except (ValueError, TypeError, OverflowError, RuntimeError):
-        value = math.nan
+        raise Refused(f"the time {_shown(t)} is no number of seconds") from None
     if not math.isfinite(value):
         raise Refused("the time is not finite")
     return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value.item() if isinstance(value, np.generic) else value)[:_SHOWN]

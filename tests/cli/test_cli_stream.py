@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -194,7 +195,43 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
     assert not (place / "state" / "learner.npz").exists()
     # The next attempt begins at the first row.
     assert "299 samples" in (told := call(*arguments(place)))
-    assert "refused: a number is not finite (1 times)" in told
+    assert "refused: 'a' in column 'a' is no number (1 times)" in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ("a,b,c,d,label\n1,2,3\n1,2,4\n", r"not one of 2 readings fits: 3 fields instead of 5 \(2 times\)"),
+        ("a,b,label\n" + "1,2,0\n" * 30, r"not one of 30 .*(cannot be multiplied|instead of \(4,\))"),
+        ("a;b;c;d;label\r1;2;3;4;0\r", "not one of 1 readings fits: the label '1;2"),
+        ("a,b,c,d,label\n1,2,3,4,cat\n", "label 'cat' is no class number"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_table_of_which_nothing_fits_is_an_error(
+    rows: str, why: str, begun: bool, place: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    given = ("stream", *arguments(place, "--input", "4"))
+    if begun:
+        assert command_line.call(monkeypatch, capsys, *given).status == 0
+    (place / "short.csv").write_text(rows)
+    done = command_line.call(monkeypatch, capsys, *given, "--source", f"csv:{place}/short.csv")
+    assert done.status == 65 and re.search(why, done.err), done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_table_that_was_cut_off_is_not_read_again_and_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.call(monkeypatch, capsys, "stream", *arguments(place)).status == 0
+    (place / "table.csv").write_bytes((place / "table.csv").read_bytes()[:500])
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--follow")
+    assert done.status == 65 and "is shorter now" in done.err
+    # A table that is not there may come: that is asked again.
+    (place / "table.csv").unlink()
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--follow")
+    assert done.status == 1 and "there is no table" in done.err
 
 
 def test_a_class_is_forgotten_by_the_command_line(

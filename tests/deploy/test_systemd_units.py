@@ -9,6 +9,8 @@ import pytest
 from command_line import COMMAND
 from deployed_files import DEPLOY, UNITS, unit_values
 
+from fl_elastic.errors import StreamDataError, StreamError
+
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 LONG = [path for path in SERVICES if "health" not in path.name]
 PROGRAM = "/opt/fl-elastic/current/bin/fl-elastic"
@@ -75,6 +77,14 @@ def test_services_come_back_for_ever(path: Path) -> None:
     assert values["Unit", "StartLimitIntervalSec"] == ["0"]
     wanted_by = "fl-elastic-%i.service" if "exporter" in path.name else "multi-user.target"
     assert values["Install", "WantedBy"] == [wanted_by]
+
+
+def test_a_stream_that_no_restart_mends_is_not_started_again() -> None:
+    values = unit_values(DEPLOY / "systemd/fl-elastic-stream.service")
+    (statuses,) = values["Service", "RestartPreventExitStatus"]
+    # 2 is that of options that mean nothing.
+    assert set(statuses.split()) == {"2", str(StreamDataError.exit_status)}
+    assert "1" not in statuses.split() and StreamError.exit_status == 1
 
 
 def test_a_node_comes_back_after_flowers_window() -> None:
