@@ -168,6 +168,9 @@ def _handle(
         first.answer(asdict(learner.label(first.sample_id, first.y)))
     else:
         xs = [_shaped(each.x, shape) for each in readings]
+        if learner.progress.observed == 0 and not first.awaits_answer:
+            # All rows of a table have as many numbers: one that has never fitted will not.
+            _refuse_other_sizes(readings, xs)
         ys, ts = [each.y for each in readings], [each.t for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
         place = None if at is None else Place(source, at)
@@ -205,7 +208,23 @@ def _reasons(refused: Mapping[str, int]) -> str:
 
 def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
     """Return a row of numbers as a sample: a table knows no pictures."""
-    return x.reshape(shape) if getattr(x, "size", 0) == math.prod(shape) else x
+    from fl_elastic.streaming.intake import Unreadable
+
+    if isinstance(x, str) or not hasattr(x, "reshape"):
+        return x
+    if x.size != math.prod(shape):
+        return Unreadable(
+            f"{x.size} numbers, and --input {','.join(map(str, shape))} asks for {math.prod(shape)}"
+        )
+    return x.reshape(shape)
+
+
+def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> None:
+    from fl_elastic.streaming.intake import Unreadable
+
+    for reading, x in zip(readings, shaped, strict=True):
+        if isinstance(x, Unreadable) and not isinstance(reading.x, str):
+            raise StreamDataError(f"the first sample has {x}: give --input as the source has it")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.inner import check_strategy
 from fl_elastic.flower.loss_guard import KEPT
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
@@ -83,9 +84,15 @@ class Checkpointed(Strategy):
     >>> strategy = Checkpointed(FedAdam(), "checkpoints")
     """
 
+    not_inside = "Checkpointed: put that around it, Checkpointed(PartialUpdates(...), folder)"
+    """Why `PartialUpdates` is not put around it: nobody would call what writes."""
+
     def __init__(
         self, strategy: Strategy, directory: str | Path, *, resume: bool = True, keep: int = 2
     ) -> None:
+        check_strategy(strategy)
+        if isinstance(strategy, Checkpointed):
+            raise CheckpointError("Checkpointed is put around a Checkpointed: one is enough")
         self.strategy = strategy
         self.directory = Path(directory)
         self.resume = resume

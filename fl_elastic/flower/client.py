@@ -50,7 +50,7 @@ from fl_elastic.training import (
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.training.evaluate import MetricsFn
-from fl_elastic.training.trainer import eager
+from fl_elastic.training.trainer import check_parts, eager
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -219,6 +219,7 @@ class ElasticClient(NumPyClient):
         configure: Configure | None = None,
         forget: Iterable[Batch] | None = None,
     ) -> None:
+        check_parts(model, loss_fn, optimizer_fn, budget)
         POLICIES.make(policy)
         CODECS.make(codec)
         self.model = model = eager(model)

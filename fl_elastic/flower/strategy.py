@@ -132,6 +132,8 @@ class PartialUpdates(Strategy):
         {"average", "downlink", "fleet", "guard", "server_optimizer", "sizes", "solved"}
     )
     """Attributes whose state belongs into a checkpoint."""
+    not_inside = "another PartialUpdates: give it the strategy inside of that one"
+    """Why no other one is put around it."""
 
     def __init__(
         self,

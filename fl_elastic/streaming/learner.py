@@ -44,6 +44,7 @@ from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
+from fl_elastic.training.trainer import check_parts
 
 __all__ = ["StreamLearner"]
 
@@ -138,6 +139,7 @@ class StreamLearner:
         prepare: Prepare = as_floats,
         options: StreamOptions | None = None,
     ) -> None:
+        check_parts(model, loss_fn, optimizer_fn, budget)
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)

@@ -27,7 +27,7 @@ _PART = 2**16
 # By so many bytes before it a place is recognised.
 _TAIL = 256
 # Letters of a field that are told.
-_SHOWN = 24
+_SHOWN, _HEADER_SHOWN = 24, 60
 _LINE_END = re.compile(rb"\r\n?|\n")
 
 
@@ -99,13 +99,23 @@ def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
         replaced = follow and file.is_replaced(path)
         for line in file.lines(final=replaced or not follow):
             if file.header is None:
-                file.header = named(line.text)
+                file.header = _with_samples(named(line.text), path)
             elif line.text.strip() or line.is_too_long:
                 file.rows += 1
                 yield _row(line, file.header, file.place(line.end))
         if replaced or not follow:
             return
         yield from _pause()
+
+
+def _with_samples(names: list[str], path: Path) -> list[str]:
+    """Return the names of a header's columns; StreamDataError if the label, and perhaps the time, are all."""
+    if not set(names) - {"label" if "label" in names else names[-1], "time"}:
+        raise StreamDataError(
+            f"the table {path} has no column for a sample, only {', '.join(names)[:_HEADER_SHOWN]!r}: put a header "
+            "with commas between the names into its first line"
+        )
+    return names
 
 
 def _pause() -> Iterator[Reading]:

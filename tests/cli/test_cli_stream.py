@@ -34,6 +34,14 @@ def tiny():
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def vague():
+    return nn.Identity()
+
+
+def words():
+    return nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+
+
 def other():
     return nn.Sequential(nn.Linear(5, 2))
 """
@@ -190,8 +198,17 @@ def test_a_file_is_put_away_only_when_its_samples_are_kept() -> None:
 
 
 def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -> None:
-    with pytest.raises(ElasticError, match=r"not one of the first.*shapes cannot be multiplied"):
-        call(*arguments(place), "--input", "4", "--model", "stream_models:other")
+    for given, why in (
+        (("--model", "stream_models:other", "--input", "4"),
+         r"stream_models:other does not take a sample of shape 4 .*shapes cannot be multiplied"),
+        (("--model", "stream_models:other", "--input", "5"),
+         r"the first sample has 4 numbers, and --input 5 asks for 5"),
+        (("--model", "stream_models:vague"), r"one table of class scores, not shape \(1, 2, 2\)"),
+        (("--source", f"csv:{place}/none_fits.csv"), r"not one of the first.* 2 fields instead of 5"),
+    ):  # fmt: skip
+        (place / "none_fits.csv").write_text("a,b,c,d,label\n" + "1,0\n" * 200)
+        with pytest.raises(ElasticError, match=why):
+            call(*arguments(place), *given)
     assert not (place / "state" / "learner.npz").exists()
     # The next attempt begins at the first row.
     assert "299 samples" in (told := call(*arguments(place)))
@@ -202,8 +219,8 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
     ("rows", "why"),
     [
         ("a,b,c,d,label\n1,2,3\n1,2,4\n", r"not one of 2 readings fits: 3 fields instead of 5 \(2 times\)"),
-        ("a,b,label\n" + "1,2,0\n" * 30, r"not one of 30 .*(cannot be multiplied|instead of \(4,\))"),
-        ("a;b;c;d;label\r1;2;3;4;0\r", "not one of 1 readings fits: the label '1;2"),
+        ("a,b,label\n" + "1,2,0\n" * 30, r"2 numbers, and --input 4 asks for 4"),
+        ("a;b;c;d;label\r1;2;3;4;0\r", "no column for a sample, only 'a;b;c;d;label': put a header with commas"),
         ("a,b,c,d,label\n1,2,3,4,cat\n", "label 'cat' is no class number"),
     ],
 )  # fmt: skip
@@ -232,6 +249,27 @@ def test_a_table_that_was_cut_off_is_not_read_again_and_again(
     (place / "table.csv").unlink()
     done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--follow")
     assert done.status == 1 and "there is no table" in done.err
+
+
+def test_words_are_whole_numbers(place: Path) -> None:
+    np.savez(place / "words.npz", x=np.ones((20, 3), np.int64), y=[0, 1] * 10)
+    told = call(
+        *arguments(place, "--json", "--source", f"dir:{place}"), "--input", "3",
+        "--model", "stream_models:words",
+    )  # fmt: skip
+    assert told["observed"] == 20
+
+
+def test_what_was_not_forgotten_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(*arguments(place))
+    own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
+    # No weight matters a thousand times as much to a few as to all.
+    monkeypatch.setattr("fl_elastic.streaming.learner.dampen_body", lambda *_, **__: 0)
+    done = command_line.call(monkeypatch, capsys, "stream", "forget", *own, "--ids", "1,2,9999999")
+    assert done.status == 1 and "2 of 3 samples erased" in done.out
+    assert "the model has not forgotten them" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_a_class_is_forgotten_by_the_command_line(
