@@ -88,7 +88,6 @@ def test_only_known_classes_are_predicted(made: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["full", "elastic"])
 def test_after_a_drift_it_recovers(policy: str, made: Any) -> None:
-    pytest.importorskip("river")
     learner = made(detector="adwin", policy=policy, budget=Budget(speedup=1.5), steps=20)
     seen = run(learner, blobs(300) + blobs(400, seed=1, turn=1))
     drifts = [i for i, each in enumerate(seen) if each.drift]
