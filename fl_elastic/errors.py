@@ -40,11 +40,6 @@ class ElasticError(Exception):
 class LaboratoryMissing(ElasticError, RuntimeError):
     """Something was asked for that fl-elastic-simulations brings, which is not installed."""
 
-    def __init__(self, wanted: str) -> None:
-        super().__init__(
-            f"{wanted} is part of the laboratory: install it with pip install fl-elastic-simulations"
-        )
-
 
 class ArchiveError(ElasticError, ValueError):
     """A file of kept state is damaged, too long, or of another kind."""

@@ -15,8 +15,9 @@ from fl_elastic import __version__
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
 from fl_elastic.cli.stream import stream_app
-from fl_elastic.errors import ElasticError, LaboratoryMissing
+from fl_elastic.errors import ElasticError
 from fl_elastic.laboratory import COMMANDS as LABORATORY
+from fl_elastic.laboratory import missing
 
 __all__ = ["app", "main"]
 
@@ -64,7 +65,7 @@ def _add_installed() -> None:
         else:
             app.command(name)(command)
     for name in sorted(set(LABORATORY) - set(found)):
-        _add_refusing(name, LABORATORY[name], LaboratoryMissing(f"fl-elastic {name}"))
+        _add_refusing(name, LABORATORY[name], missing(f"fl-elastic {name}"))
 
 
 def _add_refusing(name: str, about: str, error: ElasticError) -> None:
