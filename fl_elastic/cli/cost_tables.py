@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli.planned import Refused
+from fl_elastic.cli.tables import print_table
 from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 
@@ -43,8 +44,8 @@ def print_costs(reports: Sequence[CostReport | Refused], *, chosen: str) -> None
             steps.add_row(report.policy, *_taken(report), style=style)
             kept.add_row(report.policy, *_kept(report), style=style)
     console = Console()
-    console.print(steps)
-    console.print(kept)
+    print_table(steps, console)
+    print_table(kept, console)
     for report in reports:
         if isinstance(report, Refused):
             console.print(f"{report.policy} refuses: {report.reason}", highlight=False)
@@ -77,7 +78,7 @@ def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
             "-" if each.pays_after is None or last else str(each.pays_after),
         )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(
         "Moving the cut costs the first pass of the row it moves to; each first pass is paid once by each device.",
         highlight=False,

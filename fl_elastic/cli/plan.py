@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError
 
 if TYPE_CHECKING:
@@ -180,7 +181,8 @@ def _print(model: str, result: dict[str, Any]) -> None:
     for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
                             ("path ms", "right"), ("importance", "right")):  # fmt: skip
         # Names that end differently must not be cut to look alike.
-        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        folds = "fold" if justify == "left" else "ellipsis"
+        table.add_column(column, justify=justify, overflow=folds)  # type: ignore[arg-type]
     for group in result["groups"]:
         table.add_row(
             group["name"], group["mode"], f"{1e3 * group['update_seconds']:.2f}",
@@ -188,7 +190,7 @@ def _print(model: str, result: dict[str, Any]) -> None:
             style=None if group["selected"] else "dim",
         )  # fmt: skip
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(
         f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned "
         f"{1e3 * result['predicted_step_seconds']:.1f} ms; speed-up asked {result['requested_speedup']:.2f}, "

@@ -127,6 +127,7 @@ def simulate(
     from fl_elastic_simulations.scenario import Scenario
 
     loaded = Scenario.load(scenario, override or ())
+    from fl_elastic.cli.tables import print_table
     from fl_elastic.storage import write_atomically
     from fl_elastic_simulations.engine.quiet import quiet_log
     from fl_elastic_simulations.engine.server import Simulation
@@ -148,5 +149,5 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    Console().print(results_table(summary))
+    print_table(results_table(summary))
     typer.echo(f"summary  {summary_path}\nreport   {page}")

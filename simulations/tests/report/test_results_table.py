@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic_simulations.report import results_table
 from fl_elastic_simulations.report.formats import MISSING, TIMES
 from fl_elastic_simulations.report.summary import read_summary
@@ -41,7 +42,7 @@ def summary_of(**methods: dict[str, Any]) -> dict[str, Any]:
 def printed(table: Table, width: int = 80) -> str:
     """Return what the terminal shows."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(table)
+    print_table(table, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -136,3 +137,13 @@ def test_the_terminal_shows_every_cell_within_eighty_columns(
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[link=x]y", "<script>"])
 def test_a_name_is_no_markup(name: str) -> None:
     assert name in printed(results_table({**summary_of(**{name: FULL}), "title": name}), 200)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_every_figure_is_there_however_narrow_it_is(width: int) -> None:
+    summary = summary_of(full=FULL, elastic={**ELASTIC, "rejected_updates": 117})
+    shown = printed(results_table(summary), width).split()
+    for row in results_grid(read_summary(summary)).rows:
+        for word in " ".join(row).split():
+            assert word in shown, (word, width)
+    assert "117" in shown
