@@ -147,3 +147,23 @@ def test_every_figure_is_there_however_narrow_it_is(width: int) -> None:
         for word in " ".join(row).split():
             assert word in shown, (word, width)
     assert "117" in shown
+
+
+def test_a_model_that_stayed_at_the_share_of_the_largest_class_is_no_sooner() -> None:
+    stayed = {**ELASTIC, "final_accuracy": 0.801}
+    learned = {**FULL, "final_accuracy": 0.95}
+
+    def rows(**methods: dict[str, Any]) -> tuple[list[str], str]:
+        results = read_summary({**summary_of(**methods), "largest_class": 0.799})
+        grid = results_grid(results)
+        place = next(i for i, text in enumerate(grid.headings) if "Speed-up" in text)
+        return [row[place] for row in grid.rows], target_sentence(results)
+
+    speedups, said = rows(full=learned, elastic=stayed)
+    assert speedups == [f"1.00{TIMES}", MISSING]
+    assert "Warning: elastic ended no better than the share of the largest class (79.9 %)" in said
+    # Nothing is sooner than what has learned nothing.
+    speedups, said = rows(full=stayed, elastic=learned, other=stayed)
+    assert speedups == [MISSING] * 3 and "full and other ended no better" in said
+    speedups, said = rows(full=learned, elastic=learned)
+    assert MISSING not in speedups and "Warning" not in said
