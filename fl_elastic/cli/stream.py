@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ _LOG = logging.getLogger("fl_elastic")
 # Readings after which a stream that never fitted is given up, and reasons that are told.
 _ALL_REFUSED = 100
 _REASONS = 3
+_STATUS_SECONDS = 30.0
 
 
 def stream(
@@ -99,11 +101,13 @@ def stream(
         saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
             learner.adapt_if_due()
+            status = _Status(learner, state_dir)
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
                     _handle(learner, together, shape, name)
                     if not together[0].awaits_answer:
                         _stop_if_all_refused(learner)
+                    status.tell_if_due()
                     if stopped():
                         break
                 else:
@@ -114,6 +118,7 @@ def stream(
                 saved = learner.close()
         result = stream_summary(learner)
         _written(result, state_dir)
+        _page(result, state_dir)
         if learner.progress.observed and not saved:
             raise StreamError(
                 f"the state could not be saved to {state_dir} at the end: is its disk full? What came since it was "
@@ -241,15 +246,48 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(each, handler)
 
 
+class _Status:
+    """Says now and then how the stream goes, in a line and in the summary, where something has come since."""
+
+    def __init__(self, learner: StreamLearner, folder: Path) -> None:
+        self._learner, self._folder = learner, folder
+        self._due, self._told = time.monotonic() + _STATUS_SECONDS, self._count()
+
+    def tell_if_due(self) -> None:
+        """Tell it if it is time."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _STATUS_SECONDS
+        if self._told == self._count():
+            return
+        from fl_elastic.streaming.summary import stream_summary
+
+        self._told = self._count()
+        summary = stream_summary(self._learner)
+        typer.echo(_line(summary).replace("\n", "; "), err=True)
+        _written(summary, self._folder)
+
+    def _count(self) -> tuple[int, ...]:
+        progress = self._learner.progress
+        return progress.observed, progress.labelled, sum(progress.rejected.values())
+
+
 def _written(summary: dict[str, Any], folder: Path) -> None:
-    """Put the summary and its page beside the state; a full disk costs only them."""
+    """Put the summary beside the state; a full disk costs only it."""
     try:
         write_atomically(folder / "summary.json", json.dumps(summary).encode())
+    except OSError as error:
+        _LOG.warning("the summary could not be written to %s: %s", folder, error)
+
+
+def _page(summary: dict[str, Any], folder: Path) -> None:
+    """Put the summary's page beside it, where the laboratory is there to draw one."""
+    try:
         from_laboratory("stream_page")(summary, folder / "report.html")
     except LaboratoryMissing as error:
         _LOG.info("no page was written: %s", error)
     except OSError as error:
-        _LOG.warning("the summary could not be written to %s: %s", folder, error)
+        _LOG.warning("the page could not be written to %s: %s", folder, error)
 
 
 def _line(result: dict[str, Any]) -> str:

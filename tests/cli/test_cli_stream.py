@@ -21,6 +21,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fl_elastic.cli import stream as stream_module
 from fl_elastic.cli.stream import _gathered, stream, stream_app
 from fl_elastic.errors import ElasticError
 from fl_elastic.streaming.disk_room import fitting_capacity
@@ -127,6 +128,24 @@ def test_a_row_is_not_written_many_times_over(place: Path, batch: int) -> None:
     said = call(*arguments(place, "--json", "--batch", str(batch)), "--every", "1000000")
     assert said["observed"] == 299
     assert (written() - before) / said["observed"] < 3_000
+
+
+def test_it_says_how_it_goes_while_it_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, written = iter(range(0, 10**6, 10)), []
+
+    def write(path: Path, data: bytes) -> None:
+        written.append(json.loads(data)["observed"])
+
+    monkeypatch.setattr(stream_module, "write_atomically", write)
+    monkeypatch.setattr(stream_module.time, "monotonic", lambda: float(next(clock)))
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--limit", "20")
+    told = done.err.splitlines()
+    # Each third look at the clock is 30 seconds on.
+    assert len(told) == len(written) - 1 >= 5
+    assert [line.split()[0] for line in told] == [str(each) for each in written[:-1]]
+    assert written == sorted(set(written)) and told[0].count("samples, ") == 1
 
 
 def test_features_and_mains(place: Path) -> None:
