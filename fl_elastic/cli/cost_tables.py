@@ -35,7 +35,7 @@ def costs_line(report: CostReport | Refused) -> str:
         return f"{report.policy} refuses: {report.reason}"
     return (
         f"a step keeps {short(report.backward_bytes)} bytes for the way back, takes {short(report.peak_bytes)} at "
-        f"its peak and {short(report.backward_macs)} multiply-adds back; {short(report.uplink_bytes)} bytes are sent"
+        f"most and {short(report.backward_macs)} multiply-adds back; {short(report.uplink_bytes)} bytes are sent"
     )
 
 
