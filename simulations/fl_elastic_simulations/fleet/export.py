@@ -52,8 +52,8 @@ def export_run(
                 ) from None
             raise CheckpointError(
                 f"{results} holds no {SCENARIO}, so the run was of an app of your own, which alone knows its "
-                f"model: load_checkpoint({str(results / CHECKPOINTS)!r}, ArrayRecord(model.state_dict())).arrays are "
-                "the newest weights, as docs/how-to/fleet.md shows; or give the scenario"
+                f"model: load_checkpoint({str(results / CHECKPOINTS)!r}, ArrayRecord(model.state_dict())).arrays "
+                "are the newest weights, as docs/how-to/fleet.md shows; or give the scenario"
             ) from None
     else:
         chosen = Scenario.load(scenario)
