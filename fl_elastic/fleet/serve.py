@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
@@ -23,6 +24,7 @@ from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_port
 from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
+from fl_elastic.fleet.server_database import fit_to_release
 from fl_elastic.settings import Scalar
 
 __all__ = [
@@ -60,6 +62,8 @@ class Launch:
         Where it will listen.
     port_option : str
         Of the command that chooses another port.
+    database : Path, optional
+        That of a server: made fit for the release of Flower that is started.
     notice : str
         What its user should know of how it may end: once it runs nobody can add a word to it.
     """
@@ -71,6 +75,7 @@ class Launch:
     port: int
     port_option: str = "--port"
     notice: str = ""
+    database: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -124,6 +129,7 @@ def server_launch(
         (folder.results, home),
         host,
         wanted,
+        database=folder.state,
     )
 
 
@@ -194,6 +200,8 @@ def become(launch: Launch) -> None:
     """
     launch.prepare()
     check_port_is_free(launch.host, launch.port, launch.port_option)
+    if launch.database is not None and (done := fit_to_release(launch.database, version("flwr"))):
+        print(done, file=sys.stderr, flush=True)
     if launch.notice:
         print(launch.notice, file=sys.stderr, flush=True)
     try:
