@@ -23,7 +23,7 @@ from fl_elastic.cli.stream_forget import forget
 from fl_elastic.cli.stream_learner import Opening, shape_of
 from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner
@@ -275,7 +275,7 @@ class _Status:
 def _written(summary: dict[str, Any], folder: Path) -> None:
     """Put the summary beside the state; a full disk costs only it."""
     try:
-        write_atomically(folder / "summary.json", json.dumps(summary).encode())
+        write_atomically(folder / "summary.json", json.dumps(summary).encode(), OWNER_ONLY)
     except OSError as error:
         _LOG.warning("the summary could not be written to %s: %s", folder, error)
 

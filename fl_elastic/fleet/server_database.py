@@ -9,11 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 
 __all__ = ["fit_to_release"]
 
-_OWNER_ONLY = 0o600
 _REGISTER = "keys that were registered since are not in it: run fl-elastic fleet register, with the fleet's folder"
 
 
@@ -41,7 +40,7 @@ def fit_to_release(database: Path, version: str) -> str:
     try:
         said = _switched(database, before, now) if database.exists() and before != now else ""
         if before != now:
-            write_atomically(mark, ".".join(map(str, now)).encode(), _OWNER_ONLY)
+            write_atomically(mark, ".".join(map(str, now)).encode(), OWNER_ONLY)
     except (OSError, sqlite3.Error) as error:
         raise FleetError(
             f"{database} cannot be kept before another release of Flower opens it ({error}): make room beside it"
@@ -72,7 +71,7 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a database, with what is still in its log, at once or not at all."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, _OWNER_ONLY))
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY))
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(temporary)) as new:
             old.backup(new)
         os.replace(temporary, target)

@@ -135,7 +135,7 @@ def test_it_says_how_it_goes_while_it_runs(
 ) -> None:
     clock, written = iter(range(0, 10**6, 10)), []
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, data: bytes, mode: int) -> None:
         written.append(json.loads(data)["observed"])
 
     monkeypatch.setattr(stream_module, "write_atomically", write)

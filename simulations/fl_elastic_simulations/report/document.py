@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.downloads import Download
 from fl_elastic_simulations.report.palette import EMPTY, ink
 from fl_elastic_simulations.report.table import Grid
@@ -247,7 +247,9 @@ def write_document(
         title=title, sections=sections, facts=facts, linked=linked, still=still, **shown, **values
     )
     # A lone surrogate in a name becomes a character reference and spoils no whole page.
-    return write_atomically(path, text.encode(errors="xmlcharrefreplace"))
+    # One that a device writes lies beside its samples.
+    mode = OWNER_ONLY if still else None
+    return write_atomically(path, text.encode(errors="xmlcharrefreplace"), mode)
 
 
 def _figures(sections: Sequence[Section]) -> dict[str, Figure]:
