@@ -41,6 +41,10 @@ _IF_REFUSED = (
     '{name}: a server that does not know the node\'s key answers "Failed to activate": let it in there, with '
     "fl-elastic fleet register FLEET"
 )
+_HERE_ALONE = (
+    "listening on {host}, for this machine alone: nodes of others need the gateway (deploy/gateway) before it, or "
+    "--host with the server's address in the fleet's own network"
+)
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts that mean every address of this machine."""
 
@@ -89,7 +93,7 @@ class Launch:
 
 
 def server_launch(
-    folder: FleetFolder, base: Mapping[str, str], host: str = "0.0.0.0", port: int | None = None
+    folder: FleetFolder, base: Mapping[str, str], host: str = LOOPBACK_HOST, port: int | None = None
 ) -> Launch:
     """Return how the fleet's server is started.
 
@@ -100,7 +104,7 @@ def server_launch(
     base : mapping of str to str
         The environment to start from.
     host : str
-        Address to listen on.
+        Address to listen on; this machine alone, if left out.
     port : int, optional
         The inventory's, if left out.
 
@@ -129,6 +133,7 @@ def server_launch(
         (folder.results, home),
         host,
         wanted,
+        notice=_HERE_ALONE.format(host=host) if host in LOOPBACK else "",
         database=folder.state,
     )
 
