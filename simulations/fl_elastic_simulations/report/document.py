@@ -42,7 +42,7 @@ def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
 
     In units of a drawing that is `WIDTH` wide: its height, where its axis begins (``left``), ticks of ``rows`` and
     ``columns`` with their texts, dashed vertical lines (``dashed``), ``paths`` (points, colour, fill or nothing,
-    name) and ``cells`` (left, upper edge, width, height, colour, name).
+    name), ``cells`` (left, upper edge, width, height, colour, name) and titles of the axes, ``across`` and ``up``.
     """
     traces, layout = drawn["data"], drawn["layout"]
     axis = layout["yaxis"]
@@ -70,6 +70,8 @@ def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
         "dashed": [x(shape["x0"]) for shape in layout.get("shapes", ())],
         "paths": _paths([each for each in traces if each["type"] == "scatter"], x, y),
         "cells": [cell for t in traces if t["type"] == "heatmap" for cell in _cells(t, x, y)],
+        "across": layout["xaxis"].get("title", {}).get("text", ""),
+        "up": axis.get("title", {}).get("text", ""),
     }
 
 

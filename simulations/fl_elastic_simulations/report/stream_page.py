@@ -107,7 +107,7 @@ def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
         ],
         300,
         xaxis=_ALONG,
-        yaxis={"range": [0, 1], "tickformat": ".0%"},
+        yaxis={"range": [0, 1], "tickformat": ".0%", "title": {"text": "share"}},
         shapes=[
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": dashed}
             for at in marks
@@ -125,7 +125,8 @@ def _stacked(series: Series) -> Figure:
         }
         for place, (name, points) in enumerate(series.items())
     ]
-    return figure(traces, 300, xaxis=_ALONG, yaxis={"rangemode": "tozero"})
+    up = {"rangemode": "tozero", "title": {"text": "samples in the store"}}
+    return figure(traces, 300, xaxis=_ALONG, yaxis=up)
 
 
 def _curve(place: int, name: str, points: Sequence[tuple[float, float]]) -> dict[str, object]:
