@@ -143,7 +143,8 @@ class _Patient(logging.handlers.RotatingFileHandler):
         del record
 
     def _open(self) -> io.TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_file)
+        found: Any = open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_file)
+        return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
         with suppress(OSError):
