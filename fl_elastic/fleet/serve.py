@@ -45,6 +45,8 @@ _HERE_ALONE = (
     "listening on {host}, for this machine alone: nodes of others need the gateway (deploy/gateway) before it, or "
     "--host with the server's address in the fleet's own network"
 )
+OTHERS_NOTHING = 0o077
+"""Umask of Flower's processes: their databases hold models and messages."""
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts that mean every address of this machine."""
 
@@ -209,11 +211,14 @@ def become(launch: Launch) -> None:
         print(done, file=sys.stderr, flush=True)
     if launch.notice:
         print(launch.notice, file=sys.stderr, flush=True)
+    before = os.umask(OTHERS_NOTHING)
     try:
         os.chdir(launch.folder)
         os.execve(launch.command[0], list(launch.command), dict(launch.environment))
     except OSError as error:
         raise FleetError(f"cannot start {launch.command[0]}: {error.strerror or error}") from error
+    finally:
+        os.umask(before)
 
 
 def check_port_is_free(host: str, port: int, option: str = "--port") -> None:

@@ -93,8 +93,15 @@ def test_a_server_is_started_on_a_database_that_fits(
     done: list[object] = []
     monkeypatch.setattr(serve, "check_port_is_free", lambda *_: done.append("free"))
     monkeypatch.setattr(serve, "fit_to_release", lambda *given: done.append(given) or "")
-    monkeypatch.setattr(serve.os, "execve", lambda *_: done.append("run"))
+
+    def run(*_: object) -> None:
+        # What it writes is its owner's alone.
+        (tmp_path / "written").write_text("")
+        done.append("run")
+
+    monkeypatch.setattr(serve.os, "execve", run)
     monkeypatch.setattr(serve.os, "chdir", lambda _: None)
     serve.become(launch)
     # Not while another one runs.
     assert done == ["free", (launch.database, serve.version("flwr")), "run"]
+    assert mode_of(tmp_path / "written") == 0o600
