@@ -70,7 +70,7 @@ def stream_sections(
     made = [Section(
         f"{name}-accuracy", f"{whose}Accuracy along the stream",
         "Of predictions made before anything was learned of the sample. Dashed: drifts that were noticed.",
-        shares_along({"accuracy": accuracy}, summary["drift_marks"]),
+        shares_along({"accuracy": accuracy}, summary["drift_marks"], up="accuracy"),
     )]  # fmt: skip
     if summary["groups"]:
         made.append(Section(
@@ -97,8 +97,11 @@ def _place(label: str) -> tuple[bool, int]:
     return (False, 0) if label == _UNLABELLED else (True, int(label))
 
 
-def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
-    """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts."""
+def shares_along(series: Series, marks: Sequence[float] = (), *, up: str = "share") -> Figure:
+    """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts.
+
+    ``up`` says what they are shares of, or what they are.
+    """
     dashed = {"dash": "dash", "width": 1}
     return figure(
         [
@@ -107,7 +110,7 @@ def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
         ],
         300,
         xaxis=_ALONG,
-        yaxis={"range": [0, 1], "tickformat": ".0%", "title": {"text": "share"}},
+        yaxis={"range": [0, 1], "tickformat": ".0%", "title": {"text": up}},
         shapes=[
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": dashed}
             for at in marks

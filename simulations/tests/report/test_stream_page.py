@@ -66,7 +66,7 @@ def test_the_page_holds_three_drawings_and_no_script(tmp_path: Path) -> None:
     ]  # fmt: skip
     fills = [each.get("fill") for each in trained.findall("rect")]
     assert fills[0] == fills[1] != fills[2]
-    for drawing, up in ((accuracy, "share"), (trained, None), (store, "samples in the store")):
+    for drawing, up in ((accuracy, "accuracy"), (trained, None), (store, "samples in the store")):
         texts = [each.text for each in drawing.findall("text")]
         assert "labelled samples" in texts and (up is None or up in texts)
     titles = [each.findtext("title") for each in store.findall("polygon")]
