@@ -47,6 +47,7 @@ test-aarch64: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@echo 'mypy: a minute or two without a word'
 	$(BIN)/mypy
 	for example in $(EXAMPLES); do $(BIN)/mypy examples/$$example || exit 1; done
 	deploy/lint.sh
@@ -66,5 +67,6 @@ clean:
 $(READY): pyproject.toml simulations/pyproject.toml
 	@if [ -x $(BIN)/python ] && ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then rm -rf $(VENV); fi
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]' --editable ./simulations
+	@echo 'setting up $(VENV): several minutes and about 7 GB, mostly torch with CUDA; only this once'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]' --editable ./simulations
 	@touch $(READY)

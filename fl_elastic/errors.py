@@ -23,6 +23,7 @@ __all__ = [
     "ScenarioError",
     "StaleModelError",
     "StoreError",
+    "StreamDataError",
     "StreamError",
     "TrainingError",
     "UpdateError",
@@ -32,14 +33,12 @@ __all__ = [
 class ElasticError(Exception):
     """Root of every error that fl_elastic raises on purpose."""
 
+    exit_status = 1
+    """That of a command which it ends."""
+
 
 class LaboratoryMissing(ElasticError, RuntimeError):
     """Something was asked for that fl-elastic-simulations brings, which is not installed."""
-
-    def __init__(self, wanted: str) -> None:
-        super().__init__(
-            f"{wanted} is part of the laboratory: install it with pip install fl-elastic-simulations"
-        )
 
 
 class ArchiveError(ElasticError, ValueError):
@@ -108,3 +107,10 @@ class StoreError(ElasticError, RuntimeError):
 
 class StreamError(ElasticError, RuntimeError):
     """A stream cannot be learned from: a setting, a source, or saved state that means nothing."""
+
+
+class StreamDataError(StreamError):
+    """What a stream reads, or has kept, cannot be used, however often it is started."""
+
+    # EX_DATAERR of sysexits.h: a service that ends with it is not started again.
+    exit_status = 65

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_elastic.errors import ModelError, RegistryError
+from fl_elastic.laboratory import laboratory_install
 from fl_elastic.registry import Registry, closest, first_line, from_module, or_own
 
 __all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
@@ -160,7 +161,7 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
     return ModelError(
         f"unknown model {spec!r}{hint}: give {known}a torchvision classification model"
         f"{'' if torchvision_names() else ' (torchvision is not installed)'}{or_own(name)}"
-        f"{'' if also else '; small models by name come with pip install fl-elastic-simulations'}"
+        f"{'' if also else '; small models by name come with ' + laboratory_install()}"
     )
 
 
@@ -191,7 +192,7 @@ def _from_torchvision(spec: str, name: str, classes: int | None) -> Callable[[],
         from torchvision import models
     except ImportError:
         raise ModelError(
-            f"model {spec!r}: torchvision is not installed: install fl-elastic[vision], "
+            f"model {spec!r}: torchvision is not installed: python -m pip install torchvision, "
             "or give module:callable"
         ) from None
     if name not in torchvision_names():

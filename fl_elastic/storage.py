@@ -12,9 +12,10 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -29,17 +30,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "OWNER_ONLY",
     "Archive",
     "Kind",
     "OldForm",
     "is_archive",
     "only_one",
+    "private_file",
+    "private_folder",
     "read_archive",
     "remove_leftovers",
     "write_archive",
     "write_atomically",
 ]
 
+OWNER_ONLY = 0o600
+"""Permissions of what is kept: samples, weights and journals tell of somebody's data."""
+_FOLDER = 0o700
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 
 
@@ -51,11 +58,14 @@ def write_atomically(
     """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
 
     Data may come in parts, which are written one after the other.
-    With a ``mode`` the file has exactly these permissions from its first byte on, whatever the umask;
-    without one it has those of any new file.
+    With a ``mode`` the file has exactly these permissions from its first byte on, whatever the umask, and a folder
+    that is made is its owner's alone where the file is. Without one both are as any new one: for what is handed on.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if mode is None or mode & ~OWNER_ONLY:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        private_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(
@@ -71,6 +81,34 @@ def write_atomically(
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+def private_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, with those above it that are missing, that only its owner can enter, whatever the umask."""
+    missing, here = [], Path(path).absolute()
+    while not here.exists():
+        missing.append(here)
+        here = here.parent
+    for each in reversed(missing):
+        try:
+            each.mkdir(_FOLDER)
+        except FileExistsError:
+            # Another process was quicker.
+            continue
+        each.chmod(_FOLDER)
+
+
+def private_file(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file that only its owner can read and write, made with its folder if it is not there.
+
+    One of an earlier release, which others could read, is mended if this process may do that.
+    """
+    private_folder(Path(path).parent)
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != OWNER_ONLY:
+        with suppress(PermissionError):
+            os.fchmod(descriptor, OWNER_ONLY)
+    return descriptor
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
@@ -110,9 +148,8 @@ def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
     # Not every system has it, and the rest of the library needs no lock.
     import fcntl
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    # To lock it, reading is enough: it may have been made by another user.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # To lock it, reading is enough.
+    descriptor = private_file(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -191,9 +228,9 @@ def write_archive(
     kind: Kind,
     facts: Mapping[str, Any],
     arrays: Mapping[str, Any] | None = None,
-    mode: int | None = None,
+    mode: int | None = OWNER_ONLY,
 ) -> Path:
-    """Replace the file at ``path`` by an archive, atomically; see `write_atomically`.
+    """Replace the file at ``path`` by an archive that only its owner can read; see `write_atomically`.
 
     Raises
     ------

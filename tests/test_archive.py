@@ -224,8 +224,8 @@ def test_what_cannot_be_kept_is_refused_and_the_old_file_stays(path: Path) -> No
 def test_it_has_the_permissions_that_are_asked_for(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write_archive(tmp_path / "mine", KIND, {}, mode=0o600)
-        write_archive(tmp_path / "any", KIND, {})
+        write_archive(tmp_path / "mine", KIND, {})
+        write_archive(tmp_path / "any", KIND, {}, mode=None)
     finally:
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "any")]

@@ -53,3 +53,17 @@ def test_tables_are_tables(site: Path) -> None:
     """No row of a Markdown table is left as text, as it is where the line before it is in the way."""
     for page in site.rglob("*.html"):
         assert "| --- |" not in page.read_text(), page.name
+
+
+def test_the_navigation_is_in_groups_that_can_be_overseen(site: Path) -> None:
+    import yaml  # type: ignore[import-untyped]
+
+    text = (ROOT / "mkdocs.yml").read_text()
+    navigation = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
+    assert len(navigation) <= 10
+    for entry in navigation:
+        ((title, pages),) = entry.items()
+        if title != "Reference":
+            assert isinstance(pages, str) or len(pages) <= 8, title
+    # Where a page is opened as a file it cannot be searched, and the first page says what to do.
+    assert "http.server" in (site / "index.html").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.storage import only_one, remove_leftovers, write_atomically
+from fl_elastic.storage import only_one, private_file, remove_leftovers, write_atomically
 
 HOLDER = """
 import sys, time
@@ -120,3 +120,99 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path: Path) -> None
         holder.communicate()
     with only_one(path):
         pass
+
+
+def everything_in(folder: Path) -> dict[str, str]:
+    """Permissions of all that lies in a folder, and of the folder itself."""
+    found = [folder, *folder.rglob("*")]
+    return {
+        str(each.relative_to(folder.parent)): oct(each.stat().st_mode & 0o777) for each in found
+    }
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_what_tells_of_somebodys_data_is_its_owners_alone_under_any_umask(
+    umask: int, tmp_path: Path
+) -> None:
+    """Samples, weights, journals, residuals, checkpoints, features: by those who write them."""
+    # A process of its own: the umask is one of the whole process.
+    done = subprocess.run(
+        [sys.executable, "-c", WRITERS, str(umask), str(tmp_path / "made" / "state")],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = everything_in(tmp_path / "made")
+    assert len(found) > 14, found
+    wrong = {
+        name: mode
+        for name, mode in found.items()
+        if mode != ("0o700" if (tmp_path / name).is_dir() else "0o600")
+    }
+    assert wrong == {}
+
+
+WRITERS = """
+import os, sys
+os.umask(int(sys.argv[1]))
+from pathlib import Path
+import numpy as np, torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+from fl_elastic import Budget, ElasticClient
+from fl_elastic.flower import Checkpointed
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import log_to_file
+from fl_elastic.storage import only_one
+from fl_elastic.streaming import SampleStore, StreamLearner
+import logging
+
+root = Path(sys.argv[2])
+stream = root / "stream"
+store, held = SampleStore(stream / "samples.db", 2**20), only_one(stream / ".lock")
+held.__enter__()
+learner = StreamLearner(
+    nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), store, budget=Budget(), policy="full",
+    optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.1), state_dir=stream)
+for place in range(60):
+    learner.observe(np.full(3, place, np.float32), place % 2)
+learner.save()
+# The log is there while the state is behind, and SQLite's own files while the store is open.
+learner.observe(np.zeros(3, np.float32), 1)
+assert (stream / "events.log").stat().st_size and (stream / "samples.db-wal").exists()
+journal = Journal(root / "server" / "rounds.jsonl", max_bytes=100)
+for place in range(5):
+    journal.append({"round": place, "text": "x" * 30})
+log_to_file(root / "node" / "node.log", max_bytes=200)
+for place in range(9):
+    logging.getLogger("fl_elastic").warning("a line of some length %s", "x" * 40)
+Checkpointed(FedAvg(), root / "checkpoints")._save(1, ArrayRecord(nn.Linear(2, 2).state_dict()))
+data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+client = ElasticClient(
+    nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data, data, budget=Budget(), policy="full",
+    codec="int8", state_dir=root / "client")
+from fl_elastic.flower.records import PACKED
+from fl_elastic.update.model_wire import encode_weights
+from fl_elastic.update import weights_of
+data = encode_weights(weights_of(client.model, client.manifest), client.manifest, version=1)
+reply = client.fit([np.frombuffer(data, np.uint8)], {PACKED: True, "server-round": 1})
+assert any("feedback" in each.name for each in (root / "client").rglob("*")), reply[2]
+os._exit(0)
+"""
+
+
+def test_files_of_an_earlier_release_are_mended(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("")
+    path.chmod(0o644)
+    os.close(private_file(path, os.O_WRONLY))
+    assert path.stat().st_mode & 0o777 == 0o600
+    # What is handed on is as any new file.
+    before = os.umask(0o022)
+    try:
+        assert (
+            write_atomically(tmp_path / "out" / "report.html", b"x").stat().st_mode & 0o777 == 0o644
+        )
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli.planned import Refused
+from fl_elastic.cli.tables import print_table
 from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
+from fl_elastic.training.measured import MeasuredPlan
 
-__all__ = ["as_json_values", "print_costs", "print_schedule", "short"]
+__all__ = ["as_json_values", "costs_line", "print_costs", "print_schedule", "short"]
 
 # Places whose runs take hardly longer than the one above them are left out of the table.
 _WORTH_A_ROW = 1.15
@@ -27,10 +29,25 @@ def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
     return asdict(report)
 
 
-def print_costs(reports: Sequence[CostReport | Refused], *, chosen: str) -> None:
-    """Print what a step of every plan takes, what it keeps, and who refused."""
+def costs_line(report: CostReport | Refused) -> str:
+    """Return what the plan's step keeps and sends in one sentence."""
+    if isinstance(report, Refused):
+        return f"{report.policy} refuses: {report.reason}"
+    return (
+        f"a step keeps {short(report.backward_bytes)} bytes for the way back, takes {short(report.peak_bytes)} at "
+        f"most and {short(report.backward_macs)} multiply-adds back; {short(report.uplink_bytes)} bytes are sent"
+    )
+
+
+def print_costs(
+    reports: Sequence[CostReport | Refused], *, chosen: str, measured: MeasuredPlan | None = None
+) -> None:
+    """Print what a step of every plan takes, what it keeps, and who refused.
+
+    Times are predictions of the cost profile, but for those of the plan that was measured.
+    """
     steps = _table(
-        "what a step takes",
+        f"what a step takes, as predicted{f'; {chosen}: as measured' if measured else ''}",
         ("groups", "depth", "ms", "speed-up", "steps", "MACs", "sent"),
     )
     kept = _table(
@@ -40,11 +57,12 @@ def print_costs(reports: Sequence[CostReport | Refused], *, chosen: str) -> None
     for report in reports:
         if isinstance(report, CostReport):
             style = "bold" if report.policy == chosen else None
-            steps.add_row(report.policy, *_taken(report), style=style)
+            own = measured if report.policy == chosen else None
+            steps.add_row(report.policy, *_taken(report, own), style=style)
             kept.add_row(report.policy, *_kept(report), style=style)
     console = Console()
-    console.print(steps)
-    console.print(kept)
+    print_table(steps, console)
+    print_table(kept, console)
     for report in reports:
         if isinstance(report, Refused):
             console.print(f"{report.policy} refuses: {report.reason}", highlight=False)
@@ -77,19 +95,20 @@ def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
             "-" if each.pays_after is None or last else str(each.pays_after),
         )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(
         "Moving the cut costs the first pass of the row it moves to; each first pass is paid once by each device.",
         highlight=False,
     )
 
 
-def _taken(report: CostReport) -> tuple[str, ...]:
+def _taken(report: CostReport, measured: MeasuredPlan | None = None) -> tuple[str, ...]:
+    seconds = measured.step_seconds if measured else report.predicted_step_seconds
     return (
         str(report.groups),
         str(report.depth),
-        f"{1e3 * report.predicted_step_seconds:.1f}",
-        f"{report.predicted_speedup:.2f}",
+        f"{1e3 * seconds:.1f}",
+        f"{measured.speedup if measured else report.predicted_speedup:.2f}",
         f"{report.step_fraction:.0%}",
         short(report.backward_macs),
         short(report.uplink_bytes),

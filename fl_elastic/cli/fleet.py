@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from fl_elastic.cli.fleet_output import say, show_changes, show_registrations
 from fl_elastic.cli.fleet_processes import node, server
 from fl_elastic.cli.fleet_runs import submit, up
 from fl_elastic.cli.fleet_status import status
+from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import FleetError
 from fl_elastic.laboratory import from_laboratory
 
@@ -248,13 +248,15 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(each) for each in findings]}))
     else:
-        Console().print(_table(findings))
+        print_table(_table(findings))
     if any(each.status == "fail" for each in findings):
         raise typer.Exit(1)
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table("check", "", "seen", "what to do")
+    table = Table("check", "")
+    for heading in ("seen", "what to do"):
+        table.add_column(heading, overflow="fold")
     for each in findings:
         colour = _COLOURS[each.status]
         table.add_row(

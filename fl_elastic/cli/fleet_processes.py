@@ -21,14 +21,17 @@ _Print = Annotated[
 
 def server(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; nodes of other machines need another one.")
+    ] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="The inventory's, if left out.")] = None,
     only_print: _Print = False,
 ) -> None:
     """Run the fleet's server in the foreground: this process becomes flower-superlink.
 
     Needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Whoever reaches
-    the port can submit runs: let the fleet's own network through the firewall, and nobody else.
+    the port can submit runs, which are code that every node runs. So it listens on this machine alone unless told:
+    put the gateway (deploy/gateway) before it, or give the address in the fleet's own network, behind a firewall.
     """
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.serve import become, server_launch

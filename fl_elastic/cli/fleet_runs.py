@@ -16,9 +16,13 @@ from fl_elastic.errors import FleetError
 from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
-    from fl_elastic.fleet.flower_cli import RunState
+    from fl_elastic.fleet.flower_cli import Registry, RunState
+    from fl_elastic.fleet.inventory import Inventory
 
 __all__ = ["submit", "up"]
+
+# Looks at the run between two at the nodes.
+_LOOKS_FOR_NODES = 5
 
 
 def submit(
@@ -57,7 +61,8 @@ def submit(
     from fl_elastic.fleet.submit import submit as submit_app
 
     place = FleetFolder(folder)
-    flower = flower_at(place, load_inventory(place.inventory).server)
+    inventory = load_inventory(place.inventory)
+    flower = flower_at(place, inventory.server)
     # A dotted key is the scenario's, as in `fl-elastic simulate`; the app's have none.
     dotted = [text for text in setting or () if "." in text.partition("=")[0]]
     if dotted and (app is not None or scenario is None):
@@ -81,8 +86,14 @@ def submit(
         typer.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
         return
     rounds = _Rounds(Path(str(settings.get("results", place.results))) / place.rounds.name)
+    missing = _Missing(flower, inventory)
     say(f"run {run_id} submitted")
-    state = wait_for_run(flower, run_id, say, on_look=rounds.look)
+
+    def look() -> None:
+        rounds.look()
+        missing.look()
+
+    state = wait_for_run(flower, run_id, say, on_look=look)
     if app is None and rounds.told and not state.completed:
         say("go on from the last checkpoint with the same command and --resume")
     _finish(state, as_json, {})
@@ -148,6 +159,40 @@ class _Rounds:
                 self._known.add(_identity(entry))
                 self.told = True
                 say(_line(entry))
+
+
+class _Missing:
+    """Tells which nodes are not there, each time that these are others."""
+
+    def __init__(self, flower: Registry, inventory: Inventory) -> None:
+        self._flower, self._inventory = flower, inventory
+        self._before: list[str] = []
+        self._looks = 0
+
+    def look(self) -> None:
+        from fl_elastic.fleet.flower_cli import ServerUnreachable
+        from fl_elastic.fleet.status import fleet_status
+
+        self._looks += 1
+        # Each look is a process of Flower's.
+        if self._looks % _LOOKS_FOR_NODES != 1:
+            return
+        try:
+            states = self._flower.nodes()
+        except ServerUnreachable:
+            return
+        names = {each.name for each in self._inventory.nodes if not each.revoked}
+        found = fleet_status(self._inventory, states, {})
+        missing = sorted(n.name for n in found if n.name in names and n.state != "online")
+        if self._inventory.server.insecure:
+            # Nodes have made keys of their own there: how many are missing is known, and not which.
+            online = sum(each.status == "online" for each in states)
+            missing = ["some"] * max(len(names) - online, 0)
+        if missing != self._before:
+            there = f"{len(names) - len(missing)} of {len(names)} nodes"
+            which = "" if self._inventory.server.insecure else f"; not online: {', '.join(missing)}"
+            say(f"waiting: {there}{which}" if missing else f"{there} are online")
+        self._before = missing
 
 
 def _identity(entry: dict[str, Any]) -> str:

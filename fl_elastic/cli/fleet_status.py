@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import FleetError
 
 if TYPE_CHECKING:
@@ -56,13 +56,12 @@ def status(
             json.dumps({"server": problem is None, "nodes": [asdict(each) for each in found]})
         )
     else:
-        Console().print(_table(found))
+        print_table(_table(found))
     if problem is not None:
         raise problem
 
 
 def _table(found: Sequence[NodeStatus]) -> Table:
-    # It fits a terminal of 80 columns; where it does not, what was last in the row is broken first.
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False)
     for name in ("node", "state", "since, UTC"):
         table.add_column(name, no_wrap=True, overflow="fold")

@@ -15,8 +15,9 @@ from fl_elastic import __version__
 from fl_elastic.cli.fleet import fleet
 from fl_elastic.cli.plan import plan
 from fl_elastic.cli.stream import stream_app
-from fl_elastic.errors import ElasticError, LaboratoryMissing
+from fl_elastic.errors import ElasticError
 from fl_elastic.laboratory import COMMANDS as LABORATORY
+from fl_elastic.laboratory import missing
 
 __all__ = ["app", "main"]
 
@@ -64,7 +65,7 @@ def _add_installed() -> None:
         else:
             app.command(name)(command)
     for name in sorted(set(LABORATORY) - set(found)):
-        _add_refusing(name, LABORATORY[name], LaboratoryMissing(f"fl-elastic {name}"))
+        _add_refusing(name, LABORATORY[name], missing(f"fl-elastic {name}"))
 
 
 def _add_refusing(name: str, about: str, error: ElasticError) -> None:
@@ -81,7 +82,7 @@ _add_installed()
 
 
 def main() -> None:
-    """Run the command line; exit with 1 and one line on an error that fl_elastic or the disk gives."""
+    """Run the command line; exit with its status and one line on an error that fl_elastic or the disk gives."""
     # Telemetry of the libraries underneath is off unless asked for, and one of their warnings is quiet.
     for switch in (
         "FLWR_TELEMETRY_ENABLED",
@@ -98,7 +99,7 @@ def main() -> None:
     except (ElasticError, OSError) as error:
         # An OSError here is a disk that filled up, or a folder that was taken away.
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
-        sys.exit(1)
+        sys.exit(error.exit_status if isinstance(error, ElasticError) else 1)
     except (KeyboardInterrupt, SystemExit) as end:
         # typer turns Ctrl-C into this exit status.
         if isinstance(end, SystemExit) and end.code != _INTERRUPTED:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def plan(
     examples: Annotated[int, typer.Option(min=1, help="Examples of one pass.")] = 1000,
     feature_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature store.")] = 1
     << 30,
-    only: Annotated[
-        bool, typer.Option("--only", help="Leave out the other policies: quicker.")
+    compare: Annotated[
+        bool, typer.Option("--all/--only", help="Show all policies at this budget: takes longer.")
     ] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the plan beside full steps and correct it.")
@@ -86,7 +87,7 @@ def plan(
     _refuse_unknown(model)
     import torch
 
-    from fl_elastic.cli.cost_tables import print_costs, print_schedule
+    from fl_elastic.cli.cost_tables import costs_line, print_costs, print_schedule
     from fl_elastic.cli.planned import ForwardTerms, classes_of, planned
     from fl_elastic.named_models import build_model
     from fl_elastic.planning.run_schedule import RunLength, run_schedule
@@ -99,10 +100,13 @@ def plan(
     torch.manual_seed(seed)
     network = build_model(model, shape, classes or _CLASSES, seed)
     told = classes or classes_of(network, shape, _CLASSES)
-    found = planned(
-        network, shape, batch_size, told, budget, policy, importance,
-        profile=profile, seed=seed, measure=measure, forward=terms, compare=not only,
-    )  # fmt: skip
+    # Seen on a terminal alone: it takes seconds to minutes.
+    with Console(stderr=True).status(f"{model}: ...") as shown:
+        found = planned(
+            network, shape, batch_size, told, budget, policy, importance,
+            profile=profile, seed=seed, measure=measure, forward=terms, compare=compare,
+            tell=lambda what: shown.update(f"{model}: {what}"),
+        )  # fmt: skip
     result = describe(found)
     if rounds is not None:
         length = RunLength(rounds, epochs, examples, feature_bytes)
@@ -112,7 +116,10 @@ def plan(
         typer.echo(json.dumps(result))
     else:
         _print(model, result)
-        print_costs(found.reports, chosen=policy)
+        if compare:
+            print_costs(found.reports, chosen=policy, measured=found.measured)
+        else:
+            typer.echo(costs_line(found.reports[0]))
         if rounds is not None:
             print_schedule(schedule, length)
 
@@ -180,7 +187,8 @@ def _print(model: str, result: dict[str, Any]) -> None:
     for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
                             ("path ms", "right"), ("importance", "right")):  # fmt: skip
         # Names that end differently must not be cut to look alike.
-        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        folds = "fold" if justify == "left" else "ellipsis"
+        table.add_column(column, justify=justify, overflow=folds)  # type: ignore[arg-type]
     for group in result["groups"]:
         table.add_row(
             group["name"], group["mode"], f"{1e3 * group['update_seconds']:.2f}",
@@ -188,12 +196,14 @@ def _print(model: str, result: dict[str, Any]) -> None:
             style=None if group["selected"] else "dim",
         )  # fmt: skip
     console = Console()
-    console.print(table)
+    print_table(table, console)
+    # The figures that the speed-up is made of.
+    step, known = result["measured_step_seconds"], "measured"
+    if step is None:
+        step, known = result["predicted_step_seconds"], "predicted"
     console.print(
-        f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned "
-        f"{1e3 * result['predicted_step_seconds']:.1f} ms; speed-up asked {result['requested_speedup']:.2f}, "
-        f"got {result['achieved_speedup']:.2f}"
-        + ("" if result["measured_step_seconds"] is None else " (measured)"),
+        f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned {1e3 * step:.1f} ms ({known}); "
+        f"speed-up asked {result['requested_speedup']:.2f}, got {result['achieved_speedup']:.2f}",
         highlight=False,
     )
     if result["step_fraction"] < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,12 @@ def planned(
     measure: bool = False,
     forward: ForwardTerms | None = None,
     compare: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Planned:
     """Return the plan of one policy, and what it costs; with ``compare``, beside all other policies.
 
     Costs of modes and what they keep of the gradient are measured once, for all policies that are asked.
+    ``tell`` is told what is done next, which may take seconds.
 
     Raises
     ------
@@ -146,6 +148,7 @@ def planned(
     asked = {name: POLICIES.make(name) for name in names}
     batches = [random_batch(shape, batch_size, classes) for _ in range(2)]
     model.train()
+    tell("measuring what each tensor group costs")
     try:
         costs = _costs(model, batches[0], profile, _modes(asked.values()))
     except (RuntimeError, ValueError) as error:
@@ -157,11 +160,13 @@ def planned(
     maker = _Requests(model, forward.price(costs), batches, budget, importance, seed)
     asked[policy].refuse_misfit(costs)
     check_feasible(maker.request_for(asked[policy]))
+    tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
     request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
-    reports = [
-        cost_report(request, chosen) if name == policy else _report(maker, name, asked[name])
-        for name in sorted(asked)
-    ]
+    reports: list[CostReport | Refused] = []
+    for number, name in enumerate(sorted(asked), start=1):
+        tell(f"policy {name}, {number} of {len(asked)}")
+        own = name == policy
+        reports.append(cost_report(request, chosen) if own else _report(maker, name, asked[name]))
     return Planned(costs, request, measured, chosen, tuple(reports))
 
 

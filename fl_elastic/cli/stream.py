@@ -6,6 +6,8 @@ import json
 import logging
 import math
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,9 +21,9 @@ from typer.core import TyperGroup
 
 from fl_elastic.cli.stream_forget import forget
 from fl_elastic.cli.stream_learner import Opening, shape_of
-from fl_elastic.errors import LaboratoryMissing, StreamError
+from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner
@@ -34,6 +36,7 @@ _LOG = logging.getLogger("fl_elastic")
 # Readings after which a stream that never fitted is given up, and reasons that are told.
 _ALL_REFUSED = 100
 _REASONS = 3
+_STATUS_SECONDS = 30.0
 
 
 def stream(
@@ -95,22 +98,27 @@ def stream(
         name = source_name(source)
         after = learner.places.get(name, learner.places.get(""))
         readings = open_source(source, after=after, follow=follow)
-        saved = False
+        saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
             learner.adapt_if_due()
+            status = _Status(learner, state_dir)
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
                     _handle(learner, together, shape, name)
                     if not together[0].awaits_answer:
                         _stop_if_all_refused(learner)
+                    status.tell_if_due()
                     if stopped():
                         break
+                else:
+                    _refuse_if_nothing_fitted(learner, *before)
         finally:
             # A state in which nothing was learned would only bind the next attempt to the same model.
             if learner.progress.observed:
                 saved = learner.close()
         result = stream_summary(learner)
         _written(result, state_dir)
+        _page(result, state_dir)
         if learner.progress.observed and not saved:
             raise StreamError(
                 f"the state could not be saved to {state_dir} at the end: is its disk full? What came since it was "
@@ -165,6 +173,9 @@ def _handle(
         first.answer(asdict(learner.label(first.sample_id, first.y)))
     else:
         xs = [_shaped(each.x, shape) for each in readings]
+        if learner.progress.observed == 0 and not first.awaits_answer:
+            # All rows of a table have as many numbers: one that has never fitted will not.
+            _refuse_other_sizes(readings, xs)
         ys, ts = [each.y for each in readings], [each.t for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
         place = None if at is None else Place(source, at)
@@ -177,8 +188,19 @@ def _stop_if_all_refused(learner: StreamLearner) -> None:
     """Raise StreamError if nothing has ever made sense."""
     refused = learner.progress.rejected
     if learner.progress.observed == 0 and sum(refused.values()) >= _ALL_REFUSED:
-        raise StreamError(
+        raise StreamDataError(
             f"not one of the first readings fits: {_reasons(refused)}; do --input and --model fit them?"
+        )
+
+
+def _refuse_if_nothing_fitted(
+    learner: StreamLearner, observed: int, rejected: Counter[str]
+) -> None:
+    """Raise StreamDataError if what was read came to its end, and made no sense in all of its readings."""
+    refused = Counter(learner.progress.rejected) - rejected
+    if refused and learner.progress.observed == observed:
+        raise StreamDataError(
+            f"not one of {refused.total()} readings fits: {_reasons(refused)}; do --input and --model fit them?"
         )
 
 
@@ -191,7 +213,23 @@ def _reasons(refused: Mapping[str, int]) -> str:
 
 def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
     """Return a row of numbers as a sample: a table knows no pictures."""
-    return x.reshape(shape) if getattr(x, "size", 0) == math.prod(shape) else x
+    from fl_elastic.streaming.intake import Unreadable
+
+    if isinstance(x, str) or not hasattr(x, "reshape"):
+        return x
+    if x.size != math.prod(shape):
+        return Unreadable(
+            f"{x.size} numbers, and --input {','.join(map(str, shape))} asks for {math.prod(shape)}"
+        )
+    return x.reshape(shape)
+
+
+def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> None:
+    from fl_elastic.streaming.intake import Unreadable
+
+    for reading, x in zip(readings, shaped, strict=True):
+        if isinstance(x, Unreadable) and not isinstance(reading.x, str):
+            raise StreamDataError(f"the first sample has {x}: give --input as the source has it")
 
 
 @contextmanager
@@ -208,15 +246,48 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(each, handler)
 
 
+class _Status:
+    """Says now and then how the stream goes, in a line and in the summary, where something has come since."""
+
+    def __init__(self, learner: StreamLearner, folder: Path) -> None:
+        self._learner, self._folder = learner, folder
+        self._due, self._told = time.monotonic() + _STATUS_SECONDS, self._count()
+
+    def tell_if_due(self) -> None:
+        """Tell it if it is time."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _STATUS_SECONDS
+        if self._told == self._count():
+            return
+        from fl_elastic.streaming.summary import stream_summary
+
+        self._told = self._count()
+        summary = stream_summary(self._learner)
+        typer.echo(_line(summary).replace("\n", "; "), err=True)
+        _written(summary, self._folder)
+
+    def _count(self) -> tuple[int, ...]:
+        progress = self._learner.progress
+        return progress.observed, progress.labelled, sum(progress.rejected.values())
+
+
 def _written(summary: dict[str, Any], folder: Path) -> None:
-    """Put the summary and its page beside the state; a full disk costs only them."""
+    """Put the summary beside the state; a full disk costs only it."""
     try:
-        write_atomically(folder / "summary.json", json.dumps(summary).encode())
+        write_atomically(folder / "summary.json", json.dumps(summary).encode(), OWNER_ONLY)
+    except OSError as error:
+        _LOG.warning("the summary could not be written to %s: %s", folder, error)
+
+
+def _page(summary: dict[str, Any], folder: Path) -> None:
+    """Put the summary's page beside it, where the laboratory is there to draw one."""
+    try:
         from_laboratory("stream_page")(summary, folder / "report.html")
     except LaboratoryMissing as error:
         _LOG.info("no page was written: %s", error)
     except OSError as error:
-        _LOG.warning("the summary could not be written to %s: %s", folder, error)
+        _LOG.warning("the page could not be written to %s: %s", folder, error)
 
 
 def _line(result: dict[str, Any]) -> str:

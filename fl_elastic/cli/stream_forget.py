@@ -44,9 +44,16 @@ def forget(
         wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]
         if label is not None:
             wanted += learner.ids_of(label)
-        came = asdict(learner.forget(wanted, alpha=alpha))
+        forgotten = learner.forget(wanted, alpha=alpha)
         learner.close()
-    typer.echo(json.dumps(came) if as_json else _told(came))
+    came = asdict(forgotten)
+    typer.echo(json.dumps(came) if as_json else _told(came, len(wanted)))
+    if forgotten.changed_nothing:
+        raise StreamError(
+            "the samples are erased, and the model has not forgotten them: its answers to them are as right as "
+            "before. Nothing is left to tell by what it knows of them: begin anew with another --state-dir, or "
+            "take a smaller --alpha the next time"
+        )
 
 
 def _sample(text: str) -> int | str:
@@ -54,15 +61,18 @@ def _sample(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _told(came: dict[str, Any]) -> str:
+def _told(came: dict[str, Any], wanted: int) -> str:
     def change(of: str) -> str:
         before, after = came[f"{of}before"], came[f"{of}after"]
         if not after["samples"]:
             return "not known"
-        return f"{before['accuracy']:.3f} to {after['accuracy']:.3f}"
+        return (
+            f"{before['accuracy']:.3f} to {after['accuracy']:.3f} "
+            f"(loss {before['loss']:.3g} to {after['loss']:.3g})"
+        )
 
     return (
-        f"{came['deleted']} samples erased, {came['examples']} of them with a label; {came['weights']} weights are "
-        f"smaller\naccuracy on what was to be forgotten: {change('theirs_')}; on what is held out of the rest: "
-        f"{change('')}"
+        f"{came['deleted']} of {wanted} samples erased, {came['examples']} of them with a label; "
+        f"{came['weights']} weights are smaller\naccuracy on what was to be forgotten: "
+        f"{change('theirs_')}; on what is held out of the rest: {change('')}"
     )

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from fl_elastic.errors import StreamError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fl_elastic.streaming import StreamLearner
 
-__all__ = ["Opening", "shape_of"]
+__all__ = ["Opening", "check_input", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Opening:
         without_compiler()
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
+        check_input(network, self.model, self.shape)
         trigger = EverySamples(self.every) | OnDrift()
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
@@ -99,6 +102,31 @@ class Opening:
                 latent=Latent(self.latent) if self.latent else None,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
+
+
+def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Raise StreamError unless a model takes samples of a shape, and gives class scores."""
+    import numpy as np
+
+    from fl_elastic.errors import ModelError
+    from fl_elastic.groups.untouched import untouched
+    from fl_elastic.streaming.body import WholeModel, as_floats
+
+    reasons = []
+    # Words are whole numbers.
+    for kind in (np.float32, np.int64):
+        try:
+            with untouched(network):
+                WholeModel(network.eval(), as_floats).looks(np.zeros((1, *shape), kind))
+            return
+        except ModelError as error:
+            raise StreamError(f"model {name}: {error}") from None
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reasons.append((str(error).splitlines() or [type(error).__name__])[0])
+    raise StreamError(
+        f"model {name} does not take a sample of shape {','.join(map(str, shape))} ({reasons[0]}): give with "
+        "--input the shape that it is made for"
+    )
 
 
 def shape_of(text: str) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def command_path(name: str) -> str:
     if found is None:
         raise FleetError(
             f"the command {name} is neither beside {sys.executable} nor on the PATH; "
-            "install Flower into the same environment: python -m pip install fl-elastic"
+            "install Flower into the same environment: python -m pip install 'flwr>=1.41,<1.50'"
         )
     return found
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.serve import Launch
+from fl_elastic.fleet.serve import OTHERS_NOTHING, Launch
 from fl_elastic.fleet.supervisor import is_alive
 
 __all__ = ["Member", "end_member", "start_member"]
@@ -63,7 +63,7 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "fl_elastic.fleet.supervisor", str(pidfile), *launch.command],
             env=dict(launch.environment), cwd=launch.folder, stdin=subprocess.PIPE, stdout=log,
-            stderr=log, start_new_session=True,
+            stderr=log, start_new_session=True, umask=OTHERS_NOTHING,
         )  # fmt: skip
     until = time.monotonic() + 30
     while not (text := pidfile.read_text() if pidfile.exists() else ""):

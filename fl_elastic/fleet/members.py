@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
-
-from annotated_types import Ge, Gt, Le
-from pydantic import Field
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import renew_server
@@ -24,8 +20,9 @@ from fl_elastic.fleet.inventory import (
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.names import check_name
 from fl_elastic.fleet.node_key import fingerprint, new_node_key
+from fl_elastic.fleet.node_settings import check_settings
 from fl_elastic.fleet.provision import ensure_node
-from fl_elastic.settings import Number, Scalar, Text, Truth, Whole, keys_of, read_settings
+from fl_elastic.settings import Scalar
 
 __all__ = ["add_node", "check_config", "revoke_node", "rotate_node", "rotate_server"]
 
@@ -131,28 +128,8 @@ def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
         return list(renew_server(folder, inventory.server, now))
 
 
-_Natural = Annotated[Whole, Ge(0), Le(2**31)]
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What `NodeConfig` knows of a node's settings; others are the app's."""
-
-    partition: Annotated[_Natural, Field(alias="partition-id")] = 0
-    threads: _Natural = 0
-    runtime_port: Annotated[Whole | None, Ge(1), Le(65535), Field(alias="runtime-port")] = None
-    deadline: Annotated[Number, Gt(0)] | None = None
-    speedup: Annotated[Number, Ge(1)] | None = None
-    state_dir: Annotated[Text, Field(alias="state-dir")] = "state"
-    data_root: Annotated[Text | None, Field(alias="data-root")] = None
-    least_battery: Annotated[Number, Ge(0), Le(1), Field(alias="least-battery")] = 0.0
-    mains_only: Annotated[Truth, Field(alias="mains-only")] = False
-    stream_dir: Annotated[Text | None, Field(alias="stream-state-dir")] = None
-    joining: Text = "measured"
-
-
 def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) -> None:
-    """Return if the settings of a node make sense; a setting that is not known here is the app's.
+    """Return if the settings of a node make sense among those of the others.
 
     Parameters
     ----------
@@ -166,12 +143,9 @@ def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) 
     Raises
     ------
     FleetError
-        If a value is none that the setting can have, or another node has the partition.
+        If a setting is unknown, a value is none that it can have, or another node has the partition.
     """
-    known = {key: config[key] for key in keys_of(_Known) if key in config}
-    problems: list[str] = []
-    if read_settings(_Known, known, problems, name) is None:
-        raise FleetError(f"node {'; '.join(problems)}")
+    check_settings(name, config)
     for other in inventory.nodes:
         same = other.config.get("partition-id") == config.get("partition-id")
         if same and other.name != name and not other.revoked:

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+from pydantic import Field
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import read_toml, toml_bytes
 from fl_elastic.fleet.inventory import Config, Name, Node, Server, checked, server_table
+from fl_elastic.registry import closest
+from fl_elastic.settings import Number, Scalar, Text, Truth, Whole, keys_of, read_settings
 
-__all__ = ["NodeSettings", "load_node_settings", "node_settings_bytes"]
+__all__ = ["NodeSettings", "check_settings", "load_node_settings", "node_settings_bytes"]
 
 _COMMENT = """Where this node's server is, and its own settings. Made from fleet.toml by fl-elastic fleet init:
 change config there, run init again and copy this folder to the device."""
 _REMEDY = "copy the node's folder from the fleet's folder again"
+_OF_AN_APP = "app-"
+
+
+_Natural = Annotated[Whole, Ge(0), Le(2**31)]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A node's settings, as `NodeConfig` reads them; those of an app of one's own begin with ``app-``."""
+
+    partition: Annotated[_Natural, Field(alias="partition-id")] = 0
+    partitions: Annotated[_Natural, Field(alias="num-partitions")] = 0
+    threads: _Natural = 0
+    runtime_port: Annotated[Whole | None, Ge(1), Le(65535), Field(alias="runtime-port")] = None
+    deadline: Annotated[Number, Gt(0)] | None = None
+    speedup: Annotated[Number, Ge(1)] | None = None
+    state_dir: Annotated[Text, Field(alias="state-dir")] = "state"
+    data_root: Annotated[Text | None, Field(alias="data-root")] = None
+    least_battery: Annotated[Number, Ge(0), Le(1), Field(alias="least-battery")] = 0.0
+    mains_only: Annotated[Truth, Field(alias="mains-only")] = False
+    stream_dir: Annotated[Text | None, Field(alias="stream-state-dir")] = None
+    joining: Text = "measured"
 
 
 @dataclass(frozen=True)
@@ -71,3 +100,26 @@ class _Node:
 class _File:
     server: Server
     node: _Node
+
+
+def check_settings(name: str, config: Mapping[str, Scalar]) -> None:
+    """Return if each setting of a node is known, with a value that it can have.
+
+    Raises
+    ------
+    FleetError
+        If not, with all that is wrong.
+    """
+    known = list(keys_of(_Known))
+    for key in config:
+        if key not in known and not key.startswith(_OF_AN_APP):
+            raise FleetError(
+                f"node {name}: unknown setting {key!r}{closest(key, known)}: known are {', '.join(sorted(known))}; "
+                f"one that an app of your own reads begins with {_OF_AN_APP}, as in {_OF_AN_APP}{key}"
+            )
+    problems: list[str] = []
+    if (
+        read_settings(_Known, {k: v for k, v in config.items() if k in known}, problems, name)
+        is None
+    ):
+        raise FleetError(f"node {'; '.join(problems)}")

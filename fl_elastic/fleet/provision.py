@@ -33,7 +33,7 @@ from fl_elastic.fleet.inventory import (
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_address, check_name, check_port
 from fl_elastic.fleet.node_key import fingerprint, new_node_key, public_part
-from fl_elastic.fleet.node_settings import node_settings_bytes
+from fl_elastic.fleet.node_settings import check_settings, node_settings_bytes
 
 __all__ = ["Wanted", "ensure_node", "numbered", "provision"]
 
@@ -114,8 +114,9 @@ def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, 
     Raises
     ------
     FleetError
-        If a file is damaged or cannot be written.
+        If a setting means nothing, or a file is damaged or cannot be written.
     """
+    check_settings(node.name, node.config)
     place = folder.node(node.name)
     changes = [Change("created", place.root)] if make_folder(place.root) else []
     if not server.insecure:

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
@@ -23,6 +24,7 @@ from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_port
 from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
+from fl_elastic.fleet.server_database import fit_to_release
 from fl_elastic.settings import Scalar
 
 __all__ = [
@@ -39,6 +41,12 @@ _IF_REFUSED = (
     '{name}: a server that does not know the node\'s key answers "Failed to activate": let it in there, with '
     "fl-elastic fleet register FLEET"
 )
+_HERE_ALONE = (
+    "listening on {host}, for this machine alone: nodes of others need the gateway (deploy/gateway) before it, or "
+    "--host with the server's address in the fleet's own network"
+)
+OTHERS_NOTHING = 0o077
+"""Umask of Flower's processes: their databases hold models and messages."""
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts that mean every address of this machine."""
 
@@ -60,6 +68,8 @@ class Launch:
         Where it will listen.
     port_option : str
         Of the command that chooses another port.
+    database : Path, optional
+        That of a server: made fit for the release of Flower that is started.
     notice : str
         What its user should know of how it may end: once it runs nobody can add a word to it.
     """
@@ -71,6 +81,7 @@ class Launch:
     port: int
     port_option: str = "--port"
     notice: str = ""
+    database: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -84,7 +95,7 @@ class Launch:
 
 
 def server_launch(
-    folder: FleetFolder, base: Mapping[str, str], host: str = "0.0.0.0", port: int | None = None
+    folder: FleetFolder, base: Mapping[str, str], host: str = LOOPBACK_HOST, port: int | None = None
 ) -> Launch:
     """Return how the fleet's server is started.
 
@@ -95,7 +106,7 @@ def server_launch(
     base : mapping of str to str
         The environment to start from.
     host : str
-        Address to listen on.
+        Address to listen on; this machine alone, if left out.
     port : int, optional
         The inventory's, if left out.
 
@@ -124,6 +135,8 @@ def server_launch(
         (folder.results, home),
         host,
         wanted,
+        notice=_HERE_ALONE.format(host=host) if host in LOOPBACK else "",
+        database=folder.state,
     )
 
 
@@ -194,13 +207,18 @@ def become(launch: Launch) -> None:
     """
     launch.prepare()
     check_port_is_free(launch.host, launch.port, launch.port_option)
+    if launch.database is not None and (done := fit_to_release(launch.database, version("flwr"))):
+        print(done, file=sys.stderr, flush=True)
     if launch.notice:
         print(launch.notice, file=sys.stderr, flush=True)
+    before = os.umask(OTHERS_NOTHING)
     try:
         os.chdir(launch.folder)
         os.execve(launch.command[0], list(launch.command), dict(launch.environment))
     except OSError as error:
         raise FleetError(f"cannot start {launch.command[0]}: {error.strerror or error}") from error
+    finally:
+        os.umask(before)
 
 
 def check_port_is_free(host: str, port: int, option: str = "--port") -> None:

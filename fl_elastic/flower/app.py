@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
+from fl_elastic.flower.shown_log import show_log
 from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
 
@@ -64,6 +65,7 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
     """
     # With each message: Flower may hand the app on to a process that did not make it.
     without_compiler()
+    show_log()
     client = client_fn(context)
     if not client.client_id:
         client.become(str(context.node_config.get("partition-id", context.node_id)))

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.inner import check_strategy
 from fl_elastic.flower.loss_guard import KEPT
+from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
@@ -83,9 +85,16 @@ class Checkpointed(Strategy):
     >>> strategy = Checkpointed(FedAdam(), "checkpoints")
     """
 
+    not_inside = "Checkpointed: put that around it, Checkpointed(PartialUpdates(...), folder)"
+    """Why `PartialUpdates` is not put around it: nobody would call what writes."""
+
     def __init__(
         self, strategy: Strategy, directory: str | Path, *, resume: bool = True, keep: int = 2
     ) -> None:
+        show_log()
+        check_strategy(strategy)
+        if isinstance(strategy, Checkpointed):
+            raise CheckpointError("Checkpointed is put around a Checkpointed: one is enough")
         self.strategy = strategy
         self.directory = Path(directory)
         self.resume = resume
@@ -108,7 +117,12 @@ class Checkpointed(Strategy):
             self.strategy.runs_until(num_rounds)
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:
-            _LOG.info("resuming after round %s from %s", found.server_round, self.directory)
+            # An earlier run's: who wanted another one would take its weights for fresh ones.
+            _LOG.warning(
+                "resuming after round %s from %s: these weights are an earlier run's. Use another directory, or "
+                "resume=False, to start afresh",
+                found.server_round, self.directory,
+            )  # fmt: skip
             if found.strategies != (mine := names_of(self.strategy)):
                 raise CheckpointError(
                     f"checkpoints in {self.directory} are of another strategy, "

@@ -53,7 +53,7 @@ from fl_elastic.training import (
 from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.training.evaluate import MetricsFn
-from fl_elastic.training.trainer import eager
+from fl_elastic.training.trainer import check_parts, eager
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -232,6 +232,7 @@ class ElasticClient(NumPyClient):
         configure: Configure | None = None,
         forget: Iterable[Batch] | None = None,
     ) -> None:
+        check_parts(model, loss_fn, optimizer_fn, budget)
         POLICIES.make(policy)
         CODECS.make(codec)
         self.model = model = eager(model)
@@ -255,6 +256,7 @@ class ElasticClient(NumPyClient):
         self._forget_digest = ""
         self._profile = profile
         self._flags = flags_of(model)
+        self._arrived = time.perf_counter()
         self._state = ClientState(
             None if state_dir is None else Path(state_dir), Manifest.of(model).with_base(model)
         )
@@ -313,13 +315,14 @@ class ElasticClient(NumPyClient):
         metrics instead of raised, so that it can log the reason; one that fl_elastic does not foresee is logged
         here with its traceback.
         """
+        self._arrived = time.perf_counter()
         try:
-            return self._fit(parameters, config, time.perf_counter())
+            return self._fit(parameters, config)
         except Exception as error:
             return [], 0, _reported(error, "train", config)
 
     def _fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any], arrived: float
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         self._follow_flags()
@@ -342,7 +345,7 @@ class ElasticClient(NumPyClient):
             epochs *= self._passes(profile, options, self._examples)
         trainer = ElasticTrainer(
             self.model, self.loss_fn, self._round_optimizer_fn,
-            budget=self._since_arrival(self._budget(told), arrived),
+            budget=self._since_arrival(self._budget(told)),
             policy=self.policy, profile=profile, options=options, state=self._state.selection,
             manifest=self.manifest,
         )  # fmt: skip
@@ -552,11 +555,11 @@ class ElasticClient(NumPyClient):
         codec = CODECS.make(codec_as_told(self.codec, told))
         return budget_as_told(self.budget, told, codec.share)
 
-    def _since_arrival(self, budget: Budget, arrived: float) -> Budget:
+    def _since_arrival(self, budget: Budget) -> Budget:
         """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
         if budget.deadline is None or not self.options.closed_loop or self.options.clock == "cpu":
             return budget
-        return budget.after(time.perf_counter() - arrived, 0.0, 0)
+        return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
 
     def _options(
         self, told: Instructions, proximal: float = 0.0, server_round: int = 0

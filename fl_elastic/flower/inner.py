@@ -39,6 +39,7 @@ from fl_elastic.update.manifest import Role
 __all__ = [
     "chain",
     "check_inner",
+    "check_strategy",
     "completed",
     "counted_replies",
     "goes_by_the_change",
@@ -76,8 +77,12 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
     Raises
     ------
     RegistryError
-        If partial updates cannot be merged under this strategy, or not by this rule.
+        If it is no strategy, partial updates cannot be merged under it, or not by this rule.
     """
+    check_strategy(inner)
+    for strategy in chain(inner):
+        if why := getattr(strategy, "not_inside", ""):
+            raise RegistryError(f"PartialUpdates cannot be put around {why}")
     names = [type(strategy).__name__ for strategy in chain(inner)]
     for strategy in chain(inner):
         if isinstance(strategy, _NOT_LINEAR):
@@ -98,6 +103,17 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
             )
         return "all"
     return rule or "contributors"
+
+
+def check_strategy(inner: object) -> None:
+    """Return if it is a strategy of flwr.serverapp; RegistryError if it is a class, or something else."""
+    if isinstance(inner, Strategy):
+        return
+    if isinstance(inner, type):
+        raise RegistryError(f"the strategy {inner.__name__} is a class: give {inner.__name__}(...)")
+    raise RegistryError(
+        f"{type(inner).__name__} is no strategy of flwr.serverapp.strategy: give one of these, such as FedAvg()"
+    )
 
 
 def chain(inner: Strategy) -> list[Strategy]:

@@ -56,6 +56,7 @@ from fl_elastic.flower.round import (
     one_line,
 )
 from fl_elastic.flower.round_zero import LastSolved
+from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
@@ -132,6 +133,8 @@ class PartialUpdates(Strategy):
         {"average", "downlink", "fleet", "guard", "server_optimizer", "sizes", "solved"}
     )
     """Attributes whose state belongs into a checkpoint."""
+    not_inside = "another PartialUpdates: give it the strategy inside of that one"
+    """Why no other one is put around it."""
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class PartialUpdates(Strategy):
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
+        show_log()
         self.inner = inner
         self.rule = check_inner(inner, rule)
         RULES.check(self.rule)

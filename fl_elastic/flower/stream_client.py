@@ -256,7 +256,7 @@ class StreamClient(ElasticClient):
 
     def _known(self, seen: Visit) -> tuple[int, ...]:
         """Return the labels that the learner itself has rows for."""
-        stored = [label for label in seen.store.classes if label >= 0]
+        stored = [label for label in seen.store.classes if label is not None]
         known = [
             label
             for label in seen.classifier.classes.labels

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["count_examples", "entries", "join_examples", "layout_of", "map_rows", "take_examples"]
+__all__ = ["count_rows", "entries", "join_examples", "layout_of", "map_rows", "take_examples"]
 
 
 def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -31,8 +31,8 @@ def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, inputs
 
 
-def count_examples(inputs: Any) -> int:
-    """Return how many examples there are: the length of the first tensor.
+def count_rows(inputs: Any) -> int:
+    """Return how many rows the inputs have: the length of the first tensor.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def count_examples(inputs: Any) -> int:
 
     Examples
     --------
-    >>> count_examples({"tokens": torch.zeros(4, 9), "use_cache": False})
+    >>> count_rows({"tokens": torch.zeros(4, 9), "use_cache": False})
     4
     """
     for _, entry in entries(inputs):
@@ -71,7 +71,7 @@ def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     >>> map_rows(lambda rows: rows[:1], (torch.zeros(4, 2), torch.tensor(3.0)))
     (tensor([[0., 0.]]), tensor(3.))
     """
-    count = count_examples(inputs)
+    count = count_rows(inputs)
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):

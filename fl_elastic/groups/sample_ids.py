@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups.examples import count_examples, entries
+from fl_elastic.groups.examples import count_rows, entries
 
 __all__ = ["SampleId", "sample_ids"]
 
@@ -53,7 +53,7 @@ def sample_ids(inputs: Any) -> list[SampleId]:
     if isinstance(inputs, Tensor):
         hashes = _hashes(inputs, "")
     else:
-        count = count_examples(inputs)
+        count = count_rows(inputs)
         hashes = [torch.zeros(count, dtype=torch.int64) for _ in range(2)]
         for path, entry in entries(inputs):
             own = _hashes_of(entry, path, count)

@@ -153,8 +153,10 @@ def uncompiled(model: nn.Module) -> nn.Module:
         If it is no module of torch that can be trained in parts.
     """
     if not isinstance(model, nn.Module):
-        seen = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise ModelError(f"the model is {seen}: give a torch.nn.Module, such as Net()")
+        name = model.__name__ if isinstance(model, type) else type(model).__name__
+        said = f"{name} is no torch module but a class: give {name}(...)"
+        other = f"of type {name} is no torch module"
+        raise ModelError(f"model {said if isinstance(model, type) else other}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "the model is a TorchScript module, whose parts cannot be told apart: give the nn.Module that it was "

@@ -141,7 +141,7 @@ def serve_metrics(path: str | Path, *, address: str = "127.0.0.1", port: int = 9
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise FleetError(
-            "prometheus-client is not installed: pip install 'fl-elastic[fleet]'"
+            "prometheus-client is not installed: python -m pip install prometheus-client"
         ) from None
     registry = CollectorRegistry()
     registry.register(_Collector(Path(path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import logging.handlers
@@ -9,6 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from fl_elastic.storage import private_file
 
 __all__ = ["Journal", "log_to_file", "read_journal"]
 
@@ -43,9 +46,8 @@ class Journal:
         """
         line = json.dumps(_finite(entry), sort_keys=True, allow_nan=False).encode() + b"\n"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._rotate(len(line))
-            with self.path.open("ab") as stream:
+            with os.fdopen(private_file(self.path, os.O_WRONLY | os.O_APPEND), "ab") as stream:
                 if stream.tell() and not _ends_with_newline(self.path):
                     stream.write(b"\n")
                 stream.write(line)
@@ -140,6 +142,10 @@ class _Patient(logging.handlers.RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         del record
 
+    def _open(self) -> io.TextIOWrapper:
+        found: Any = open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_file)
+        return found  # type: ignore[no-any-return]
+
     def close(self) -> None:
         with suppress(OSError):
             super().close()
@@ -161,7 +167,6 @@ def log_to_file(path: str | os.PathLike[str], *, max_bytes: int = _MAX_BYTES) ->
         if any(getattr(each, "baseFilename", None) == target for each in logger.handlers):
             continue
         try:
-            Path(target).parent.mkdir(parents=True, exist_ok=True)
             handler = _Patient(target, maxBytes=max_bytes, backupCount=_KEPT, encoding="utf-8")
         except OSError as error:
             logger.warning("cannot log to %s: %s", target, error.strerror)

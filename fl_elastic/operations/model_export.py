@@ -59,7 +59,9 @@ def _safetensors(model: nn.Module) -> bytes:
     try:
         from safetensors.torch import save
     except ImportError:
-        raise ModelError("safetensors is not installed: pip install 'fl-elastic[fleet]'") from None
+        raise ModelError(
+            "safetensors is not installed: python -m pip install safetensors"
+        ) from None
     # A copy of each: the format holds no two names of one tensor.
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
@@ -69,7 +71,7 @@ def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ModelError("onnx is not installed: pip install 'fl-elastic[onnx]'") from None
+        raise ModelError("onnx is not installed: python -m pip install onnx onnxscript") from None
     # A batch of one would be taken for a constant.
     inputs = example[:1].expand(_BATCH, *example.shape[1:]).contiguous()
     batch = torch.export.Dim("batch")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import MissedCut, ModelError
-from fl_elastic.groups.examples import count_examples, join_examples, map_rows, take_examples
+from fl_elastic.groups.examples import count_rows, join_examples, map_rows, take_examples
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
@@ -236,7 +236,7 @@ class SplitModel:
             raise ModelError(f"{place} decides by the values of the whole batch")
         if not whole.is_floating_point():
             raise ModelError(f"{place} ends in numbers of type {whole.dtype}")
-        count = count_examples(inputs)
+        count = count_rows(inputs)
         if len(whole) != count:
             raise ModelError(f"{place} ends in {len(whole)} rows for {count} examples")
         if count > 1:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.errors import ElasticError, ModelError, StreamError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, ModelError, StreamDataError, TrainingError, UpdateError
 from fl_elastic.groups import LossFn
 from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel
 from fl_elastic.streaming.head import ClassMap, grow_head, head_name
@@ -187,7 +187,7 @@ class Classifier:
                 self._grow(facts["outputs"])
             load_weights(self.model, Manifest.of(self.model, whole=True), weights)
         except (UpdateError, ModelError) as error:
-            raise StreamError(
+            raise StreamDataError(
                 f"the saved state is of another model ({error}): give that one, or another state_dir"
             ) from None
         self.classes = ClassMap(tuple(facts["classes"]))

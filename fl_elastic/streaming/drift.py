@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StreamError
 from fl_elastic.registry import Factories
+from fl_elastic.streaming.adwin import AdaptiveWindow
 
 __all__ = ["DRIFT_DETECTORS", "DriftDetector", "DriftMemory"]
+
+# A loss from which on a sample counts as wrong.
+_WRONG = 0.5
 
 
 class DriftDetector(ABC):
@@ -94,72 +98,100 @@ class NoDetector(DriftDetector):
 
 @DRIFT_DETECTORS.register("adwin")
 class Adwin(DriftDetector):
-    """ADWIN (Bifet and Gavaldà, SDM 2007), as river has it, asked at every error.
+    """ADWIN (Bifet and Gavaldà, SDM 2007), asked at every error.
 
     It also notices when errors become fewer, as after an adaptation; that is no drift here.
     """
 
     def __init__(self) -> None:
-        self._inner = _river("drift", "ADWIN")(clock=1)
+        self._window = AdaptiveWindow()
 
     def update(self, error: float) -> bool:
         """Return whether the window was cut and its newer part has more errors."""
-        before = self._inner.estimation
-        self._inner.update(error)
-        return bool(self._inner.drift_detected and self._inner.estimation > before)
+        before = self._window.mean
+        return self._window.add(error) and self._window.mean > before
 
 
 @DRIFT_DETECTORS.register("page_hinkley")
 class PageHinkley(DriftDetector):
-    """Page's test for a rise of the mean, as river has it, tuned for errors of 0 and 1."""
+    """Page's test for a rise of the mean (Biometrika 1954), with constants for errors of 0 and 1."""
+
+    _least, _slack, _fading, _threshold = 30, 0.05, 1 - 1e-4, 20.0
 
     def __init__(self) -> None:
-        self._inner = _river("drift", "PageHinkley")(threshold=20, delta=0.05, mode="up")
+        self._mean = _Mean()
+        self._rise, self._lowest = 0.0, math.inf
 
     def update(self, error: float) -> bool:
         """Return whether the mean has risen."""
-        self._inner.update(error)
-        return bool(self._inner.drift_detected)
-
-
-class _Binary(DriftDetector):
-    """A detector of river that takes right or wrong; a loss counts as wrong from a half."""
-
-    _names: tuple[str, ...] = ()
-    _settings: dict[str, Any] = {}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self._inner = _river("drift.binary", *self._names)(**self._settings)
-
-    def update(self, error: float) -> bool:
-        """Return whether errors have become more."""
-        self._inner.update(error >= 0.5)
-        return bool(self._inner.drift_detected)
+        self._mean.add(error)
+        self._rise = self._fading * self._rise + error - self._mean.value - self._slack
+        self._lowest = min(self._lowest, self._rise)
+        return self._mean.count >= self._least and self._rise - self._lowest > self._threshold
 
 
 @DRIFT_DETECTORS.register("ddm")
-class Ddm(_Binary):
-    """DDM (Gama et al., SBIA 2004), as river has it, after a warm start long enough for few false alarms."""
+class Ddm(DriftDetector):
+    """DDM (Gama et al., SBIA 2004), after a warm start long enough for few false alarms.
 
-    _names = ("DDM",)
-    _settings = {"warm_start": 100}  # noqa: RUF012
+    A loss counts as wrong from a half.
+    """
+
+    _warm_start, _deviations = 100, 3.0
+
+    def __init__(self) -> None:
+        self._mean = _Mean()
+        self._best, self._best_deviation = math.inf, 0.0
+
+    def update(self, error: float) -> bool:
+        """Return whether errors have become more."""
+        self._mean.add(float(error >= _WRONG))
+        share = self._mean.value
+        deviation = math.sqrt(share * (1 - share) / self._mean.count)
+        if self._mean.count <= self._warm_start:
+            return False
+        if share + deviation <= self._best + self._best_deviation:
+            self._best, self._best_deviation = share, deviation
+        return share + deviation > self._best + self._deviations * self._best_deviation
 
 
 @DRIFT_DETECTORS.register("hddm_a")
-class HddmA(_Binary):
-    """HDDM_A (Frías-Blanco et al., TKDE 2015), as river has it: needs no window, so hardly any memory."""
+class HddmA(DriftDetector):
+    """HDDM_A (Frías-Blanco et al., TKDE 2015): needs no window, so hardly any memory.
 
-    # Its name has changed between releases.
-    _names = ("HDDMA", "HDDM_A")
+    A loss counts as wrong from a half.
+    """
+
+    _confidence = 0.001
+
+    def __init__(self) -> None:
+        self._mean, self._lowest = _Mean(), _Mean()
+
+    def update(self, error: float) -> bool:
+        """Return whether errors have become more."""
+        self._mean.add(float(error >= _WRONG))
+        now, low = self._mean, self._lowest
+        if not low.count or low.value + self._bound(low.count) >= now.value + self._bound(
+            now.count
+        ):
+            self._lowest = low = replace(now)
+        if low.count == now.count:
+            return False
+        share = (now.count - low.count) / low.count / now.count
+        return now.value - low.value >= math.sqrt(share / 2 * math.log(2 / self._confidence))
+
+    def _bound(self, count: int) -> float:
+        """Return Hoeffding's bound of a mean of so many."""
+        return math.sqrt(math.log(1 / self._confidence) / (2 * count))
 
 
-def _river(module: str, *names: str) -> Any:
-    """Return river's class of the first of these names that there is."""
-    try:
-        found = importlib.import_module(f"river.{module}")
-        return next(getattr(found, name) for name in names if hasattr(found, name))
-    except (ImportError, StopIteration) as error:
-        raise StreamError(
-            f"the drift detector {names[0]} is river's, which does not have it here ({error!r}): "
-            "install fl-elastic[stream], or choose the detector 'none'"
-        ) from None
+@dataclass
+class _Mean:
+    """Of the numbers so far."""
+
+    count: int = 0
+    value: float = 0.0
+
+    def add(self, number: float) -> None:
+        self.count += 1
+        self.value += (number - self.value) / self.count

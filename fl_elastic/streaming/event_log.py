@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.storage import private_file
+
 __all__ = ["Event", "EventLog"]
 
 _HEAD = struct.Struct("<III")
@@ -95,10 +97,7 @@ class EventLog:
             return False
         try:
             if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(
-                    self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
-                )
+                self._file = private_file(self._path, os.O_RDWR | os.O_APPEND)
             taken = os.write(self._file, data)
         except OSError:
             taken = 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
+from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.reading import POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["folder"]
@@ -21,6 +22,8 @@ _DONE = "done"
 @SOURCES.register("dir")
 def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the samples of ``.npz`` files (arrays ``x``, perhaps ``y`` and ``t``) in the order of their names.
+
+    A label is a whole number; NaN stands for none.
 
     A file that was read to its end is moved to the folder ``done`` inside; write a new one under another name and
     rename it, so that it is never read half. What cannot be read as such a file is refused, and moved as well.
@@ -64,11 +67,17 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            yield Reading(x=f"{file.name}: {said}", y=0, ends=True, place=place(1))
+            yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
         return
-    for number, each in enumerate(zip(x, y, t, strict=True), start=1):
+    for number, (sample, label, when) in enumerate(zip(x, y, t, strict=True), start=1):
         if number > skip:
-            yield Reading(*each, ends=number == len(x), place=place(number))
+            given = None if _is_missing(label) else label
+            yield Reading(sample, given, when, ends=number == len(x), place=place(number))
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is not a number: an array of labels has nothing else to say none with."""
+    return isinstance(label, np.floating) and bool(np.isnan(label))
 
 
 def _digest(file: Path) -> str:

@@ -22,6 +22,8 @@ __all__ = ["Forgotten", "dampen_body"]
 # What the others matter is told by so many of them: each takes a pass of its own.
 _MOST_OTHERS = 1000
 _AT_ONCE = 64
+# Share of the loss that is no change of what a model knows.
+_NO_CHANGE = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,16 @@ class Forgotten:
     theirs_after: Score
     before: Score
     after: Score
+
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether the model is as right about labelled samples as before, with as small a loss, to a hundredth."""
+        before, after = self.theirs_before, self.theirs_after
+        return (
+            self.examples > 0
+            and after.accuracy >= before.accuracy
+            and after.loss <= before.loss * (1 + _NO_CHANGE)
+        )
 
 
 def dampen_body(
@@ -118,7 +130,7 @@ def _of_store(
         found = store.take(ids[start : start + _AT_ONCE])
         yield from _batches(
             body,
-            [Row(x, int(y), 0.0) for x, y in zip(found.x, found.y, strict=True)],
+            [Row(x, y, 0.0) for x, y in zip(found.x, found.y.tolist(), strict=True)],
             classes,
         )
     yield from _batches(body, beside, classes)

@@ -16,14 +16,14 @@ __all__ = ["Guard", "HeldOut", "Row", "Score"]
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A labelled sample as the store keeps it.
+    """A sample as the store keeps it.
 
     Parameters
     ----------
     x : array
         Input or features.
-    y : int
-        Label.
+    y : int or None
+        Label; None if it has not come.
     t : float
         When it came.
     number : int
@@ -31,7 +31,7 @@ class Row:
     """
 
     x: NDArray[Any]
-    y: int
+    y: int | None
     t: float
     number: int = 0
 

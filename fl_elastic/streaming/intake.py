@@ -12,24 +12,32 @@ from torch import Tensor
 from fl_elastic.errors import StreamError
 
 __all__ = [
-    "UNLABELLED",
     "Like",
     "Refused",
+    "Unreadable",
     "checked_batch",
     "checked_label",
     "checked_sample",
     "checked_time",
+    "kept_label",
+    "label_of",
 ]
 
-UNLABELLED = -1
-"""Stands for a label that has not come yet."""
-
+_NO_LABEL = -1
 _KINDS = "biuf"
 _LARGEST_LABEL = 2**31
+# Letters of a value that are told.
+_SHOWN = 24
 
 
 class Refused(Exception):
     """Says why something means nothing; never leaves the learner or the store."""
+
+
+class Unreadable(str):
+    """What a source gives in place of a sample that it cannot read: the reason."""
+
+    __slots__ = ()
 
 
 class Like(Protocol):
@@ -59,6 +67,8 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     Refused
         If it has another shape, or its numbers are none.
     """
+    if isinstance(x, Unreadable):
+        raise Refused(str(x))
     try:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
@@ -110,18 +120,36 @@ def checked_label(y: Any) -> int | None:
 
     Examples
     --------
-    >>> checked_label(np.float32(3.0)), checked_label(-1), checked_label(None)
-    (3, None, None)
+    >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(None)
+    (3, -1, None)
     """
-    if y is None:
+    if y is None or y is np.ma.masked:
         return None
     try:
         value = float(y)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
-    if not value.is_integer() or not UNLABELLED <= value < _LARGEST_LABEL:
-        raise Refused("the label is no class number")
-    return None if value == UNLABELLED else int(value)
+    if not value.is_integer() or not -_LARGEST_LABEL <= value < _LARGEST_LABEL:
+        raise Refused(f"the label {_shown(y)} is no class number: number the classes")
+    return int(value)
+
+
+def kept_label(label: int | None) -> int:
+    """Return the number under which a label lies on the disk: -1 is none, so negative classes are one further down.
+
+    >>> [kept_label(each) for each in (None, 3, 0, -1, -2)], [label_of(each) for each in (-1, 3, 0, -2, -3)]
+    ([-1, 3, 0, -2, -3], [None, 3, 0, -1, -2])
+    """
+    if label is None:
+        return _NO_LABEL
+    return label if label >= 0 else label - 1
+
+
+def label_of(kept: int) -> int | None:
+    """Return the label that lies on the disk as a number; see `kept_label`."""
+    if kept == _NO_LABEL:
+        return None
+    return kept if kept >= 0 else kept + 1
 
 
 def checked_time(t: Any) -> float:
@@ -129,7 +157,11 @@ def checked_time(t: Any) -> float:
     try:
         value = float(t)
     except (ValueError, TypeError, OverflowError, RuntimeError):
-        value = math.nan
+        raise Refused(f"the time {_shown(t)} is no number of seconds") from None
     if not math.isfinite(value):
         raise Refused("the time is not finite")
     return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value.item() if isinstance(value, np.generic) else value)[:_SHOWN]

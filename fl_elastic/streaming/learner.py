@@ -27,7 +27,7 @@ from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemo
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.forgetting import Forgotten, dampen_body
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import UNLABELLED, Refused, checked_label, checked_time
+from fl_elastic.streaming.intake import Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.memory import StreamMemory
@@ -44,6 +44,7 @@ from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
+from fl_elastic.training.trainer import check_parts
 
 __all__ = ["StreamLearner"]
 
@@ -138,6 +139,7 @@ class StreamLearner:
         prepare: Prepare = as_floats,
         options: StreamOptions | None = None,
     ) -> None:
+        check_parts(model, loss_fn, optimizer_fn, budget)
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)
@@ -199,7 +201,7 @@ class StreamLearner:
         x : array
             One sample; each of the same shape.
         y : int, optional
-            Its label; None or -1 if it has not come yet, see `label`.
+            Its label, any whole number; None if it has not come yet, see `label`.
         t : float, optional
             When it came, in seconds of the stream's own clock; now, if left out. A clock may jump.
 
@@ -230,7 +232,7 @@ class StreamLearner:
         xs : sequence of array
             Samples; those that make no sense cost themselves alone.
         ys : sequence of int, optional
-            Their labels; None or -1 for those that have not come.
+            Their labels; None for those that have not come.
         ts : sequence of float, optional
             When they came.
         names : sequence of str or None, optional
@@ -296,8 +298,8 @@ class StreamLearner:
         correct, drift = None, False
         if label is not None:
             correct, drift = self._scored(prediction, label)
-        row = Row(kept, UNLABELLED if label is None else label, now, number)
-        fits = memory.keep(row, scores, prediction, labelled=label is not None)
+        row = Row(kept, label, now, number)
+        fits = memory.keep(row, scores, prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
         return Arrived(said, number, sample, label, now, name)
 
@@ -310,7 +312,7 @@ class StreamLearner:
         try:
             label = checked_label(y)
             if label is None:
-                raise Refused("the label is no class number")
+                raise Refused("there is no label: give the class number of the sample")
             number = self._number(sample_id)
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
@@ -417,7 +419,7 @@ class StreamLearner:
             raise StreamError(
                 "none of these samples is here: what is no longer stored cannot be forgotten"
             )
-        learned = [row for row in rows if row.y >= 0]
+        learned = [row for row in rows if row.y is not None]
         kept = [row for row in self._memory.held_out if row.number not in numbers]
         classes, loss_fn, weights = self._classifier.classes, self._engine.loss_fn, 0
         before = [score(body, loss_fn, some, classes) for some in (learned, kept)]
@@ -595,7 +597,7 @@ class StreamLearner:
     def _learn_stored_labels(self) -> None:
         """Know every label that is in the store, also those of samples that came after the last save."""
         for label in self.store.classes:
-            if label >= 0:
+            if label is not None:
                 self._unsaved |= self._classifier.learn(label)
 
 

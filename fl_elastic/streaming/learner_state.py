@@ -13,6 +13,7 @@ from fl_elastic.errors import (
     ArchiveVersionError,
     ElasticError,
     ProfileError,
+    StreamDataError,
     StreamError,
 )
 from fl_elastic.old_state import npz_file
@@ -45,7 +46,7 @@ def load_state(path: Path) -> Archive | None:
     except FileNotFoundError:
         return None
     except ArchiveVersionError as error:
-        raise StreamError(
+        raise StreamDataError(
             f"the state {path} is of another release ({error}): use the release that wrote it, or another folder"
         ) from None
     except ArchiveError as error:
@@ -66,7 +67,7 @@ def taking_over(folder: Path) -> Iterator[None]:
         KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError,
     ) as error:  # fmt: skip
         why = (str(error).splitlines() or [""])[0][:200]
-        raise StreamError(
+        raise StreamDataError(
             f"{folder / _STATE} is no learner's state ({type(error).__name__}: {why}): move it away to start "
             "afresh, or use another folder"
         ) from None

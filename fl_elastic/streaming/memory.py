@@ -106,14 +106,12 @@ class StreamMemory:
         """Whether so many changes are gathered that it is time to `settle` them."""
         return len(self._pending) >= _MOST_CHANGES or self._bytes >= _MOST_BYTES
 
-    def keep(
-        self, row: Row, scores: NDArray[np.float32], prediction: int | None, *, labelled: bool
-    ) -> bool:
+    def keep(self, row: Row, scores: NDArray[np.float32], prediction: int | None) -> bool:
         """Hold a sample out or give it to the store; return whether a store of this capacity can have it."""
         # Whose array it is may be filled with the next sample.
         row = replace(row, x=np.array(row.x))
         given = self._given.has(row.number)
-        if labelled:
+        if row.y is not None:
             if self._recent.held_out.takes():
                 # One that the store has been given has left the window already.
                 if not given:
@@ -141,10 +139,14 @@ class StreamMemory:
     def find(self, sample_id: int) -> Row | None:
         """Return a sample of the store; None if it is not there."""
         found = self.store.found([sample_id])
-        row = Row(found.x[0], int(found.y[0]), float(found.t[0]), sample_id) if len(found) else None
+        row = (
+            Row(found.x[0], found.y.tolist()[0], float(found.t[0]), sample_id)
+            if len(found)
+            else None
+        )
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
-                row = Row(np.asarray(each.x), int(each.y), float(each.t), sample_id)
+                row = Row(np.asarray(each.x), each.y, float(each.t), sample_id)
             elif each.number == sample_id and isinstance(each, Withdrawn):
                 row = None
         return row
@@ -191,8 +193,8 @@ class StreamMemory:
         self.settle()
         found = self.store.take(wanted)
         rows = [
-            Row(x, int(y), float(t), int(number))
-            for number, x, y, t in zip(found.ids, found.x, found.y, found.t, strict=True)
+            Row(x, y, float(t), int(number))
+            for number, x, y, t in zip(found.ids, found.x, found.y.tolist(), found.t, strict=True)
         ]
         here = {row.number for row in rows}
         beside = [*self.held_out, *self._recent.new]

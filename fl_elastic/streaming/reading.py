@@ -8,11 +8,12 @@ from typing import Any
 
 from fl_elastic.registry import Registry
 
-__all__ = ["LONGEST_LINE", "POLL_SECONDS", "SOURCES", "Reading", "Source", "nobody"]
+__all__ = ["LONGEST_LINE", "POLL_SECONDS", "SOURCES", "TOO_LONG", "Reading", "Source", "nobody"]
 
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20
 """Bytes; what is longer is no sample, and not kept in memory to find out."""
+TOO_LONG = f"line too long: more than {LONGEST_LINE} bytes"
 
 
 def nobody(_: dict[str, Any]) -> None:
@@ -26,7 +27,8 @@ class Reading:
     Parameters
     ----------
     x, y, t : object
-        As `StreamLearner.observe` takes them, unchecked; with neither x nor y nothing has come for a moment.
+        As `StreamLearner.observe` takes them, unchecked, or `Unreadable` in place of ``x``; with none of ``x``,
+        ``y`` and ``sample_id`` nothing has come for a moment.
     sample_id : int, str or None
         The sample that ``y`` is a late label of.
     answer : callable
@@ -51,7 +53,7 @@ class Reading:
     @property
     def is_silence(self) -> bool:
         """Whether nothing has come."""
-        return self.x is None and self.y is None
+        return self.x is None and self.y is None and self.sample_id is None
 
     @property
     def awaits_answer(self) -> bool:

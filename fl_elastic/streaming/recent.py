@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.streaming.guard import Guard, HeldOut, Row
+from fl_elastic.streaming.intake import kept_label, label_of
 
 __all__ = ["Recent"]
-
-_NOTHING_SAID = -1
 
 
 class Recent:
@@ -65,7 +64,7 @@ class Recent:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return everything as arrays."""
-        said = [_NOTHING_SAID if each is None else each for each in self._waiting.values()]
+        said = [kept_label(each) for each in self._waiting.values()]
         return {
             **_stacked("new", self.new),
             **_stacked("held", self.held_out.rows),
@@ -78,7 +77,7 @@ class Recent:
         self.new.extend(_rows("new", arrays))
         self.held_out = HeldOut(self._guard, _rows("held", arrays), int(arrays["counted"]))
         for sample_id, said in arrays["waiting"].T.tolist():
-            self.wait(sample_id, None if said == _NOTHING_SAID else said)
+            self.wait(sample_id, label_of(said))
 
 
 def _stacked(name: str, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:

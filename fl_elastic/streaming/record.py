@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Point", "StreamRecord"]
+__all__ = ["NO_LABEL", "Point", "StreamRecord", "label_name"]
+
+NO_LABEL = "none"
+"""Stands in summaries for samples without a label."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Point:
     store_bytes : int
         Of the store's file.
     stored : mapping of str to int
-        Samples in the store by label; "-1" has none.
+        Samples in the store by label; "none" for those without.
     """
 
     labelled: int
@@ -78,9 +81,9 @@ class StreamRecord:
             self.drifts = [*self.drifts, labelled][-self.most :]
         return labelled % self.every == 0
 
-    def mark(self, labelled: int, store_bytes: int, stored: Mapping[int, int]) -> None:
+    def mark(self, labelled: int, store_bytes: int, stored: Mapping[int | None, int]) -> None:
         """Keep a point."""
-        by_label = {str(label): count for label, count in stored.items() if count}
+        by_label = {label_name(label): count for label, count in stored.items() if count}
         accuracy = self.right / max(self.samples, 1)
         self.points.append(Point(labelled, accuracy, self.samples, store_bytes, by_label))
         self.right = self.samples = 0
@@ -104,9 +107,21 @@ class StreamRecord:
 
     def to_facts(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        return asdict(self)
+        return {**asdict(self), "no_label": NO_LABEL}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> StreamRecord:
         """Read what `to_facts` wrote."""
-        return cls(**{**facts, "points": [Point(**point) for point in facts["points"]]})
+        # An earlier release had a number for samples without a label.
+        names = {facts.get("no_label", "-1"): NO_LABEL}
+        points = [
+            Point(**{**point, "stored": {names.get(y, y): n for y, n in point["stored"].items()}})
+            for point in facts["points"]
+        ]
+        rest = {name: value for name, value in facts.items() if name != "no_label"}
+        return cls(**{**rest, "points": points})
+
+
+def label_name(label: int | None) -> str:
+    """Return what a summary calls a label."""
+    return NO_LABEL if label is None else str(label)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, Reading
+from fl_elastic.streaming.intake import Unreadable
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
 __all__ = ["lines_over_socket"]
 
@@ -78,7 +79,9 @@ class _Client:
         self.part += data
         if self.part.find(b"\n", start) >= 0:
             *whole, rest = bytes(self.part).split(b"\n")
-            self.lines.extend(line for line in whole if line.strip())
+            self.lines.extend(
+                b"" if len(line) > LONGEST_LINE else line for line in whole if line.strip()
+            )
             self.part = bytearray(rest)
         if len(self.part) > LONGEST_LINE:
             self.refuse()
@@ -200,18 +203,20 @@ class _Door:
 
 def _message(line: bytes, client: _Client) -> Reading:
     if not line:
-        return Reading(x="a line that is too long", y=0, answer=client.answer)
+        return Reading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
     try:
         said = json.loads(line)
         sample_id, x, y, t = (said.get(name) for name in ("id", "x", "y", "t"))
         if sample_id is not None:
             _check_id(sample_id)
     except (ValueError, AttributeError, RecursionError):
-        return Reading(x="no JSON object", y=0, answer=client.answer)
+        return Reading(x=Unreadable("no JSON object"), y=0, answer=client.answer)
     if sample_id is not None and x is None:
-        return Reading(y=-1 if y is None else y, sample_id=sample_id, answer=client.answer)
+        return Reading(y=y, sample_id=sample_id, answer=client.answer)
     name = None if sample_id is None else str(sample_id)
-    return Reading("no x" if x is None else _array(x), y, t, answer=client.answer, name=name)
+    return Reading(
+        Unreadable("no x in it") if x is None else _array(x), y, t, answer=client.answer, name=name
+    )
 
 
 def _check_id(sample_id: Any) -> None:
@@ -228,4 +233,4 @@ def _array(x: Any) -> Any:
         with np.errstate(over="ignore"):
             return np.asarray(x, np.float32)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
-        return "no array"
+        return Unreadable("x is no array of numbers")

@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_elastic.environment import environment
 from fl_elastic.streaming.learner import StreamLearner
+from fl_elastic.streaming.record import label_name
 
 __all__ = ["FORMAT", "stream_summary"]
 
@@ -36,7 +37,7 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
         "rolled_back": progress.rolled_back,
         "training_seconds": sum(each.seconds for each in learner.adaptations),
         "classes": list(learner.classes),
-        "stored": {str(label): count for label, count in learner.store.classes.items()},
+        "stored": {label_name(label): count for label, count in learner.store.classes.items()},
         "store_bytes": learner.store.used_bytes,
         "drift_marks": list(record.drifts),
         "points": [asdict(point) for point in record.points],

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import logging
-import math
 import os
+import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fl_elastic.errors import StreamError
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, Reading
+from fl_elastic.errors import StreamDataError, StreamError
+from fl_elastic.streaming.intake import Unreadable
+from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
 __all__ = ["Line", "TableFile", "fields_of", "named", "table"]
 
@@ -24,14 +26,18 @@ _LOG = logging.getLogger("fl_elastic")
 _PART = 2**16
 # By so many bytes before it a place is recognised.
 _TAIL = 256
+# Letters of a field that are told.
+_SHOWN, _HEADER_SHOWN = 24, 60
+_LINE_END = re.compile(rb"\r\n?|\n")
 
 
 @SOURCES.register("csv")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 
-    The column ``label`` (or else the last one) is the label, empty for none; ``time`` the time, if there is such a
-    column; all others are the sample. What cannot be read as numbers is handed on for the learner to refuse.
+    The column ``label`` (or else the last one) is the label, a whole number, empty for none; ``time`` the time, if
+    there is such a column; all others are the sample. What cannot be read is handed on with the reason, for the
+    learner to refuse.
 
     A table that is followed may be renamed and a new one begun in its place: the old one is read to its end first.
     One that is cut off, or has other bytes before the place, is refused: nobody knows which of its rows are new.
@@ -53,7 +59,7 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
     rows, inode = after.get("rows"), after.get("inode")
     file.close()
     if not follow or file.inode == inode:
-        raise StreamError(
+        raise StreamDataError(
             f"the table {path} is not as it was when {rows} rows of it were learned: it is shorter now, or was "
             "changed before that place. Put it back, or learn it from its beginning with another --state-dir"
         )
@@ -93,13 +99,23 @@ def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
         replaced = follow and file.is_replaced(path)
         for line in file.lines(final=replaced or not follow):
             if file.header is None:
-                file.header = named(line.text)
+                file.header = _with_samples(named(line.text), path)
             elif line.text.strip() or line.is_too_long:
                 file.rows += 1
                 yield _row(line, file.header, file.place(line.end))
         if replaced or not follow:
             return
         yield from _pause()
+
+
+def _with_samples(names: list[str], path: Path) -> list[str]:
+    """Return the names of a header's columns; StreamDataError if the label, and perhaps the time, are all."""
+    if not set(names) - {"label" if "label" in names else names[-1], "time"}:
+        raise StreamDataError(
+            f"the table {path} has no column for a sample, only {', '.join(names)[:_HEADER_SHOWN]!r}: put a header "
+            "with commas between the names into its first line"
+        )
+    return names
 
 
 def _pause() -> Iterator[Reading]:
@@ -110,22 +126,39 @@ def _pause() -> Iterator[Reading]:
 def _row(line: Line, names: list[str], place: Mapping[str, Any]) -> Reading:
     label = names.index("label") if "label" in names else len(names) - 1
     when = names.index("time") if "time" in names else None
-    fields = [] if line.is_too_long else fields_of(line.text)
-    if len(fields) != len(names):
-        return Reading(x=f"{len(fields)} fields", y=0, place=place)
-    numbers = [_number(field) for column, field in enumerate(fields) if column not in (label, when)]
+    fields = Unreadable(TOO_LONG) if line.is_too_long else fields_of(line.text)
+    if not isinstance(fields, Unreadable) and len(fields) != len(names):
+        fields = Unreadable(f"{len(fields)} fields instead of {len(names)}")
+    if isinstance(fields, Unreadable):
+        return Reading(x=fields, y=0, place=place)
     y = fields[label].strip()
+    return Reading(
+        x=_sample([(names[i], fields[i]) for i in range(len(names)) if i not in (label, when)]),
+        y=_number(y) if y else None,
+        t=None if when is None else _number(fields[when]),
+        place=place,
+    )
+
+
+def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadable:
+    numbers = []
+    for name, field in fields:
+        number = _number(field)
+        if isinstance(number, str):
+            return Unreadable(
+                f"{field.strip()[:_SHOWN]!r} in column {name[:_SHOWN]!r} is no number"
+            )
+        numbers.append(number)
     with np.errstate(over="ignore"):
-        x = np.array(numbers, np.float32)
-    t = None if when is None else _number(fields[when])
-    return Reading(x=x, y=_number(y) if y else None, t=t, place=place)
+        return np.array(numbers, np.float32)
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | str:
+    """Return a number; what is none as it stands there, to be refused by its name."""
     try:
         return float(text)
     except ValueError:
-        return math.nan
+        return text
 
 
 @dataclass(frozen=True)
@@ -137,12 +170,12 @@ class Line:
     is_too_long: bool = False
 
 
-def fields_of(text: str) -> list[str]:
-    """Return the fields of a line; none where it cannot be taken apart."""
+def fields_of(text: str) -> list[str] | Unreadable:
+    """Return the fields of a line, or why it cannot be taken apart."""
     try:
         return next(csv.reader([text]), [])
-    except csv.Error:
-        return []
+    except csv.Error as error:
+        return Unreadable(f"no row of a table: {error}")
 
 
 class TableFile:
@@ -176,6 +209,8 @@ class TableFile:
         self.rows = 0
         # What was read and not given yet, where it begins, and how far it was searched for an end of a line.
         self._buffer, self._start, self._searched = b"", 0, 0
+        # As the first line ends: some programs write a carriage return alone.
+        self._newline: bytes | None = None
         self._overlong = False
         self._seen_end: int | None = None
 
@@ -231,7 +266,7 @@ class TableFile:
             return True
 
     def _line(self, final: bool) -> Line | None:
-        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+        while (end := self._line_end()) < 0:
             self._searched = len(self._buffer)
             if self._searched > LONGEST_LINE:
                 self._overlong = True
@@ -244,9 +279,20 @@ class TableFile:
                 break
         text, self._buffer, self._searched = self._buffer[: end + 1], self._buffer[end + 1 :], 0
         self._start += len(text)
-        overlong, self._overlong = self._overlong, False
+        overlong, self._overlong = self._overlong or len(text) > LONGEST_LINE, False
         said = "" if overlong else text.decode("utf-8", "replace").rstrip("\r\n")
         return Line(said, self._start, overlong)
+
+    def _line_end(self) -> int:
+        """Return where the next line ends in the buffer; -1 if that has not been read."""
+        start = max(self._searched - 1, 0)
+        if self._newline is None:
+            found = _LINE_END.search(self._buffer, start)
+            # What comes after a carriage return tells whether it stands alone.
+            if found is None or (found[0] == b"\r" and found.end() == len(self._buffer)):
+                return -1
+            self._newline = b"\r" if found[0] == b"\r" else b"\n"
+        return self._buffer.find(self._newline, start)
 
     def _more(self) -> bool:
         """Read on; return whether there was anything."""
@@ -265,7 +311,7 @@ class TableFile:
         return True
 
     def _refuse(self, at: int) -> None:
-        raise StreamError(
+        raise StreamDataError(
             f"the table {self._path} was cut off or changed before byte {at}, up to which it was read "
             f"({self.rows} rows): which of its rows are new cannot be told. Append to it, or rename it and begin a "
             "new one in its place"
@@ -285,4 +331,6 @@ class TableFile:
 
 def named(text: str) -> list[str]:
     """Return the names of a header's columns in small letters."""
-    return [name.strip().lower() for name in fields_of(text.removeprefix("\ufeff"))] or [""]
+    fields = fields_of(text.removeprefix("\ufeff"))
+    names = [] if isinstance(fields, Unreadable) else [name.strip().lower() for name in fields]
+    return names or [""]

@@ -132,7 +132,7 @@ class Visit:
         StreamError
             If there is no labelled sample.
         """
-        if not self.new and not sum(n for label, n in self.store.classes.items() if label >= 0):
+        if not self.new and not self.store.classes.keys() - {None}:
             raise StreamError(
                 "the stream has no labelled sample yet: take part once labels have come"
             )
@@ -266,7 +266,7 @@ def visit(
         number = int(state.facts.get("number", -1))
     store = open_store(folder / _STORE)
     for label in store.classes:
-        if label >= 0:
+        if label is not None:
             classifier.learn(label)
     return Visit(
         classifier=classifier,

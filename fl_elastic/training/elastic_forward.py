@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import batch_size
-from fl_elastic.groups.examples import count_examples, layout_of, take_examples
+from fl_elastic.groups.examples import count_rows, layout_of, take_examples
 from fl_elastic.groups.forward import (
     batch_shape,
     channels_last,
@@ -227,7 +227,7 @@ class ElasticForward:
         """Whether each example has a row of the inputs, so that its features can be told apart and kept."""
         inputs, examples = split_batch(batch)[0], batch_size(batch)
         try:
-            rows = count_examples(inputs)
+            rows = count_rows(inputs)
         except ModelError as error:
             self.refused = f"no elastic forward pass: {error}"
             return False
@@ -368,7 +368,7 @@ def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
     Every fit pays for it: with features that are kept, checks of whole batches took as long as a round's steps.
     """
     try:
-        if count_examples(inputs) > _FEW:
+        if count_rows(inputs) > _FEW:
             return check(take_examples(inputs, slice(_FEW)))
     except (ModelError, *_MISFITS):
         pass

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups.sample_ids import SampleId
-from fl_elastic.storage import only_one
+from fl_elastic.storage import only_one, private_file
 from fl_elastic.training.feature_codec import FeatureCodec
 
 __all__ = ["FeatureStore"]
@@ -234,8 +234,7 @@ class FeatureStore:
         codec, prefix, stride = self._codec, self._prefix, self._stride(self._codec)
         facts: dict[str, Any] | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = private_file(path, os.O_RDWR)
             self._lock.enter_context(only_one(path))
             facts = _read_facts(self._file)
             rows = max(os.fstat(self._file).st_size - _FACTS, 0) // stride

@@ -112,11 +112,7 @@ class ElasticTrainer:
         state: SelectionState | None = None,
         manifest: Manifest | None = None,
     ) -> None:
-        if not isinstance(budget, Budget):
-            raise BudgetError(
-                f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
-                "Budget(speedup=2.0)"
-            )
+        check_parts(model, loss_fn, optimizer_fn, budget)
         if budget.memory is not None or budget.deadline is not None:
             # What an optimiser loads of the compiler for nothing is more than many a budget, and takes a second.
             from fl_elastic.training.lean_start import without_compiler
@@ -432,6 +428,43 @@ class ElasticTrainer:
             self.model, options or ForwardOptions(),
             examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
         )  # fmt: skip
+
+
+def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget: object) -> None:
+    """Return if what a trainer is made of is of the right kind, before anything is asked of it.
+
+    Raises
+    ------
+    ModelError, TrainingError, BudgetError
+        If not: a class in place of an object, an optimiser in place of what makes one, a number as a budget.
+    """
+    uncompiled(model)
+    for name, given in (("loss_fn", loss_fn), ("optimizer_fn", optimizer_fn)):
+        if not callable(given):
+            example = (
+                "lambda p: torch.optim.SGD(p, lr=0.1)"
+                if name == "optimizer_fn"
+                else "cross_entropy"
+            )
+            raise TrainingError(
+                f"{name} {_seen(given)} cannot be called: give a function, such as {example}"
+            )
+    if isinstance(loss_fn, type):
+        raise TrainingError(f"loss_fn {_seen(loss_fn)} is no function{_made(loss_fn)}")
+    if not isinstance(budget, Budget):
+        raise BudgetError(
+            f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
+            "Budget(speedup=2.0)"
+        )
+
+
+def _seen(given: object) -> str:
+    """Return what was given on one line: a name for a class, the kind of anything else."""
+    return given.__name__ if isinstance(given, type) else f"of type {type(given).__name__}"
+
+
+def _made(given: object) -> str:
+    return f" but a class: give {given.__name__}(...)" if isinstance(given, type) else ""
 
 
 def eager(model: nn.Module) -> nn.Module:

@@ -53,7 +53,7 @@ def write_backbone(
     if digest is None:
         raise ModelError("all tensors of the model are its head: there is no backbone to write")
     found = hex_of(digest)
-    write_archive(path, _KIND, {**(facts or {}), "digest": found}, arrays)
+    write_archive(path, _KIND, {**(facts or {}), "digest": found}, arrays, mode=None)
     return found
 
 

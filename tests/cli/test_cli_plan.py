@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,7 +180,9 @@ def test_a_torchvision_model_is_planned(plan: Plan) -> None:
 
 
 def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--speedup", "1.3", "--policy", "last_k", "--json"))
+    found = result(
+        plan("mine:tiny", *SMALL, "--speedup", "1.3", "--policy", "last_k", "--all", "--json")
+    )
     reports = {report["policy"]: report for report in found["policies"]}
     assert sorted(reports) == policies()
     for name in ("bsr", "e_vit"):
@@ -198,31 +201,36 @@ def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
 
 
 def test_only_the_chosen_policy_is_asked_if_wanted(plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--policy", "head", "--only", "--json"))
+    found = result(plan("mine:tiny", *SMALL, "--policy", "head", "--json"))
     assert [report["policy"] for report in found["policies"]] == ["head"]
-    text = plan("mine:tiny", *SMALL, "--policy", "head", "--only").out
-    assert "head" in text and "last_k" not in text
+    text = plan("mine:tiny", *SMALL, "--policy", "head").out
+    assert "head" in text and "last_k" not in text and text.count("speed-up") == 1
+    assert "bytes are sent" in text
+    text = plan("mine:tiny", *SMALL, "--policy", "head", "--all").out
+    assert "last_k" in text and "what a step takes, as predicted" in text
 
 
 def test_a_policy_that_refuses_the_budget_says_why(plan: Plan) -> None:
-    full = result(plan("mine:tiny", *SMALL, "--policy", "full", "--only", "--json"))
+    full = result(plan("mine:tiny", *SMALL, "--policy", "full", "--json"))
     tight = (*SMALL, "--uplink", full["uplink_bytes"] - 4)
-    found = result(plan("mine:tiny", *tight, "--json"))
+    found = result(plan("mine:tiny", *tight, "--all", "--json"))
     refused = {r["policy"]: r["refused"] for r in found["policies"] if "refused" in r}
     assert "uplink" in refused["full"] and "elastic" not in refused
-    assert "full refuses: policy 'full' sends" in " ".join(plan("mine:tiny", *tight).out.split())
+    assert "full refuses: policy 'full' sends" in " ".join(
+        plan("mine:tiny", *tight, "--all").out.split()
+    )
     assert plan("mine:tiny", *tight, "--policy", "full").is_one_line_of_error()
 
 
 def test_uplink_is_that_of_the_modes(plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--policy", "bias", "--only", "--json"))
+    found = result(plan("mine:tiny", *SMALL, "--policy", "bias", "--json"))
     # The head of 8 x 10 + 10, and the biases of 8 and 4 channels.
     assert found["uplink_bytes"] == 4 * (90 + 8 + 4)
 
 
 def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) -> None:
     arguments = (
-        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1", "--only",
+        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
         "--policy", "head", "--profile", tmp_path / "profile.json", "--rounds", 20, "--examples", 6,
     )  # fmt: skip
     found = result(plan(*arguments, "--epochs", 2, "--json"))
@@ -238,7 +246,7 @@ def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) 
 def test_kept_features_make_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
     arguments = (
         "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
-        "--policy", "head", "--profile", tmp_path / "profile.json", "--only", "--json",
+        "--policy", "head", "--profile", tmp_path / "profile.json", "--json",
     )  # fmt: skip
     plain = result(plan(*arguments))
     steps = {
@@ -270,9 +278,7 @@ def test_modes_are_measured_once_and_kept_in_the_profile(
 
 
 def test_a_plan_of_channels_can_be_measured(plan: Plan) -> None:
-    found = result(
-        plan("mine:tiny", *SMALL, "--policy", "tinytrain", "--measure", "--only", "--json")
-    )
+    found = result(plan("mine:tiny", *SMALL, "--policy", "tinytrain", "--measure", "--json"))
     assert any(group["mode"].startswith("out/") for group in found["groups"])
     assert found["measured_step_seconds"] > 0
 
@@ -285,6 +291,28 @@ def test_measuring_replaces_the_prediction(plan: Plan) -> None:
     assert found["achieved_speedup"] == pytest.approx(
         found["full_step_seconds"] / found["measured_step_seconds"]
     )
+
+
+@pytest.mark.parametrize("measure", [(), ("--measure",)])
+def test_one_plan_has_one_speed_up(measure: tuple[str, ...], plan: Plan) -> None:
+    out = plan("mine:tiny", *SMALL, "--policy", "head", "--speedup", "1.2", "--all", *measure).out
+    line = " ".join(out.split("full step ")[1].split())
+    full, step, got = re.match(
+        r"([\d.]+) ms, planned ([\d.]+) ms \((?:measured|predicted)\); speed-up asked 1.20, got ([\d.]+)",
+        line,
+    ).groups()  # type: ignore[union-attr]
+    (row,) = [
+        each.split()
+        for each in out.split("what a step takes")[1].splitlines()
+        if each.startswith("head")
+    ][:1]
+    assert row[3] == step and row[4] == got
+    # Rounded to tenths of a millisecond.
+    low, high = (
+        (float(full) - 0.05) / (float(step) + 0.05),
+        (float(full) + 0.05) / (float(step) - 0.05),
+    )
+    assert low - 0.005 <= float(got) <= high + 0.005
 
 
 @pytest.mark.parametrize("policy", ["head", "full", "bias", "last_k", "random", "elastic"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fl_elastic.cli import stream as stream_module
 from fl_elastic.cli.stream import _gathered, stream, stream_app
 from fl_elastic.errors import ElasticError
 from fl_elastic.streaming.disk_room import fitting_capacity
@@ -31,6 +33,14 @@ from torch import nn
 
 def tiny():
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def vague():
+    return nn.Identity()
+
+
+def words():
+    return nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
 
 
 def other():
@@ -120,6 +130,24 @@ def test_a_row_is_not_written_many_times_over(place: Path, batch: int) -> None:
     assert (written() - before) / said["observed"] < 3_000
 
 
+def test_it_says_how_it_goes_while_it_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, written = iter(range(0, 10**6, 10)), []
+
+    def write(path: Path, data: bytes, mode: int) -> None:
+        written.append(json.loads(data)["observed"])
+
+    monkeypatch.setattr(stream_module, "write_atomically", write)
+    monkeypatch.setattr(stream_module.time, "monotonic", lambda: float(next(clock)))
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--limit", "20")
+    told = done.err.splitlines()
+    # Each third look at the clock is 30 seconds on.
+    assert len(told) == len(written) - 1 >= 5
+    assert [line.split()[0] for line in told] == [str(each) for each in written[:-1]]
+    assert written == sorted(set(written)) and told[0].count("samples, ") == 1
+
+
 def test_features_and_mains(place: Path) -> None:
     found = call(*arguments(place, "--json", "--latent", "1", "--on-mains", "--replay", "der_pp"))
     assert found["observed"] == 299 and found["prequential_accuracy"] > 0.7
@@ -189,12 +217,78 @@ def test_a_file_is_put_away_only_when_its_samples_are_kept() -> None:
 
 
 def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -> None:
-    with pytest.raises(ElasticError, match=r"not one of the first.*shapes cannot be multiplied"):
-        call(*arguments(place), "--input", "4", "--model", "stream_models:other")
+    for given, why in (
+        (("--model", "stream_models:other", "--input", "4"),
+         r"stream_models:other does not take a sample of shape 4 .*shapes cannot be multiplied"),
+        (("--model", "stream_models:other", "--input", "5"),
+         r"the first sample has 4 numbers, and --input 5 asks for 5"),
+        (("--model", "stream_models:vague"), r"one table of class scores, not shape \(1, 2, 2\)"),
+        (("--source", f"csv:{place}/none_fits.csv"), r"not one of the first.* 2 fields instead of 5"),
+    ):  # fmt: skip
+        (place / "none_fits.csv").write_text("a,b,c,d,label\n" + "1,0\n" * 200)
+        with pytest.raises(ElasticError, match=why):
+            call(*arguments(place), *given)
     assert not (place / "state" / "learner.npz").exists()
     # The next attempt begins at the first row.
     assert "299 samples" in (told := call(*arguments(place)))
-    assert "refused: a number is not finite (1 times)" in told
+    assert "refused: 'a' in column 'a' is no number (1 times)" in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ("a,b,c,d,label\n1,2,3\n1,2,4\n", r"not one of 2 readings fits: 3 fields instead of 5 \(2 times\)"),
+        ("a,b,label\n" + "1,2,0\n" * 30, r"2 numbers, and --input 4 asks for 4"),
+        ("a;b;c;d;label\r1;2;3;4;0\r", "no column for a sample, only 'a;b;c;d;label': put a header with commas"),
+        ("a,b,c,d,label\n1,2,3,4,cat\n", "label 'cat' is no class number"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_table_of_which_nothing_fits_is_an_error(
+    rows: str, why: str, begun: bool, place: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    given = ("stream", *arguments(place, "--input", "4"))
+    if begun:
+        assert command_line.call(monkeypatch, capsys, *given).status == 0
+    (place / "short.csv").write_text(rows)
+    done = command_line.call(monkeypatch, capsys, *given, "--source", f"csv:{place}/short.csv")
+    assert done.status == 65 and re.search(why, done.err), done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_table_that_was_cut_off_is_not_read_again_and_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.call(monkeypatch, capsys, "stream", *arguments(place)).status == 0
+    (place / "table.csv").write_bytes((place / "table.csv").read_bytes()[:500])
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--follow")
+    assert done.status == 65 and "is shorter now" in done.err
+    # A table that is not there may come: that is asked again.
+    (place / "table.csv").unlink()
+    done = command_line.call(monkeypatch, capsys, "stream", *arguments(place), "--follow")
+    assert done.status == 1 and "there is no table" in done.err
+
+
+def test_words_are_whole_numbers(place: Path) -> None:
+    np.savez(place / "words.npz", x=np.ones((20, 3), np.int64), y=[0, 1] * 10)
+    told = call(
+        *arguments(place, "--json", "--source", f"dir:{place}"), "--input", "3",
+        "--model", "stream_models:words",
+    )  # fmt: skip
+    assert told["observed"] == 20
+
+
+def test_what_was_not_forgotten_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(*arguments(place))
+    own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
+    # No weight matters a thousand times as much to a few as to all.
+    monkeypatch.setattr("fl_elastic.streaming.learner.dampen_body", lambda *_, **__: 0)
+    done = command_line.call(monkeypatch, capsys, "stream", "forget", *own, "--ids", "1,2,9999999")
+    assert done.status == 1 and "2 of 3 samples erased" in done.out
+    assert "the model has not forgotten them" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_a_class_is_forgotten_by_the_command_line(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Ended, call
 
-from fl_elastic.cli.fleet_runs import _line
+from fl_elastic.cli import fleet_runs
+from fl_elastic.cli.fleet_runs import _line, _Missing
 from fl_elastic.fleet.flower_cli import FlowerCommands, NodeState, RunState, ServerUnreachable
+from fl_elastic.fleet.inventory import load_inventory
+from fl_elastic.fleet.layout import FleetFolder
 
 
 @pytest.fixture
@@ -180,6 +184,37 @@ def test_status_without_a_server_shows_what_is_known_and_fails(fleet: Any, folde
         "round": 7, "time": "1893456000.0", "step_seconds": 0.012, "temperature": 61.2,
         "coverage": 0.5, "disk_free_bytes": 2.0**31,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_submit_says_which_nodes_are_missing(
+    insecure: bool, fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, told = tmp_path / "fleet", list[str]()
+    flags = ("--insecure",) if insecure else ()
+    fleet("init", place, "--server-address", "127.0.0.1", "--nodes", 3, *flags)
+    inventory = load_inventory(FleetFolder(place).inventory)
+    for number in range(3):
+        known = replace(inventory.node(f"node{number}"), node_id=None if insecure else str(number))
+        inventory = inventory.with_node(known)
+    states = iter(["111", "110", "110", "away", "010", "111"])
+
+    class Server:
+        def nodes(self) -> list[NodeState]:
+            if (now := next(states)) == "away":
+                raise ServerUnreachable("away")
+            return [
+                NodeState(str(i), "online" if on == "1" else "offline") for i, on in enumerate(now)
+            ]
+
+    monkeypatch.setattr(fleet_runs, "say", told.append)
+    missing = _Missing(Server(), inventory)  # type: ignore[arg-type]
+    for _ in range(6 * fleet_runs._LOOKS_FOR_NODES):
+        missing.look()
+    which = ("", "") if insecure else ("; not online: node2", "; not online: node0, node2")
+    assert told == [
+        f"waiting: 2 of 3 nodes{which[0]}", f"waiting: 1 of 3 nodes{which[1]}", "3 of 3 nodes are online",
+    ]  # fmt: skip
 
 
 def test_status_as_a_table(fleet: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 from deployed_files import DEPLOY
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 CONSTRAINTS = sorted((DEPLOY / "constraints").glob("*.txt"))
+BOARDS = [path for path in CONSTRAINTS if path.name.startswith("aarch64")]
 # The release of torchvision that was built against a release of torch.
 PAIRS = {"2.9": "0.24", "2.10": "0.25"}
 TESTS = DEPLOY.parent / "tests"
@@ -23,7 +27,7 @@ def requirements(path: Path) -> dict[str, Requirement]:
     return {requirement.name: requirement for requirement in found}
 
 
-@pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.name)
 def test_torch_and_torchvision_belong_together(path: Path) -> None:
     pinned = requirements(path)
     torch, vision = (str(pinned[name].specifier) for name in ("torch", "torchvision"))
@@ -49,9 +53,47 @@ def test_constraints_fit_the_project(path: Path) -> None:
     text = (DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8")
     flower = re.search(r'"flwr(>=[^"]+)"', text)
     assert flower is not None
-    assert str(requirements(path)["flwr"].specifier) == str(
-        Requirement(f"flwr{flower[1]}").specifier
-    )
+    # One minor release, among those that the project takes: a server's database cannot go back.
+    (pinned,) = requirements(path)["flwr"].specifier
+    assert pinned.operator == "==" and re.fullmatch(r"1\.\d+\.\*", pinned.version)
+    assert Requirement(f"flwr{flower[1]}").specifier.contains(pinned.version.replace("*", "0"))
+
+
+def test_one_fleet_has_one_minor_release_of_flower() -> None:
+    assert len(CONSTRAINTS) == 3
+    assert len({str(requirements(path)["flwr"].specifier) for path in CONSTRAINTS}) == 1
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.name)
+def test_a_board_installs_what_is_locked_by_digest(path: Path) -> None:
+    """Everything that the constraints and the project ask for is in the lock, in a release that they take."""
+    text = (DEPLOY / "locks" / path.name).read_text(encoding="utf-8").replace("\\\n", " ")
+    locked = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, *digests = line.split()
+            assert digests and all(
+                re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in digests
+            )
+            wanted = Requirement(name)
+            (pin,) = wanted.specifier
+            assert pin.operator == "==" and "*" not in pin.version
+            locked[canonicalize_name(wanted.name)] = pin.version
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    needs = [*project["dependencies"], *project["optional-dependencies"]["fleet"]]
+    needs += [*project["optional-dependencies"]["vision"], *map(str, requirements(path).values())]
+    for need in map(Requirement, needs):
+        assert need.specifier.contains(locked[canonicalize_name(need.name)]), need
+    # Whatever those need in turn.
+    for name in ("flwr", "pydantic", "jinja2"):
+        for text in distribution(name).requires or ():
+            need = Requirement(text)
+            if need.marker is None or need.marker.evaluate(
+                {"extra": "", "platform_machine": "aarch64"}
+            ):
+                assert canonicalize_name(need.name) in locked, (name, text)
 
 
 def test_no_password_opens_a_fresh_card() -> None:

@@ -6,8 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from command_line import COMMAND
 from deployed_files import DEPLOY, UNITS, unit_values
+
+from fl_elastic.errors import StreamDataError, StreamError
 
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 LONG = [path for path in SERVICES if "health" not in path.name]
@@ -75,6 +78,31 @@ def test_services_come_back_for_ever(path: Path) -> None:
     assert values["Unit", "StartLimitIntervalSec"] == ["0"]
     wanted_by = "fl-elastic-%i.service" if "exporter" in path.name else "multi-user.target"
     assert values["Install", "WantedBy"] == [wanted_by]
+
+
+def test_the_server_can_be_reached_from_its_own_machine_alone_unless_told() -> None:
+    values = unit_values(DEPLOY / "systemd/fl-elastic-server.service")
+    # Unbraced, so that systemd makes words of it; nothing unless somebody says so.
+    assert (
+        command_line(DEPLOY / "systemd/fl-elastic-server.service")[-1]
+        == "$FL_ELASTIC_SERVER_OPTIONS"
+    )
+    assert "FL_ELASTIC_SERVER_OPTIONS=" in values["Service", "Environment"]
+    defaults = yaml.safe_load((DEPLOY / "ansible/roles/fl_elastic/defaults/main.yml").read_text())
+    assert defaults["fl_elastic_server_host"] == "127.0.0.1"
+    example = yaml.safe_load((DEPLOY / "ansible/inventory/example.yml").read_text())
+    (server,) = example["all"]["children"]["server"]["hosts"].values()
+    # The port that the gateway's configuration forwards to.
+    gateway = (DEPLOY / "gateway/nginx.conf").read_text()
+    assert f"127.0.0.1:{server['fl_elastic_server_port']};" in gateway
+
+
+def test_a_stream_that_no_restart_mends_is_not_started_again() -> None:
+    values = unit_values(DEPLOY / "systemd/fl-elastic-stream.service")
+    (statuses,) = values["Service", "RestartPreventExitStatus"]
+    # 2 is that of options that mean nothing.
+    assert set(statuses.split()) == {"2", str(StreamDataError.exit_status)}
+    assert "1" not in statuses.split() and StreamError.exit_status == 1
 
 
 def test_a_node_comes_back_after_flowers_window() -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,29 @@ def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_p
     assert all(said["step_seconds"] > 0 for said in rounds[-1]["nodes"].values())
     assert len(list((results / "checkpoints").glob("round-*.npz"))) == 2
     assert all((tmp_path / f"node{number}" / "metrics.jsonl").exists() for number in (1, 2, 3))
+
+
+def test_its_app_goes_on_with_two_of_three_nodes(place: Path, tmp_path: Path) -> None:
+    from fleet_of_three import client_app, server_app
+
+    results = tmp_path / "results"
+    config = {"num-server-rounds": 1, "num-nodes": 3, "results": str(results), "resume": False}
+    grid = InProcessGrid(2, lambda node: client_app.app)
+    for number, context in grid._contexts.items():
+        context.run_config = dict(config)
+        context.node_config = {
+            "partition-id": number - 1, "state-dir": str(tmp_path / f"node{number}"),
+            "threads": 1, "speedup": number,
+        }  # fmt: skip
+    context = Context(
+        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config)
+    )
+    # It would wait for the third one for ever.
+    waited = threading.Thread(target=server_app.app, args=(grid, context), daemon=True)
+    waited.start()
+    waited.join(60)
+    assert not waited.is_alive()
+    assert [len(each["nodes"]) for each in read_journal(results / "rounds.jsonl")] == [0, 2]
 
 
 def four_free_ports() -> int:

@@ -153,6 +153,13 @@ def test_without_a_fleet_it_says_how_to_make_one(tmp_path: Path) -> None:
         ("deadline", "60 s", "deadline: expected a number, got '60 s'"),
         ("speedup", 0.5, "speedup: 0.5 is below 1"),
         ("data-root", 7, "data-root: expected text, got 7"),
+        (
+            "sped",
+            2,
+            r"unknown setting 'sped' \(did you mean 'speedup'\?\): known are data-root, deadline, .*app-sped",
+        ),
+        ("memory", 10**6, "unknown setting 'memory': known are"),
+        ("data_root", "/srv", "did you mean 'data-root'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_changes(
@@ -164,7 +171,23 @@ def test_settings_that_cannot_be_are_refused_before_anything_changes(
     assert content(folder.root) == before
 
 
+def test_a_setting_that_somebody_wrote_into_the_inventory_is_refused_too(
+    folder: FleetFolder,
+) -> None:
+    inventory = load_inventory(folder.inventory)
+    odd = replace(inventory.node("pi0"), config={"partition-id": 0, "thread": 2})
+    save_inventory(folder.inventory, inventory.with_node(odd))
+    for change in (
+        lambda: provision(folder, Wanted()),
+        lambda: add_node(folder, "pi0", {"deadline": 5}),
+    ):
+        with pytest.raises(
+            FleetError, match=r"pi0: unknown setting 'thread' \(did you mean 'threads'"
+        ):
+            change()
+
+
 def test_a_revoked_node_frees_its_partition(folder: FleetFolder) -> None:
     revoke_node(folder, "pi1")
-    add_node(folder, "pi0", {"partition-id": 1, "of-the-app": "anything"})
+    add_node(folder, "pi0", {"partition-id": 1, "app-camera": "anything"})
     assert load_inventory(folder.inventory).node("pi0").config["partition-id"] == 1

@@ -278,6 +278,20 @@ def test_rounds_count_from_the_start_of_the_whole_run(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_that_begins_from_the_weights_of_an_earlier_one_says_so_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(checkpointed(tmp_path), 2)
+    assert not [each for each in caplog.records if "resuming" in each.getMessage()]
+    trained(checkpointed(tmp_path), 3)
+    (said,) = [each for each in caplog.records if "resuming" in each.getMessage()]
+    assert said.levelname == "WARNING"
+    assert said.getMessage().startswith(f"resuming after round 2 from {tmp_path}: these weights")
+    caplog.clear()
+    trained(checkpointed(tmp_path, resume=False), 1)
+    assert not [each for each in caplog.records if "resuming" in each.getMessage()]
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     first = trained(checkpointed(tmp_path), 3)
     again = trained(checkpointed(tmp_path), 3)

@@ -28,13 +28,14 @@ from small_models import conv_net, images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError, TrainingError, UpdateError
+from fl_elastic.errors import ElasticError, RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
 from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED, instruction
 from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.training import TrainerOptions
+from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -442,3 +443,35 @@ def test_rates_and_words_of_a_servers_train_config_reach_every_client() -> None:
     config = ConfigRecord({"lr": 0.0125, "mood": "calm"})
     run(strategy, apps, arrays_of(build()), 1, train_config=config)
     assert len(seen) >= 2 and set(seen) == {(0.0125, "calm")}
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"budget": 2}, r"budget 2 is a int, not a Budget: say for example Budget\(speedup=2\.0\)"),
+        ({"budget": None}, "budget None is a NoneType"),
+        ({"budget": Budget}, "is a type, not a Budget"),
+        ({"model": nn.Identity}, r"model Identity is no torch module but a class: give Identity\(\.\.\.\)"),
+        ({"model": "resnet18"}, "model of type str is no torch module"),
+        ({"optimizer_fn": plain_sgd(nn.Linear(1, 1).parameters())}, "optimizer_fn of type SGD cannot be called"),
+        ({"loss_fn": "cross_entropy"}, "loss_fn of type str cannot be called: give a function"),
+        ({"loss_fn": nn.CrossEntropyLoss}, r"loss_fn CrossEntropyLoss is no function but a class: give Cross"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["client", "trainer", "learner"])
+def test_what_is_of_another_kind_is_refused_when_it_is_given(
+    kind: str, odd: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    given = {
+        "model": build(), "budget": Budget(), "loss_fn": loss_fn, "optimizer_fn": plain_sgd, **odd
+    }  # fmt: skip
+    model = given.pop("model")
+    with pytest.raises(ElasticError, match=words) as error:
+        if kind == "client":
+            ElasticClient(model, [], [], **given)
+        elif kind == "trainer":
+            ElasticTrainer(model, **given)
+        else:
+            with SampleStore(tmp_path / "samples.db", 2**20) as store:
+                StreamLearner(model, store, state_dir=tmp_path, detector="none", **given)
+    assert len(str(error.value).splitlines()) == 1

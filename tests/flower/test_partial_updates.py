@@ -16,8 +16,8 @@ from in_process_grid import InProcessGrid
 from scripted_clients import EXAMPLES, TRAINED, first_arrays, first_weights, manifest, scripts
 from small_federation import as_weights, assert_close, assert_identical, quiet, run, scripted_app
 
-from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.flower import PartialUpdates, RoundRecord
+from fl_elastic.errors import ElasticError, RegistryError, UpdateError
+from fl_elastic.flower import Checkpointed, PartialUpdates, RoundRecord
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights
@@ -335,3 +335,23 @@ def test_types_of_the_model_survive() -> None:
     }  # fmt: skip
     assert found["double"].tobytes() == extra["double"].tobytes()
     assert found["mask"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PartialUpdates(FedAvg), r"the strategy FedAvg is a class: give FedAvg\(\.\.\.\)"),
+        (lambda: PartialUpdates("FedAvg"), "str is no strategy of flwr.serverapp.strategy"),
+        (lambda: PartialUpdates(None), "NoneType is no strategy"),
+        (lambda: PartialUpdates(object()), "object is no strategy of flwr.serverapp.strategy"),
+        (lambda: PartialUpdates(PartialUpdates(FedAvg())), "cannot be put around another PartialUpdates"),
+        (lambda: PartialUpdates(Checkpointed(FedAvg(), "x")), "cannot be put around Checkpointed: put that around"),
+        (lambda: PartialUpdates.for_unequal_devices(FedAvg), "is a class"),
+        (lambda: Checkpointed(FedAvg, "x"), "is a class"),
+        (lambda: Checkpointed(Checkpointed(FedAvg(), "x"), "x"), "one is enough"),
+    ],
+)  # fmt: skip
+def test_what_is_no_strategy_is_refused_at_once(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ElasticError, match=words) as error:
+        make()
+    assert len(str(error.value).splitlines()) == 1

@@ -21,6 +21,7 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import StreamLearner
+from fl_elastic.streaming.reading import LONGEST_LINE
 from fl_elastic.streaming.sources import Reading, open_source
 
 
@@ -169,6 +170,31 @@ def test_a_file_that_is_packed_in_an_unknown_way_costs_itself_alone(tmp_path: Pa
     assert not list(tmp_path.glob("*.npz"))
 
 
+def test_what_a_source_cannot_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    long = "1" * (LONGEST_LINE + 10)
+    (tmp_path / "t.csv").write_text(
+        f"a,b,time,label\n1,2,3\n1,n/a,3,0\n{long}\n1,2,monday,0\n1,2,3,cat\n"
+    )
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "in/b.npz", x=np.ones((2, 6)), y=[0])
+    for spec in (f"csv:{tmp_path}/t.csv", f"dir:{tmp_path}/in"):
+        for reading in open_source(spec):
+            handled(learner, reading)
+    assert not learner.progress.observed
+    reasons = list(learner.progress.rejected)
+    assert reasons[:5] == [
+        "3 fields instead of 4",
+        "'n/a' in column 'b' is no number",
+        f"line too long: more than {LONGEST_LINE} bytes",
+        "the time 'monday' is no number of seconds",
+        "the label 'cat' is no class number: number the classes",
+    ]
+    assert reasons[5].startswith("a.npz: ") and reasons[6] == "b.npz: 2 samples, 1 labels, 2 times"
+    closed(learner)
+
+
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """The same, with bytes changed, cut out or put in."""
     found = bytearray(data)
@@ -296,6 +322,13 @@ def test_lines_of_any_kind_are_answered(service: int) -> None:
     ):  # fmt: skip
         assert client.ask(odd)["refused"], odd
     assert client.ask({"x": x, "y": 0})["sample_id"] == 2
+    for odd, why in (
+        (b"5", "no JSON object"), (b"{", "no JSON object"), ({"y": 1}, "no x in it"),
+        ({"x": "1"}, "shape () instead of (6,)"), ({"x": ["a"]}, "x is no array of numbers"),
+        ({"x": x, "y": "cat"}, "the label 'cat' is no class number: number the classes"),
+        ({"id": 1}, "there is no label: give the class number of the sample"),
+    ):  # fmt: skip
+        assert client.ask(odd)["refused"] == why
     client.close()
 
 
@@ -322,7 +355,7 @@ def test_a_line_that_never_ends_is_refused(service: int) -> None:
     part = b"1" * 2**20
     for _ in range(16):
         rude.connection.sendall(part)
-    assert "refused" in rude.ask(b"1" * 100)
+    assert rude.ask(b"1" * 100)["refused"] == f"line too long: more than {LONGEST_LINE} bytes"
     polite = Client(service)
     assert polite.ask({"x": blobs(1)[0][0].tolist(), "y": 0})["refused"] == ""
     polite.close()

@@ -82,7 +82,9 @@ def features(store: SampleStore, first: int) -> None:
 
 def halves(store: SampleStore, first: int) -> None:
     """Numbers of another type than the store's, some of them without a label."""
-    store.add(numbers(first, 9, (5,), "float64"), [-1, 0, 1] * 3, times(first, 9), version="cut 1")
+    store.add(
+        numbers(first, 9, (5,), "float64"), [None, 0, 1] * 3, times(first, 9), version="cut 1"
+    )
     store.add(numbers(first, 3, (5,), "int16"), [0, 1, 0], 7.0, version="cut 1")
 
 
@@ -113,14 +115,14 @@ def digest(array: np.ndarray | None) -> str:
 
 
 def reading(store: SampleStore) -> dict[str, Any]:
-    """All that a store says of itself, as JSON can hold it."""
+    """All that a store says of itself, as JSON can hold it; an earlier release said -1 for no label."""
     found = store.take(range(store.seen + 20))
     return {
-        "ids": found.ids.tolist(), "y": found.y.tolist(), "t": found.t.tolist(),
+        "ids": found.ids.tolist(), "y": [-1 if y is None else y for y in found.y.tolist()], "t": found.t.tolist(),
         # What was held in eight bits is multiplied out again, which processors round differently.
         "x": "near" if store.noted("encoding_name") == "int8" else digest(found.x),
         "shape": [*found.x.shape], "dtype": found.x.dtype.str, "outputs": digest(found.outputs),
-        "classes": {str(y): n for y, n in store.classes.items()},
+        "classes": {str(-1 if y is None else y): n for y, n in store.classes.items()},
         "seen": store.seen, "rejected": store.rejected, "noted": store.noted("account"),
         "draws": {
             f"{how} {n} {labelled} {version}": store.draw(

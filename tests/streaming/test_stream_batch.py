@@ -46,7 +46,7 @@ def readings(count: int, seed: int = 0) -> list[Reading]:
         stream.append((x, label, float(number)))
     wrong: list[tuple[Any, Any, Any]] = [
         (np.full(6, np.nan, np.float32), 0, 1.0), (np.zeros(5, np.float32), 1, 1.0),
-        (stream[0][0], 1.5, 1.0), (stream[0][0], -3, 1.0), (stream[0][0], 0, float("nan")),
+        (stream[0][0], 1.5, 1.0), (stream[0][0], "cat", 1.0), (stream[0][0], 0, float("nan")),
         ("no sample", 0, 1.0), (None, None, None), ([[1.0], [2.0, 3.0]], 1, 1.0),
         (np.array([1e300] * 6), 1, 1.0), (stream[0][0], 10**12, 1.0),
     ]  # fmt: skip
@@ -190,8 +190,10 @@ def test_lengths_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(StreamError):
             learner.observe_batch(*given)
     assert learner.progress.observed == 0
-    assert len(learner.observe_batch(torch.zeros(3, 6), torch.tensor([0, -1, 1]))) == 3
+    assert len(learner.observe_batch(torch.zeros(3, 6), [0, None, 1])) == 3
     assert learner.progress.labelled == 2
+    assert len(learner.observe_batch(torch.zeros(3, 6), torch.tensor([0, -1, 1]))) == 3
+    assert learner.progress.labelled == 5 and learner.classes == (0, 1, -1)
     closed(learner)
 
 

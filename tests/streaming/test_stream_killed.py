@@ -128,7 +128,7 @@ def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> Non
         assert len(everything) == len(store) == sum(store.classes.values())
         # Samples came one second apart, in the order of their numbers.
         assert (everything.t == everything.ids - 1).all()
-        assert set(everything.y.tolist()) - {-1} <= set(learner.classes)
+        assert set(everything.y.tolist()) - {None} <= set(learner.classes)
         assert not list(tmp_path.glob("*.damaged*"))
         assert store.used_bytes <= store.capacity_bytes
         learner.store.close()

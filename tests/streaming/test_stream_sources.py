@@ -15,6 +15,7 @@ import pytest
 from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import RegistryError, StreamError
+from fl_elastic.streaming import table_source
 from fl_elastic.streaming.sources import SOURCES, Reading, open_source
 
 
@@ -39,7 +40,8 @@ def test_a_table(tmp_path: Path) -> None:
     readings = list(open_source(f"csv:{path}"))
     assert [r.x.tolist() for r in readings[:2]] == [[1, 2], [3, 4]]
     assert [(r.y, r.t) for r in readings[:2]] == [(0, 10), (None, 11)]
-    assert np.isnan(readings[2].x[1]) and readings[3].x == "2 fields"
+    assert readings[2].x == "'x' in column 'b' is no number"
+    assert readings[3].x == "2 fields instead of 4"
     assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
     assert [r.t for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [13]
     (tmp_path / "empty.csv").write_text("")
@@ -56,6 +58,42 @@ def test_a_table_that_grows(tmp_path: Path) -> None:
     with open(path, "a") as stream:
         stream.write("1\n3,0\n")
     assert [(r.x.tolist(), r.y) for r in islice(readings, 2)] == [([2], 1), ([3], 0)]
+
+
+ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r"}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("last", [True, False])
+def test_lines_end_as_they_do_anywhere(
+    end: str, last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{i},{i % 2}" for i in range(30)]
+    path.write_bytes((end.join(["a,label", *rows, "", "30,"]) + end * last).encode())
+    expected = [([i], i % 2) for i in range(30)] + [([30], None)]
+    # Whatever is read at once: the two bytes of an end may come apart.
+    for part in (2**16, 1, 3):
+        monkeypatch.setattr(table_source, "_PART", part)
+        readings = list(open_source(f"csv:{path}"))
+        assert [(each.x.tolist(), each.y) for each in readings] == expected
+    again = list(open_source(f"csv:{path}", after=readings[9].place))
+    assert [each.x.tolist() for each in again] == [[i] for i in range(10, 31)]
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_table_that_grows_by_bytes(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"")
+    readings, found = open_source(f"csv:{path}", follow=True), []
+    for byte in end.join(["a,label", "1,0", "2,1", ""]).encode():
+        with open(path, "ab") as stream:
+            stream.write(bytes([byte]))
+        for reading in readings:
+            if reading.is_silence:
+                break
+            found.append((reading.x.tolist(), reading.y))
+    assert found == [([1], 0), ([2], 1)]
 
 
 def test_a_folder(tmp_path: Path) -> None:

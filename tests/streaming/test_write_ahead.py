@@ -83,7 +83,7 @@ def test_late_labels_are_known_after_a_kill(tmp_path: Path) -> None:
         labels = dict(zip(found.ids.tolist(), found.y.tolist(), strict=True))
         assert sorted([*labels, *window]) == list(range(1, 31))
         for number, (_, y) in enumerate(stream, start=1):
-            assert labels.get(number, y) == (y if number <= 20 else -1) or number in window
+            assert labels.get(number, y) == (y if number <= 20 else None) or number in window
         closed(again)
 
 

@@ -36,7 +36,7 @@ print(sum(float(p.double().sum()) for p in model.parameters()))
 PLAN = """
 import sys
 from fl_elastic.cli import main
-sys.argv = ["fl-elastic", "plan", "torchvision:squeezenet1_1", "--input", "3,32,32", "--only"]
+sys.argv = ["fl-elastic", "plan", "torchvision:squeezenet1_1", "--input", "3,32,32"]
 try:
     main()
 except SystemExit as ended:

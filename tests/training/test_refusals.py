@@ -45,9 +45,12 @@ class Net(nn.Linear):
 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "TorchScript": (scripted, "TorchScript module, .*nn.Module that it was made from"),
-    "a class": (lambda: Net, r"the model is the class Net: .*Net\(\)"),
-    "a function": (lambda: torch.relu, "give a torch.nn.Module"),
-    "a state": (lambda: Net().state_dict(), "the model is OrderedDict"),
+    "a class": (lambda: Net, r"model Net is no torch module but a class: give Net\(\.\.\.\)"),
+    "a function": (
+        lambda: torch.relu,
+        "model of type builtin_function_or_method is no torch module",
+    ),
+    "a state": (lambda: Net().state_dict(), "model of type OrderedDict is no torch module"),
 }
 WAYS: dict[str, Callable[[Any], object]] = {
     "trainer": lambda model: ElasticTrainer(model, cross_entropy, sgd, budget=Budget()),

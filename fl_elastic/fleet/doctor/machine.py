@@ -31,6 +31,7 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _OLDEST_FLOWER, _NEXT_FLOWER = (1, 41), (1, 50)
+_FLOWER = "'flwr>=1.41,<1.50'"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def check_python(version: tuple[int, int]) -> Finding:
 def check_torch(build: TorchBuild | None, machine: str) -> Finding:
     """Return whether torch is installed, and not in a build for other hardware."""
     if build is None:
-        return fail("torch", "not installed", "python -m pip install fl-elastic")
+        return fail("torch", "not installed", "python -m pip install 'torch>=2.6'")
     seen = f"{build.version}, {'CUDA ' + build.cuda if build.cuda else 'CPU only'}"
     if build.cuda and machine == "aarch64":
         return warn(
@@ -90,11 +91,11 @@ def check_torch(build: TorchBuild | None, machine: str) -> Finding:
 def check_flower(version: str | None) -> Finding:
     """Return whether a version of Flower is installed that fl_elastic knows."""
     if version is None:
-        return fail("Flower", "not installed", "python -m pip install fl-elastic")
+        return fail("Flower", "not installed", f"python -m pip install {_FLOWER}")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if _OLDEST_FLOWER <= numbers < _NEXT_FLOWER:
         return ok("Flower", version)
-    return fail("Flower", version, "python -m pip install 'flwr>=1.41,<1.50'")
+    return fail("Flower", version, f"python -m pip install {_FLOWER}")
 
 
 def check_memory(memory: Memory) -> Finding:

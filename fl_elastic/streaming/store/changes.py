@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fl_elastic.streaming.intake import (
-    UNLABELLED,
     Refused,
     checked_label,
     checked_sample,
     checked_time,
+    kept_label,
 )
 from fl_elastic.streaming.store.bounds import Rows
 from fl_elastic.streaming.store.encoding import Encoding
@@ -193,7 +193,7 @@ class _Transaction:
                 self.refused[str(why)] += 1
                 return None
         if isinstance(change, Relabelled):
-            found = execute("UPDATE samples SET y = ? WHERE id = ?", (change.y, number))
+            found = execute("UPDATE samples SET y = ? WHERE id = ?", (kept_label(change.y), number))
         else:
             found = execute("DELETE FROM samples WHERE id = ?", (number,))
             self._rooms = None
@@ -215,8 +215,7 @@ class _Transaction:
         if form is None:
             form = Encoding.of(self._writer.encoding, x)
             x = checked_sample(x, form)
-        given = checked_label(offer.y)
-        label = UNLABELLED if given is None else given
+        label = kept_label(checked_label(offer.y))
         when = time.time() if offer.t is None else checked_time(offer.t)
         told = None if offer.outputs is None else np.asarray(offer.outputs, np.float32).tobytes()
         size = form.row_bytes + len(told or b"")

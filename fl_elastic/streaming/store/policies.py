@@ -15,7 +15,7 @@ __all__ = ["STORAGE_POLICIES", "Newcomer", "StoragePolicy", "lottery"]
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A sample that asks for a place: its class, -1 for none yet, and its number in the `lottery`."""
+    """A sample that asks for a place: its class as column ``y`` has it, and its number in the `lottery`."""
 
     label: int
     draw: float
@@ -24,9 +24,9 @@ class Newcomer:
 class StoragePolicy(ABC):
     """Chooses who leaves a full store.
 
-    The table ``samples`` has the columns ``slot`` (place, primary key), ``id`` (bigger is newer), ``y`` (label, -1
-    for none), ``draw`` and ``t``, with indices on ``id``, ``draw`` and ``(y, draw)``; ``classes`` has the number of
-    samples ``n`` for each ``y``. Only look.
+    The table ``samples`` has the columns ``slot`` (place, primary key), ``id`` (bigger is newer), ``y`` (a
+    number for each class, and one for no label), ``draw`` and ``t``, with indices on ``id``, ``draw`` and
+    ``(y, draw)``; ``classes`` has the number of samples ``n`` for each ``y``. Only look.
     """
 
     @abstractmethod

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
+from fl_elastic.streaming.intake import Refused, checked_label, kept_label, label_of
 from fl_elastic.streaming.retrievals import RETRIEVALS
 from fl_elastic.streaming.store.changes import Change, Note, Offer, Relabelled, Writer
 from fl_elastic.streaming.store.encoding import Encoding, check_encoding
@@ -39,7 +40,7 @@ class Samples:
     x : array, shape (N, ...)
         Inputs, or features where the store holds those.
     y : array of int, shape (N,)
-        Labels; -1 for none.
+        Labels; masked, as in `numpy.ma`, where none has come.
     t : array of float, shape (N,)
         When they were observed, in the stream's own seconds.
     outputs : array of float or None, shape (N, classes)
@@ -157,10 +158,11 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return dict(self._database.facts().rejected + self._database.lost)
 
     @property
-    def classes(self) -> dict[int, int]:
-        """How many samples of each label there are; -1 for those without."""
+    def classes(self) -> dict[int | None, int]:
+        """How many samples of each label there are; None for those without."""
         self._settle()
-        return dict(self._database.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y"))
+        rows = self._database.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y")
+        return {label_of(y): n for y, n in rows}
 
     @overload
     def add(
@@ -183,7 +185,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         x : array
             One sample, or a batch of them.
         y : int or sequence of int, optional
-            Labels; None, or -1 in a sequence, if it is not known yet.
+            Labels, whole numbers; None if it is not known yet.
         t : float or sequence of float, optional
             When it was observed; now, if left out.
         outputs : array, optional
@@ -193,7 +195,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """
         if np.ndim(y) == 0:
             return self.change([Offer(x, y, t, outputs)], version)[0]
-        inputs, labels = np.asarray(x), np.asarray(y)
+        inputs, labels = np.asarray(x), np.asanyarray(y)
         times = [t] * len(labels) if t is None or np.ndim(t) == 0 else list(np.asarray(t))
         given = [None] * len(labels) if outputs is None else list(np.asarray(outputs))
         if not len(inputs) == len(labels) == len(times) == len(given):
@@ -221,11 +223,23 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._database.bounds.largest_row >= row_bytes
 
     def label(self, sample_id: int, y: int) -> bool:
-        """Give a sample its label, late or again; return whether it is still here."""
+        """Give a sample its label, late or again; return whether it is still here.
+
+        Raises
+        ------
+        StoreError
+            If it is no class number.
+        """
+        try:
+            label = checked_label(y)
+        except Refused as why:
+            raise StoreError(str(why)) from None
+        if label is None:
+            raise StoreError(f"there is no label for sample {sample_id}: give its class number")
         self._settle()
         # Looked at first, so that a foreign id costs no transaction.
         here = self._database.read(f"SELECT id FROM samples WHERE {_OF_IDS}", _listed([sample_id]))
-        return bool(here) and self.change([Relabelled(here[0][0], int(y))])[0] is not None
+        return bool(here) and self.change([Relabelled(here[0][0], label)])[0] is not None
 
     def sample(
         self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
@@ -298,8 +312,9 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             Only those that were added with another version.
         """
         self._settle()
+        kept = None if label is None else kept_label(label)
         given: dict[str, object] = {
-            _OF_IDS: None if ids is None else _listed(ids), "y = ?": label, "t < ?": before,
+            _OF_IDS: None if ids is None else _listed(ids), "y = ?": kept, "t < ?": before,
             "version <> ?": other_than_version,
         }  # fmt: skip
         given = {clause: value for clause, value in given.items() if value is not None}
@@ -337,9 +352,9 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """Return ids and labels, of samples that have a label or of all, of one version or of any."""
         state = (self._database.state(), labelled, version)
         if self._drawable is None or self._drawable[0] != state:
-            wanted = "(y >= 0 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
+            wanted = "(y <> ?3 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
             query = f"SELECT id, y FROM samples WHERE {wanted} ORDER BY id"
-            rows = self._database.read(query, labelled, version)
+            rows = self._database.read(query, labelled, version, kept_label(None))
             ids, labels = np.array(rows, np.int64).reshape(-1, 2).T
             self._drawable = (state, (ids, labels))
         return self._drawable[1]
@@ -355,9 +370,18 @@ def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
     return Samples(
         ids=np.array(ids, np.int64),
         x=np.zeros(0, np.float32) if form is None else form.decode(x),
-        y=np.array(y, np.int64),
+        y=_labels(y),
         t=np.array(t, np.float64),
         outputs=outputs,
+    )
+
+
+def _labels(kept: Sequence[int]) -> NDArray[np.int64]:
+    labels = [label_of(each) for each in kept]
+    if None not in labels:
+        return np.array(labels, np.int64)
+    return np.ma.array(
+        [each or 0 for each in labels], np.int64, mask=[each is None for each in labels]
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_elastic.errors import StoreError
+from fl_elastic.storage import private_file
 from fl_elastic.streaming.aside import put_aside
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
 from fl_elastic.streaming.store.encoding import Encoding
@@ -206,7 +207,8 @@ class Database:
         """Open what is at the path, made if it is not there; sqlite3.DatabaseError if it is damaged."""
         self.connection.close()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # SQLite gives its log and its index the permissions of the file.
+            os.close(private_file(self.path, os.O_RDWR))
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def benchmark(
                 typer.echo(found)
             else:
                 for table in found:
-                    Console().print(table)
+                    print_table(table)
 
         own = list(inspect.signature(measure).parameters.values())[1:]
         common = list(inspect.signature(command).parameters.values())[:-1]
@@ -132,10 +132,7 @@ def _show(results: Results, prefix: str) -> None:
     table = Table("", *(column.replace("_", " ") for column in columns), title=str(results.path))
     for name, row in rows.items():
         table.add_row(name.removeprefix(prefix), *(_text(row.get(column)) for column in columns))
-    console = Console()
-    # A line that wraps can be read; columns of one letter cannot.
-    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    Console(width=max(console.width, needed)).print(table)
+    print_table(table)
 
 
 def _text(value: object) -> str:

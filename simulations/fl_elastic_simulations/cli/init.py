@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -16,6 +17,8 @@ __all__ = ["init", "write_project"]
 _TEMPLATES = Path(__file__).with_name("project")
 # What Flower takes for the name of an app.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
+# Of which each project has one for its server, so that hardly two have the same.
+_FIRST_PORT, _PORTS = 39100, 800
 _FILES = {
     "pyproject.toml": "pyproject.toml.md",
     "README.md": "README.md",
@@ -52,11 +55,19 @@ def write_project(folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ScenarioError(f"{folder} is there already and not empty: choose another folder")
     package = name.lower().replace("-", "_")
+    place = folder.resolve().as_posix()
+    names = {
+        "name": name,
+        "package": package,
+        # As it stands inside of the quotes of TOML.
+        "folder": place.replace("\\", "\\\\").replace('"', '\\"'),
+        "port": _FIRST_PORT + zlib.crc32(place.encode()) % _PORTS,
+    }
     written = []
     for target, template in {"{package}/__init__.py": "", **_FILES}.items():
         path = folder / target.format(package=package)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = '"""$name."""\n' if not template else (_TEMPLATES / template).read_text("utf-8")
-        path.write_text(Template(text).substitute(name=name, package=package), "utf-8")
+        path.write_text(Template(text).substitute(names), "utf-8")
         written.append(path)
     return written

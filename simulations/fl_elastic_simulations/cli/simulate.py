@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.report.formats import seconds_text
 
 __all__ = ["SimulationProgress", "simulate"]
 
@@ -47,11 +49,13 @@ class SimulationProgress:
             disable=not console.is_terminal,
             transient=True,
         )
-        cells = len(scenario.methods) * len(scenario.seeds)
-        self._all = self._bars.add_task("rounds", total=cells * self._rounds, note="starting")
+        self._total = len(scenario.methods) * len(scenario.seeds) * self._rounds
+        self._all = self._bars.add_task("rounds", total=self._total, note="starting")
         self._clients = self._bars.add_task("clients", total=len(scenario.clients), note="")
         self._started = 0
         self._name = ""
+        # Rounds that were done, and when, as the first one of this run was told.
+        self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -76,14 +80,23 @@ class SimulationProgress:
         self._bars.update(self._clients, completed=received, total=expected)
 
     def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Show the global model after a round."""
+        """Show the global model after a round, and about how long all others take at this pace."""
         note = f"accuracy {accuracy:.1%}, loss {loss:.3f}, {simulated_seconds:.0f} s simulated"
-        self._bars.update(
-            self._all, completed=(self._started - 1) * self._rounds + number, note=note
-        )
+        done = (self._started - 1) * self._rounds + number
+        self._bars.update(self._all, completed=done, note=note)
+        left = self._seconds_left(done)
+        if left is not None:
+            note += f", about {seconds_text(left)} left"
         self._console.print(
             f"{self._name}, round {number} of {self._rounds}: {note}", highlight=False
         )
+
+    def _seconds_left(self, done: int) -> float | None:
+        now = time.monotonic()
+        before, began = self._first = self._first or (done, now)
+        if done <= before or done >= self._total:
+            return None
+        return round((now - began) / (done - before) * (self._total - done))
 
 
 _ENGINES = ("flower", "local")
@@ -127,6 +140,7 @@ def simulate(
     from fl_elastic_simulations.scenario import Scenario
 
     loaded = Scenario.load(scenario, override or ())
+    from fl_elastic.cli.tables import print_table
     from fl_elastic.storage import write_atomically
     from fl_elastic_simulations.engine.quiet import quiet_log
     from fl_elastic_simulations.engine.server import Simulation
@@ -148,5 +162,5 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    Console().print(results_table(summary))
+    print_table(results_table(summary))
     typer.echo(f"summary  {summary_path}\nreport   {page}")

@@ -19,7 +19,7 @@ from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import HAVE, MAY_TRAIN
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.place import PEAK_BYTES
@@ -138,7 +138,7 @@ class PeerClient:
             result = PEERS.make(self.peer).train(task)
         finally:
             # Also of a round that it stays out of: a method may do something else in the next one.
-            write_atomically(self._memory_file, json.dumps(memory).encode())
+            write_atomically(self._memory_file, json.dumps(memory).encode(), OWNER_ONLY)
         peak = self.check_memory(result.update.deltas.keys())
         packed = encode(result.update, manifest, self.codec)
         metrics = {

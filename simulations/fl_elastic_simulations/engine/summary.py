@@ -91,6 +91,7 @@ def summarise(
         if scenario.training.tests
         else f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",
         "target_accuracy": target,
+        "largest_class": _largest_class(cells),
         "target_rule": None
         if scenario.target is None
         else f"final accuracy of {scenario.target.method} minus {100 * scenario.target.minus:g} points",
@@ -135,6 +136,12 @@ def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | Non
         return None
     reached = [_final_accuracy(scenario, cell) for cell in by_method[scenario.target.method]]
     return statistics.fmean(reached) - scenario.target.minus
+
+
+def _largest_class(cells: Sequence[Cell]) -> float | None:
+    """Return the share of the commonest class among test examples: what a model gets that says nothing else."""
+    tested = next(([count for _, count in cell.classes] for cell in cells if cell.classes), [])
+    return max(tested) / sum(tested) if sum(tested) else None
 
 
 def _full_step(cells: Sequence[Cell]) -> float | None:

@@ -46,8 +46,14 @@ def export_run(
         try:
             chosen = Scenario.from_json((results / SCENARIO).read_text())
         except (OSError, UnicodeDecodeError):
+            if not any((results / CHECKPOINTS).glob("*")):
+                raise CheckpointError(
+                    f"{results} holds no {SCENARIO} and no checkpoint: give the folder of a run's results"
+                ) from None
             raise CheckpointError(
-                f"{results} holds no {SCENARIO}: give the folder of a run's results, or the scenario"
+                f"{results} holds no {SCENARIO}, so the run was of an app of your own, which alone knows its "
+                f"model: load_checkpoint({str(results / CHECKPOINTS)!r}, ArrayRecord(model.state_dict())).arrays "
+                "are the newest weights, as docs/how-to/fleet.md shows; or give the scenario"
             ) from None
     else:
         chosen = Scenario.load(scenario)

@@ -21,7 +21,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
 from fl_elastic.planning import POLICIES
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.methods import check_methods, method_strategy
@@ -103,7 +103,7 @@ class FleetRun:
     def run(self, grid: Grid) -> dict[str, Any]:
         """Run the rounds that are still to do; return the summary, which is also written."""
         log_to_file(self.results / _LOG_FILE)
-        write_atomically(self.results / SCENARIO, self.scenario.to_json().encode())
+        write_atomically(self.results / SCENARIO, self.scenario.to_json().encode(), OWNER_ONLY)
         model = scenario_model(self.scenario, self.data_root, self.seed)
         manifest = Manifest.of(model)
         if not self.resume:
@@ -152,7 +152,9 @@ class FleetRun:
             evaluate_fn=tested,
         )
         summary = self._summary(Journal(self.results / JOURNAL).entries())
-        write_atomically(self.results / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        write_atomically(
+            self.results / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode(), OWNER_ONLY
+        )
         return summary
 
     def _summary(self, entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.batches import epochs_of
+from fl_elastic.training.batches import Epochs
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
@@ -145,7 +145,7 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
 
 def _stream(task: LocalTask, device: object) -> Iterator[Batch]:
     batches: Iterable[Batch] = task.batches
-    return epochs_of(batches, task.epochs, device)
+    return Epochs(batches, task.epochs, device)
 
 
 @contextmanager

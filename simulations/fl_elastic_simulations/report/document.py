@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
-from fl_elastic.storage import write_atomically
+from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.downloads import Download
 from fl_elastic_simulations.report.palette import EMPTY, ink
 from fl_elastic_simulations.report.table import Grid
@@ -42,7 +42,7 @@ def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
 
     In units of a drawing that is `WIDTH` wide: its height, where its axis begins (``left``), ticks of ``rows`` and
     ``columns`` with their texts, dashed vertical lines (``dashed``), ``paths`` (points, colour, fill or nothing,
-    name) and ``cells`` (left, upper edge, width, height, colour, name).
+    name), ``cells`` (left, upper edge, width, height, colour, name) and titles of the axes, ``across`` and ``up``.
     """
     traces, layout = drawn["data"], drawn["layout"]
     axis = layout["yaxis"]
@@ -70,6 +70,8 @@ def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
         "dashed": [x(shape["x0"]) for shape in layout.get("shapes", ())],
         "paths": _paths([each for each in traces if each["type"] == "scatter"], x, y),
         "cells": [cell for t in traces if t["type"] == "heatmap" for cell in _cells(t, x, y)],
+        "across": layout["xaxis"].get("title", {}).get("text", ""),
+        "up": axis.get("title", {}).get("text", ""),
     }
 
 
@@ -247,7 +249,9 @@ def write_document(
         title=title, sections=sections, facts=facts, linked=linked, still=still, **shown, **values
     )
     # A lone surrogate in a name becomes a character reference and spoils no whole page.
-    return write_atomically(path, text.encode(errors="xmlcharrefreplace"))
+    # One that a device writes lies beside its samples.
+    mode = OWNER_ONLY if still else None
+    return write_atomically(path, text.encode(errors="xmlcharrefreplace"), mode)
 
 
 def _figures(sections: Sequence[Section]) -> dict[str, Figure]:

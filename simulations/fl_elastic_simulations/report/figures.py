@@ -34,12 +34,14 @@ __all__ = [
     "coverage_map",
     "mean_curve",
     "row_names",
+    "shown_range",
     "speed_bars",
 ]
 
 Json = Mapping[str, object]
 _FEW_POINTS = 12
-_CLOSE = 0.13  # of accuracy: texts that are less apart, one moved up and one down, would lie on each other
+_EARLY = 5  # one in so many tests may lie below the figure
+_CLOSE = 0.13  # of the height: texts that are less apart, one moved up and one down, would lie on each other
 _ROOM_FOR_ENDS = {"l": 0, "r": 58, "t": 14, "b": 0}
 _ROUNDS = Unit("round", 1.0)
 _MANY_CELLS = 30
@@ -90,7 +92,8 @@ def _accuracy(
     unit = unit_for(largest)
     bands: list[Json] = []
     lines: list[Json] = []
-    ends: list[tuple[int, float, float]] = []
+    ends: list[tuple[int, float, float, str]] = []
+    shown = shown_range([c for c in curves if spent(c)], results.target_accuracy)
     for position, (method, curve) in enumerate(zip(results.methods, curves, strict=True)):
         values = spent(curve)
         if not values:
@@ -98,20 +101,48 @@ def _accuracy(
         scaled = [value / unit.size for value in values]
         if curve.seeds > 1:
             bands.append(_band(scaled, curve, position))
-        ends.append((position, scaled[-1], curve.accuracy[-1]))
+        # The figure of the table, which is a mean over the last tests.
+        final = curve.accuracy[-1] if method.final_accuracy is None else method.final_accuracy
+        ends.append((position, scaled[-1], curve.accuracy[-1], accuracy_text(final)))
         lines.append(_line(method, scaled, curve, [written(value) for value in values], position))
     return figure(
         # All bands lie below all lines.
-        [*bands, *lines, *_ends(ends)],
+        [*bands, *lines, *_ends(ends, _CLOSE * (shown[1] - shown[0] if shown else 1.0))],
         380,
         xaxis={
             "title": {"text": f"{title} ({unit.name})" if title else unit.name},
             "rangemode": "tozero",
         },
         margin=_ROOM_FOR_ENDS,
-        yaxis={"title": {"text": "accuracy"}, "tickformat": ".1~%"},
+        yaxis={
+            "title": {"text": "accuracy"},
+            "tickformat": ".1~%",
+            **({"range": shown} if shown else {}),
+        },
         **_target(results.target_accuracy),
     )
+
+
+def shown_range(curves: Sequence[Curve], target: float | None) -> list[float] | None:
+    """Return the accuracies to draw, where curves spend most of their tests; None for all of them.
+
+    A run that rises from a tenth to 95 % in its first rounds leaves no room for what its methods differ in.
+
+    >>> rising = mean_curve([Point(0, n, a, 1.0, 1.0) for n, a in enumerate((0.1, 0.6, *[0.95, 0.97] * 4))])
+    >>> [round(each, 3) for each in shown_range([rising], None) or ()]
+    [0.947, 0.972]
+    >>> shown_range([mean_curve([Point(0, n, n / 10, 1.0, 1.0) for n in range(9)])], None)
+    """
+    tested = sorted(accuracy for curve in curves for accuracy in curve.accuracy)
+    if not tested:
+        return None
+    wanted = [tested[len(tested) // _EARLY], *(curve.accuracy[-1] for curve in curves)]
+    low = min(wanted if target is None else [*wanted, target])
+    high = max(max(curve.highest) for curve in curves)
+    span = max(high - low, 0.01)
+    if low - tested[0] < span:
+        return None
+    return [low - 0.15 * span, high + 0.1 * span]
 
 
 def _line(
@@ -148,14 +179,14 @@ def _band(across: Sequence[float], curve: Curve, position: int) -> Json:
     }
 
 
-def _ends(ends: Sequence[tuple[int, float, float]]) -> list[Json]:
-    """Return what each line ends at, written beside its end; those that end close together lie apart."""
+def _ends(ends: Sequence[tuple[int, float, float, str]], close: float) -> list[Json]:
+    """Return what each method ended at, written beside its line's end; those that end close together lie apart."""
     ordered = sorted(ends, key=lambda end: end[2])
-    heights = [-math.inf, *(y for _, _, y in ordered), math.inf]
+    heights = [-math.inf, *(y for _, _, y, _ in ordered), math.inf]
     marks: list[Json] = []
-    for (position, x, y), below, above in zip(ordered, heights, heights[2:], strict=False):
+    for (position, x, y, text), below, above in zip(ordered, heights, heights[2:], strict=False):
         # The lowest of those close together goes down, the highest up.
-        down, up = above - y < _CLOSE <= y - below, y - below < _CLOSE <= above - y
+        down, up = above - y < close <= y - below, y - below < close <= above - y
         beside = "bottom right" if down else "top right" if up else "middle right"
         marks.append(
             {
@@ -164,7 +195,7 @@ def _ends(ends: Sequence[tuple[int, float, float]]) -> list[Json]:
                 "legendgroup": str(position),
                 "x": [x],
                 "y": [y],
-                "text": [accuracy_text(y)],
+                "text": [text],
                 "textposition": beside,
                 "textfont": {"color": ink(position).colour},
                 "marker": {"color": ink(position).colour, "size": 7},

@@ -23,6 +23,8 @@ from fl_elastic_simulations.report.figures import (
     accuracy_by_traffic,
     accuracy_by_uplink,
     coverage_map,
+    mean_curve,
+    shown_range,
     speed_bars,
 )
 from fl_elastic_simulations.report.formats import factor_text
@@ -106,6 +108,9 @@ def _courses(results: Results) -> list[Section]:
     band = f" The line is the mean of {seeds} seeds, the band their range." if seeds > 1 else ""
     goal = "" if results.target_accuracy is None else ": compare where the lines meet the target"
     clock = "simulated time" if results.simulated else "time"
+    drawn = [curve for method in results.methods if (curve := mean_curve(method.history)).rounds]
+    if shown_range(drawn, results.target_accuracy) is not None:
+        band += " The first tests lie below the figure: double-click it to see all."
     less = "Further left is less sent by all clients for the same accuracy."
     both = "What the server sent counts as well: below the fleet's cut nothing travels in either direction."
     sections = [

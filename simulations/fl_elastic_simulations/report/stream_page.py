@@ -19,7 +19,7 @@ from fl_elastic_simulations.report.palette import ink
 
 __all__ = ["shares_along", "stream_sections", "write_stream_page"]
 
-_UNLABELLED = "-1"
+_UNLABELLED = "none"
 _MOST_GROUPS = 60
 _ALONG = {"title": {"text": "labelled samples"}, "rangemode": "tozero", "showgrid": False}
 # Paler where the colours come again.
@@ -70,7 +70,7 @@ def stream_sections(
     made = [Section(
         f"{name}-accuracy", f"{whose}Accuracy along the stream",
         "Of predictions made before anything was learned of the sample. Dashed: drifts that were noticed.",
-        shares_along({"accuracy": accuracy}, summary["drift_marks"]),
+        shares_along({"accuracy": accuracy}, summary["drift_marks"], up="accuracy"),
     )]  # fmt: skip
     if summary["groups"]:
         made.append(Section(
@@ -78,7 +78,7 @@ def stream_sections(
             "A row for each part of the model that was ever trained, input first; grey: undone by the guard.",
             _trained(summary, float(points[-1]["labelled"])),
         ))  # fmt: skip
-    labels = sorted({label for point in points for label in point["stored"]}, key=int)
+    labels = sorted({label for point in points for label in point["stored"]}, key=_place)
     stored = {
         "no label" if label == _UNLABELLED else f"class {label}": [
             (point["labelled"], float(point["stored"].get(label, 0))) for point in points
@@ -92,8 +92,16 @@ def stream_sections(
     return made
 
 
-def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
-    """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts."""
+def _place(label: str) -> tuple[bool, int]:
+    """Return where a label comes: first those without one, then classes by their number."""
+    return (False, 0) if label == _UNLABELLED else (True, int(label))
+
+
+def shares_along(series: Series, marks: Sequence[float] = (), *, up: str = "share") -> Figure:
+    """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts.
+
+    ``up`` says what they are shares of, or what they are.
+    """
     dashed = {"dash": "dash", "width": 1}
     return figure(
         [
@@ -102,7 +110,7 @@ def shares_along(series: Series, marks: Sequence[float] = ()) -> Figure:
         ],
         300,
         xaxis=_ALONG,
-        yaxis={"range": [0, 1], "tickformat": ".0%"},
+        yaxis={"range": [0, 1], "tickformat": ".0%", "title": {"text": up}},
         shapes=[
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": dashed}
             for at in marks
@@ -120,7 +128,8 @@ def _stacked(series: Series) -> Figure:
         }
         for place, (name, points) in enumerate(series.items())
     ]
-    return figure(traces, 300, xaxis=_ALONG, yaxis={"rangemode": "tozero"})
+    up = {"rangemode": "tozero", "title": {"text": "samples in the store"}}
+    return figure(traces, 300, xaxis=_ALONG, yaxis=up)
 
 
 def _curve(place: int, name: str, points: Sequence[tuple[float, float]]) -> dict[str, object]:

@@ -157,6 +157,7 @@ class Results:
     costs: tuple[GroupCost, ...] = ()
     scenario: str = ""
     command: str = ""
+    largest_class: float | None = None
 
 
 def read_summary(summary: Mapping[str, object]) -> Results:
@@ -203,6 +204,7 @@ def read_summary(summary: Mapping[str, object]) -> Results:
         costs=_each(root.get("group_costs"), "group_costs", _cost),
         scenario=json.dumps(root["scenario"], indent=1) if root.get("scenario") else "",
         command=_text(root.get("command")),
+        largest_class=_number(root.get("largest_class"), "largest_class"),
     )
 
 

@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+# Of an accuracy: what is above the largest class's share by no more is above it by chance.
+_NO_BETTER = 0.005
+
+
 @dataclass(frozen=True)
 class Grid:
     """Headings and rows of plain text; the first column names the method."""
@@ -42,9 +46,11 @@ def results_grid(results: Results) -> Grid:
     """Return one row per method, compared with the first method.
 
     The speed-up is that of the time to the target. Where the first method never reached it, there
-    is nothing to divide, and the whole column compares the total time instead and says so.
+    is nothing to divide, and the whole column compares the total time instead and says so. A method that is no
+    better than the largest class's share has learned nothing: it has no speed-up, and nothing has one over it.
     """
     first = results.methods[0]
+    learned = {method.name for method in results.methods} - set(_learned_nothing(results))
     to_target = first.seconds_to_target is not None
     rejected = any(method.rejected_updates for method in results.methods)
     time = "Simulated time" if results.simulated else "Time"
@@ -64,7 +70,9 @@ def results_grid(results: Results) -> Grid:
             _final_accuracy(method, results),
             _target_time(method, results.target_accuracy),
             seconds_text(method.seconds),
-            ratio_text(_speedup(first, method, to_target)),
+            ratio_text(
+                _speedup(first, method, to_target) if {first.name, method.name} <= learned else None
+            ),
             _traffic(method.uplink_bytes, first.uplink_bytes),
             _traffic(method.downlink_bytes, first.downlink_bytes),
             *((str(method.rejected_updates),) if rejected else ()),
@@ -162,9 +170,26 @@ def target_sentence(results: Results) -> str:
         if results.target_accuracy is None
         else f"Target: {accuracy_text(results.target_accuracy)} accuracy{rule}."
     )
+    if nothing := _learned_nothing(results):
+        target += (
+            f" Warning: {' and '.join(nothing)} ended no better than the share of the largest class "
+            f"({accuracy_text(results.largest_class)}), so learned nothing: no speed-up is given."
+        )
     if len(results.methods) == 1:
         return target
     return f"{target} Speed-up and percentages are relative to {results.methods[0].name}."
+
+
+def _learned_nothing(results: Results) -> list[str]:
+    """Return the names of methods whose model is no better than one that always says the largest class."""
+    share = results.largest_class
+    return [
+        method.name
+        for method in results.methods
+        if share is not None
+        and method.final_accuracy is not None
+        and method.final_accuracy <= share + _NO_BETTER
+    ]
 
 
 def _final_accuracy(method: Method, results: Results) -> str:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 import fl_elastic_simulations
+from fl_elastic_simulations.cli import simulate
 from fl_elastic_simulations.cli.simulate import SimulationProgress
 from fl_elastic_simulations.scenario import Scenario
 
@@ -26,7 +27,27 @@ def test_each_round_has_one_line(terminal: bool) -> None:
             progress.round(number, number / 10, 1.0, 2.0)
     found = [line for line in said.getvalue().splitlines() if " of 24: " in line]
     assert len(found) == 6
-    expected = "elastic, seed 0, round 6 of 24: accuracy 60.0%, loss 1.000, 2 s simulated"
-    assert found[-1].endswith(expected)
+    expected = "elastic, seed 0, round 6 of 24: accuracy 60.0%, loss 1.000, 2 s simulated, about "
+    assert expected in found[-1] and found[-1].endswith(" left")
+    # One round says nothing of how long the others take.
+    assert found[0].endswith("s simulated")
     if not terminal:
         assert said.getvalue().splitlines() == found
+
+
+def test_the_time_left_is_that_of_all_other_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, clock = io.StringIO(), [100.0]
+    monkeypatch.setattr(simulate.time, "monotonic", lambda: clock[0])
+    scenario = Scenario.load(
+        DEMO, ('methods=["full", "elastic"]', "seeds=[0, 1]", "training.rounds=4")
+    )
+    with SimulationProgress(scenario, Console(file=said, width=200)) as progress:
+        # The first of four cells was run before.
+        for cell in range(4):
+            progress.cell("full", cell, 4)
+            for number in range(5) if cell else ():
+                progress.round(number, 0.5, 1.0, 2.0)
+                clock[0] += 10.0
+    left = [line.partition("about ")[2] for line in said.getvalue().splitlines()]
+    # Eleven rounds are left after the first of twelve; a test of the untrained model comes before each four.
+    assert left[:3] == ["", "1 min 50 s left", "1 min 40 s left"] and left[-1] == ""

@@ -250,6 +250,14 @@ def test_each_client_has_what_it_spent_and_how_good_the_model_is_for_its_classes
     assert "labels" not in short and "clients" not in short["methods"]["full"]
 
 
+def test_the_share_of_the_largest_class_is_that_of_the_test_examples() -> None:
+    tested = cell("full", 0, RISING, classes=[(9, 10), (5, 30), (0, 0)])
+    assert summarise(scenario(), [tested], GROUPS)["largest_class"] == 0.75
+    for unknown in ([], [(0, 0)]):
+        tested = cell("full", 0, RISING, classes=unknown)
+        assert summarise(scenario(), [tested], GROUPS)["largest_class"] is None
+
+
 def test_a_cell_of_before_is_still_read() -> None:
     text = json.loads(cell("full", 0, RISING).to_json())
     for name in ("clients", "labels", "classes", "rejections", "peaks", "importance"):

@@ -379,3 +379,32 @@ def test_a_long_text_on_a_phone_leaves_its_heading_whole(
     heading = "return parseFloat(getComputedStyle(arguments[0], '::before').width)"
     assert browser.execute_script(heading, cell) > 100
     assert browser.execute_script(TOO_WIDE) == []
+
+
+CUT_OFF = """
+return [...document.querySelectorAll(".scroll")]
+  .filter((box) => box.scrollWidth > box.clientWidth + 1)
+  .map((box) => [box.getAttribute("aria-label"), box.scrollWidth, box.clientWidth]);
+"""
+
+
+def test_tables_of_many_clients_are_whole_on_a_laptop_and_short_on_a_phone(
+    browser: Chrome, tmp_path: Path, make_summary: Make
+) -> None:
+    summary = make_summary(("full", "elastic", "random"), seeds=1, rounds=4)
+    for method in summary["methods"].values():
+        method["clients"] = [
+            {"client": place, "device": "pi_zero_2w", "examples": 1234, "accuracy": 0.987, "rounds": 24,
+             "seconds": 216.0, "uplink_bytes": 6.24e6, "downlink_bytes": 6.24e6}
+            for place in range(40)
+        ]  # fmt: skip
+    path = write_page(summary, tmp_path / "many.html")
+    opened(browser, path, DESKTOP)
+    assert browser.execute_script(CUT_OFF) == []
+    assert browser.execute_script("return document.querySelector('#clients .fold').open")
+    opened(browser, path, PHONE)
+    # Forty cards of a dozen lines would be thirty screens: they are folded until somebody asks.
+    assert browser.execute_script("return document.querySelector('#clients').offsetHeight") < 400
+    browser.find_element(By.CSS_SELECTOR, "#clients .fold > summary").click()
+    assert browser.execute_script("return document.querySelector('#clients').offsetHeight") > 5000
+    assert browser.execute_script(TOO_WIDE) == []

@@ -17,6 +17,7 @@ from fl_elastic_simulations.report.figures import (
 )
 from fl_elastic_simulations.report.palette import ink
 from fl_elastic_simulations.report.summary import read_summary
+from fl_elastic_simulations.report.table import results_grid
 
 Make = Callable[..., dict[str, Any]]
 
@@ -117,6 +118,25 @@ def test_the_target_is_drawn_only_where_there_is_one(make_summary: Make) -> None
     without = accuracy_by_time(read_summary({**summary, "target_accuracy": None}))
     assert without is not None
     assert not layout(without).shapes and not layout(without).annotations
+
+
+def test_the_axis_is_that_of_what_differs_and_ends_say_what_the_table_says(
+    make_summary: Make,
+) -> None:
+    summary = make_summary(("full", "elastic"), seeds=1, rounds=40)
+    for method, final in (("full", 0.951), ("elastic", 0.947)):
+        summary["methods"][method]["final_accuracy"] = final
+    results = read_summary(summary)
+    figure = accuracy_by_time(results)
+    low, high = layout(figure).yaxis.range
+    ends = [line["y"][-1] for line in lines(figure)]
+    early = [line["y"][0] for line in lines(figure)]
+    # A run rises from a tenth; what is compared lies between 90 and 97 %.
+    assert max(early) < low < 0.935 < high and high - low < 0.4
+    assert all(low < end < high for end in ends)
+    said = [trace["text"][0] for trace in drawn(figure) if trace["mode"] == "markers+text"]
+    assert sorted(said) == ["94.7 %", "95.1 %"]
+    assert [row[1] for row in results_grid(results).rows] == ["95.1 %", "94.7 %"]
 
 
 def test_no_history_gives_no_figure() -> None:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fl_elastic.cli.tables import print_table
 from fl_elastic_simulations.report import results_table
 from fl_elastic_simulations.report.formats import MISSING, TIMES
 from fl_elastic_simulations.report.summary import read_summary
@@ -41,7 +42,7 @@ def summary_of(**methods: dict[str, Any]) -> dict[str, Any]:
 def printed(table: Table, width: int = 80) -> str:
     """Return what the terminal shows."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(table)
+    print_table(table, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -136,3 +137,33 @@ def test_the_terminal_shows_every_cell_within_eighty_columns(
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[link=x]y", "<script>"])
 def test_a_name_is_no_markup(name: str) -> None:
     assert name in printed(results_table({**summary_of(**{name: FULL}), "title": name}), 200)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_every_figure_is_there_however_narrow_it_is(width: int) -> None:
+    summary = summary_of(full=FULL, elastic={**ELASTIC, "rejected_updates": 117})
+    shown = printed(results_table(summary), width).split()
+    for row in results_grid(read_summary(summary)).rows:
+        for word in " ".join(row).split():
+            assert word in shown, (word, width)
+    assert "117" in shown
+
+
+def test_a_model_that_stayed_at_the_share_of_the_largest_class_is_no_sooner() -> None:
+    stayed = {**ELASTIC, "final_accuracy": 0.801}
+    learned = {**FULL, "final_accuracy": 0.95}
+
+    def rows(**methods: dict[str, Any]) -> tuple[list[str], str]:
+        results = read_summary({**summary_of(**methods), "largest_class": 0.799})
+        grid = results_grid(results)
+        place = next(i for i, text in enumerate(grid.headings) if "Speed-up" in text)
+        return [row[place] for row in grid.rows], target_sentence(results)
+
+    speedups, said = rows(full=learned, elastic=stayed)
+    assert speedups == [f"1.00{TIMES}", MISSING]
+    assert "Warning: elastic ended no better than the share of the largest class (79.9 %)" in said
+    # Nothing is sooner than what has learned nothing.
+    speedups, said = rows(full=stayed, elastic=learned, other=stayed)
+    assert speedups == [MISSING] * 3 and "full and other ended no better" in said
+    speedups, said = rows(full=learned, elastic=learned)
+    assert MISSING not in speedups and "Warning" not in said

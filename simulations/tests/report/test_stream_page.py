@@ -26,7 +26,7 @@ def summary(**changed: Any) -> dict[str, Any]:
     points = [
         {"labelled": 50, "accuracy": 0.5, "samples": 50, "store_bytes": 10, "stored": {"0": 5}},
         {"labelled": 100, "accuracy": 1.0, "samples": 50, "store_bytes": 20,
-         "stored": {"0": 5, "10": 2, "2": 3, "-1": 1}},
+         "stored": {"0": 5, "10": 2, "2": 3, "-1": 4, "none": 1}},
     ]  # fmt: skip
     found = {
         "environment": {"python": "<3"}, "observed": 120, "labelled": 100, "accuracy": 0.75,
@@ -66,8 +66,11 @@ def test_the_page_holds_three_drawings_and_no_script(tmp_path: Path) -> None:
     ]  # fmt: skip
     fills = [each.get("fill") for each in trained.findall("rect")]
     assert fills[0] == fills[1] != fills[2]
+    for drawing, up in ((accuracy, "accuracy"), (trained, None), (store, "samples in the store")):
+        texts = [each.text for each in drawing.findall("text")]
+        assert "labelled samples" in texts and (up is None or up in texts)
     titles = [each.findtext("title") for each in store.findall("polygon")]
-    assert titles == ["no label", "class 0", "class 2", "class 10"]
+    assert titles == ["no label", "class -1", "class 0", "class 2", "class 10"]
     for name in titles:
         assert f"</span>{name}</span>" in html
 
@@ -158,8 +161,8 @@ def test_counts_stand_on_each_other_and_a_class_to_come_counts_nothing() -> None
     *_, store = stream_sections(summary())
     traces = drawn(store.figure)["data"]
     assert {each["stackgroup"] for each in traces} == {"all"}
-    assert [each["y"] for each in traces] == [[0, 1], [5, 5], [0, 3], [0, 2]]
-    assert list(store.names) == ["no label", "class 0", "class 2", "class 10"]
+    assert [each["y"] for each in traces] == [[0, 1], [0, 4], [5, 5], [0, 3], [0, 2]]
+    assert list(store.names) == ["no label", "class -1", "class 0", "class 2", "class 10"]
 
 
 def test_classes_beyond_the_colours_are_still_told_apart() -> None:

@@ -1,0 +1,103 @@
+"""The server's database across releases of Flower: none opens what a later one has opened."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from fl_elastic.errors import FleetError
+from fl_elastic.storage import OWNER_ONLY, write_atomically
+
+__all__ = ["fit_to_release"]
+
+_REGISTER = "keys that were registered since are not in it: run fl-elastic fleet register, with the fleet's folder"
+
+
+def fit_to_release(database: Path, version: str) -> str:
+    """Let a SuperLink of this version find a database that it can open; return what was done, empty for nothing.
+
+    When another minor release of Flower starts, the database is copied to a name with the release that it is of.
+    When that is an earlier one, the copy of that release takes its place, as it was when that release ran last.
+    Call it while no SuperLink runs.
+
+    Parameters
+    ----------
+    database : Path
+        Where it is, or will be.
+    version : str
+        Of the Flower that is to be started.
+
+    Raises
+    ------
+    FleetError
+        If it cannot be copied.
+    """
+    mark, now = database.with_name(f"{database.name}.release"), _minor(version)
+    before = _read(mark)
+    try:
+        said = _switched(database, before, now) if database.exists() and before != now else ""
+        if before != now:
+            write_atomically(mark, ".".join(map(str, now)).encode(), OWNER_ONLY)
+    except (OSError, sqlite3.Error) as error:
+        raise FleetError(
+            f"{database} cannot be kept before another release of Flower opens it ({error}): make room beside it"
+        ) from None
+    return said
+
+
+def _switched(database: Path, before: tuple[int, ...], now: tuple[int, ...]) -> str:
+    # One without a mark was written by a release of before there were marks.
+    kept = _copy_of(database, before) if before else database.with_name(f"{database.name}.before")
+    _copy(database, kept)
+    if not before or now > before:
+        return f"the database was copied to {kept.name} before Flower {_text(now)} opens it"
+    for end in ("-wal", "-shm"):
+        database.with_name(database.name + end).unlink(missing_ok=True)
+    earlier = _copy_of(database, now)
+    if earlier.exists():
+        _copy(earlier, database)
+        return f"the database is that of Flower {_text(now)} again, the later one is {kept.name}; {_REGISTER}"
+    database.unlink()
+    return (
+        f"Flower {_text(now)} cannot open the database of {_text(before)}, which is {kept.name} now, and begins a "
+        f"new one; {_REGISTER}"
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a database, with what is still in its log, at once or not at all."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY))
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(temporary)) as new:
+            old.backup(new)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _copy_of(database: Path, release: tuple[int, ...]) -> Path:
+    return database.with_name(f"{database.name}.flower-{_text(release)}")
+
+
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Return the numbers that say which database a release writes.
+
+    >>> _minor("1.42.0"), _minor("1.9.dev3+x")
+    ((1, 42), (1, 9))
+    """
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _read(mark: Path) -> tuple[int, ...]:
+    try:
+        return _minor(mark.read_text())
+    except (OSError, UnicodeDecodeError):
+        return ()

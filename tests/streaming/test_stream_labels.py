@@ -1,0 +1,129 @@
+"""No label is a value of its own: classes of any whole numbers are learned alike, through every way in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_streams import blobs, closed, learner_in, same, weights
+
+from fl_elastic.errors import StoreError
+from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.sources import open_source
+from fl_elastic.streaming.summary import stream_summary
+
+PAIRS = [(0, 1), (-1, 1), (-2, -1), (5, -(2**31))]
+
+
+def lived(folder: Path, names: Mapping[int, int], late: bool) -> dict[str, Any]:
+    """What comes of one stream whose classes have these names: cut off after a while, and taken up again."""
+    stream = blobs(300, (0, 1))
+    folder.mkdir()
+    learner = learner_in(folder)
+    for place, (x, y) in enumerate(stream):
+        if place == 150:
+            # As after a kill, but for the descriptor.
+            learner.store.close()
+            learner = learner_in(folder)
+        # Every seventh has no label at all.
+        label = None if place % 7 == 3 else names[y]
+        seen = learner.observe(x, None if late else label, float(place))
+        assert not seen.refused
+        if late and label is not None:
+            assert seen.sample_id is not None
+            assert not learner.label(seen.sample_id, label).refused
+    found = told(learner, {new: old for old, new in names.items()})
+    closed(learner)
+    again = learner_in(folder)
+    assert same(weights(again), found["weights"])
+    closed(again)
+    return found
+
+
+def told(learner: StreamLearner, back: Mapping[int, int]) -> dict[str, Any]:
+    """All that a learner says, with its classes under the names of the plain stream."""
+    summary = stream_summary(learner)
+    drop = {
+        "environment",
+        "classes",
+        "stored",
+        "points",
+        "store_bytes",
+        "training_seconds",
+        "adapted",
+    }
+    stored = {None if y is None else back[y]: n for y, n in learner.store.classes.items()}
+    return {
+        "classes": [back[label] for label in learner.classes],
+        "stored": stored,
+        "none": summary["stored"]["none"] == stored[None],
+        "held": [back[row.y] for row in learner._memory.held_out if row.y is not None],
+        "weights": weights(learner),
+        **{name: value for name, value in summary.items() if name not in drop},
+    }
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("pair", PAIRS[1:])
+def test_any_two_numbers_are_learned_as_0_and_1(
+    pair: tuple[int, int], late: bool, tmp_path: Path
+) -> None:
+    plain = lived(tmp_path / "plain", {0: 0, 1: 1}, late)
+    other = lived(tmp_path / "other", {0: pair[0], 1: pair[1]}, late)
+    assert plain["labelled"] == sum(place % 7 != 3 for place in range(300)) == 257
+    assert same(plain.pop("weights"), other.pop("weights"))
+    assert plain == other and plain["none"]
+
+
+def test_samples_of_a_class_are_told_from_those_without_a_label(tmp_path: Path) -> None:
+    x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    with SampleStore(tmp_path / "samples.db", 2**20, policy="class_balanced") as store:
+        store.add(x, [-1, None, 0, -2, None, -1])
+        assert store.classes == {-1: 2, None: 2, 0: 1, -2: 1}
+        everything = store.sample(10, labelled=False)
+        assert sorted(everything.ids[np.ma.getmaskarray(everything.y)].tolist()) == [2, 5]
+        labelled = store.sample(10)
+        assert not np.ma.isMaskedArray(labelled.y)
+        assert sorted(labelled.y.tolist()) == [-2, -1, -1, 0]
+        # What was read is taken as it was given.
+        ids = store.add(everything.x, everything.y)
+        assert None not in ids and store.classes == {-1: 4, None: 4, 0: 2, -2: 2}
+        assert store.label(2, -2) and store.delete(label=-1) == 4
+        assert store.classes == {None: 3, 0: 2, -2: 3}
+        for wrong in ("cat", 0.5, None):
+            with pytest.raises(StoreError):
+                store.label(1, wrong)  # type: ignore[arg-type]
+
+
+def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    for label, shown in (("cat", "'cat'"), (0.5, "0.5"), (np.str_("dog"), "'dog'")):
+        seen = learner.observe(blobs(1)[0][0], label)
+        assert seen.refused == f"the label {shown} is no class number: number the classes"
+    assert learner.observe(blobs(1)[0][0], "-1").refused == "" and learner.classes == (-1,)
+    closed(learner)
+
+
+def test_a_table_has_an_empty_field_for_no_label(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label\n1,-1\n2,\n3, 1\n4,cat\n5,\n")
+    found = [reading.y for reading in open_source(f"csv:{tmp_path}/t.csv")]
+    assert found == [-1, None, 1, "cat", None]
+
+
+def test_a_folder_has_nan_for_no_label(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=[-1.0, np.nan, 1.0])
+    assert [reading.y for reading in open_source(f"dir:{tmp_path}")] == [-1, None, 1]
+
+
+def test_the_record_of_an_earlier_release_is_read() -> None:
+    record = StreamRecord(every=2)
+    record.mark(2, 10, {None: 3, -1: 4, 0: 1})
+    assert record.points[0].stored == {"none": 3, "-1": 4, "0": 1}
+    assert StreamRecord.from_facts(record.to_facts()) == record
+    old = {name: value for name, value in record.to_facts().items() if name != "no_label"}
+    old["points"][0]["stored"] = {"-1": 3, "0": 1}
+    assert StreamRecord.from_facts(old).points[0].stored == {"none": 3, "0": 1}
