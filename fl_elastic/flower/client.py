@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
+# A fold of so few examples would be nearly those themselves.
+_TOGETHER = 8
 _Running = Callable[[Batch], AbstractContextManager[None]]
 
 
@@ -413,7 +415,9 @@ class ElasticClient(NumPyClient):
         keeps = options.forward is not None and options.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         seconds = self._budget(told).deadline or math.inf
-        return head_sums_above_cut(self.model, self.train_loader, graph, options, seconds=seconds)
+        return head_sums_above_cut(
+            self.model, self.train_loader, graph, options, seconds=seconds, together=_TOGETHER
+        )
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""

@@ -211,9 +211,7 @@ class StreamClient(ElasticClient):
         self.train_loader = self._seen().every_sample(self._classes, self._replay.batch_size)
         self.loss_fn = self._plain_loss
         sums, forward = super()._head_sums(told)
-        outputs = self.manifest.shape(sums.weight)[0]
-        targets, squares = sums.targets[:, :outputs], sums.squares[:outputs]
-        return replace(sums, targets=targets, squares=squares), forward
+        return sums.of_outputs(self.manifest.shape(sums.weight)[0]), forward
 
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Join the global model with the learner's; samples of the store are what is trained on."""
