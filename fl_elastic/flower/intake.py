@@ -18,7 +18,7 @@ from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
 from fl_elastic.flower.instructions import read_importance
-from fl_elastic.flower.records import TrainReply, read_train_reply
+from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
@@ -26,7 +26,6 @@ from fl_elastic.update.partial import Limits, check_variances
 __all__ = ["Intake"]
 
 _LOG = logging.getLogger("fl_elastic")
-_LOSS = "train-loss"
 # Flower's code of an error that the client itself raised.
 _RAISED = 2
 # In the words of the errors by which clients refuse to go on.
@@ -147,7 +146,7 @@ class Intake:
             self.fleet.wishes.hear(node, reply.forget)
         if self.round.left_alone is not None and not staleness:
             self.round.left_alone.hear(reply.may_train)
-        loss = reply.metrics.get(_LOSS)
+        loss = reply.metrics.get(LOSS)
         if loss is not None and not staleness:
             self.round.losses.append(float(loss))
         metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})

@@ -27,6 +27,7 @@ __all__ = [
     "ERROR",
     "FORGET",
     "HAVE",
+    "LOSS",
     "MAY_TRAIN",
     "PACKED",
     "STALE",
@@ -49,6 +50,9 @@ PACKED = "fl_elastic.packed"
 
 ERROR = "fl_elastic.error"
 """Metric key under which a client says why it could not train."""
+
+LOSS = "train-loss"
+"""Metric key of the loss on a client's own examples."""
 
 HAVE = "fl_elastic.have"
 """Metric key under which a client says which version of the model it keeps."""

@@ -416,10 +416,12 @@ class PartialUpdates(Strategy):
         timeout = self.patience() or _PATIENCE_SECONDS
         solved = None
         if self.terms.forget:
-            forgotten = self._between.forget(this.outbox, self._weights, this.record, timeout)
+            before, alone = self._weights, this.left_alone
+            forgotten = self._between.forget(
+                this.outbox, before, this.record, timeout,
+                lambda new: new if alone is None else alone.put_back(new, before),
+            )  # fmt: skip
             if forgotten is not None:
-                if this.left_alone is not None:
-                    forgotten = this.left_alone.put_back(forgotten, self._weights)
                 self._amend(forgotten)
         if self.fleet.kept_head:
             solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -173,11 +175,19 @@ def squares_with(
 
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
-    """Return the squares of a tied parameter under each of its names: a server does not know that it is one."""
+    """Return the squares of a tied parameter under each of its names: a server does not know that it is one.
+
+    Each name has its part of them, so that an example's squares still add up to one.
+    """
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     known = {name: first[id(parameter)] for name, parameter in every}
-    sums = {name: squares.sums[own] for name, own in known.items() if own in squares.sums}
+    names = Counter(known.values())
+    sums = {
+        name: squares.sums[own] / np.float32(names[own])
+        for name, own in known.items()
+        if own in squares.sums
+    }
     return SquaredGradients(sums, squares.examples)
 
 
