@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -50,6 +50,9 @@ class Intake:
         What counts are believed.
     sizes : SizeBounds
         Shortens changes that are too large, unless noise has to cover them all.
+    late : dict of int to Message
+        The newest update of an earlier round by node. It is merged once all replies are in, and only where there is
+        none of this round: a node has one voice in a round, however many updates it held back.
     """
 
     round: Round
@@ -58,6 +61,7 @@ class Intake:
     downlink: Downlink
     limits: Limits
     sizes: SizeBounds
+    late: dict[int, tuple[int, Message]] = field(default_factory=dict)
 
     def take_all(self, replies: Iterable[Message]) -> None:
         """Merge replies as they come, in a fixed order where they come together; send again what did not do."""
@@ -65,6 +69,13 @@ class Intake:
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
         self._send_again()
+        for node, (_, message) in sorted(self.late.items()):
+            if node in self._heard:
+                self._superseded(node)
+            else:
+                arrived = message.content
+                self._take(message)
+                self._clear(arrived)
 
     def _send_again(self) -> None:
         """Send the whole model to those that could not use its changes, and take in their replies."""
@@ -98,15 +109,45 @@ class Intake:
             self.reject(node, f"client failed: {reason}")
             return
         arrived = message.content
-        self._take(message)
+        if self._take(message, waits=True):
+            self._clear(arrived)
+
+    @staticmethod
+    def _clear(content: RecordDict) -> None:
         # Flower's records refer to each other in circles: else several replies would wait for the collector.
-        for record in arrived.array_records.values():
+        for record in content.array_records.values():
             record.clear()
 
-    def _take(self, message: Message) -> None:
+    @property
+    def _heard(self) -> set[int]:
+        return {each.node_id for each in self.round.record.accepted}
+
+    def _superseded(self, node: int) -> None:
+        number, reason = self.round.record.server_round, "a newer update of it is merged"
+        _LOG.info("round %s: late update of node %s left out: %s", number, node, reason)
+        self.round.record.rejected.append(Rejection(number, node, reason))
+
+    def _waits(self, node: int, staleness: int, message: Message) -> None:
+        """Keep a late update for the end of the round, unless a newer one of the node is there."""
+        known = self.late.get(node)
+        if known is not None:
+            self._superseded(node)
+            if known[0] <= staleness:
+                self._clear(message.content)
+                return
+            self._clear(known[1].content)
+        self.late[node] = staleness, message
+
+    def _take(self, message: Message, *, waits: bool = False) -> bool:
+        """Merge one reply, or note why not; return whether its content is of no more use."""
         node = message.metadata.src_node_id
         try:
             update, staleness, reply = self._read(message)
+            if staleness and waits:
+                self._waits(node, staleness, message)
+                return False
+            if node in self._heard:
+                raise UpdateError("an update of it is merged already: one in a round counts")
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self._complete:
@@ -123,11 +164,11 @@ class Intake:
         except StaleModelError as error:
             self.round.stale[node] = str(error)
             self.downlink.forget(node)
-            return
+            return True
         except UpdateError as error:
             self.round.diverged += _NOT_FINITE.search(str(error)) is not None
             self.reject(node, str(error))
-            return
+            return True
         self.round.record.accepted.append(
             AcceptedReply(
                 node_id=node,
@@ -154,6 +195,7 @@ class Intake:
         # The reply's own arrays are not needed any more: memory stays that of one update.
         message.content = RecordDict({**whole, "metrics": metrics})
         self.round.usable.append(message)
+        return True
 
     def reject(self, node: int, reason: str) -> None:
         """Log a reply that is left out, and enter it into the record."""
