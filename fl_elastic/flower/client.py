@@ -32,7 +32,16 @@ from fl_elastic.flower.as_told import (
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_groups
-from fl_elastic.flower.records import FORGET, HAVE, LOSS, MAY_TRAIN, PACKED, TENSORS, failure
+from fl_elastic.flower.records import (
+    FORGET,
+    HAVE,
+    LOSS,
+    MAY_TRAIN,
+    PACKED,
+    TENSORS,
+    failure,
+    refuse_metrics,
+)
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
@@ -498,9 +507,10 @@ class ElasticClient(NumPyClient):
                     self.model, self.loss_fn, self.test_loader,
                     metrics_fn=self.metrics_fn, running=running,
                 )  # fmt: skip
+            accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
+            refuse_metrics(result.metrics)
         except Exception as error:
             return 0.0, 0, _reported(error, "evaluate", config)
-        accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
         return result.loss, result.num_examples, {**accuracy, **result.metrics, **metrics}
 
     @contextmanager

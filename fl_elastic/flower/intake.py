@@ -181,6 +181,10 @@ class Intake:
             )
         )
         self.downlink.holds(node, reply.have)
+        if reply.left_out:
+            _LOG.warning(
+                "round %s: node %s: metrics left out: %s", self.round.number, node, reply.left_out
+            )
         if self.fleet.terms.wants_importance:
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
         if self.fleet.terms.forget:
