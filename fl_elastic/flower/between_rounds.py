@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.instructions import Instructions, read_importance
@@ -36,8 +37,6 @@ _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
 # Two steps of everything, and in a process that knows nothing of its costs an estimate of them.
 _PATIENCE_SECONDS = 300.0
-# So many of the fastest say what cuts are worth: at least three, so that one of them decides nothing.
-_ASKED_SHARE, _FEWEST = 1 / 3, 3
 
 
 class BetweenRounds:
@@ -233,7 +232,7 @@ class BetweenRounds:
         fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
         told = replace(fleet.evaluation(), cut="", cut_worth=True)
         nodes = [message.metadata.dst_node_id for message in messages]
-        fastest = fleet.fastest(nodes, max(_FEWEST, int(_ASKED_SHARE * len(nodes))))
+        fastest = fleet.fastest(nodes, voters(len(nodes)))
         asked = [
             Message(message.content, message.metadata.dst_node_id, "train")
             for message in messages
