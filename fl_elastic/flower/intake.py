@@ -26,6 +26,8 @@ from fl_elastic.update.partial import Limits, check_variances
 __all__ = ["Intake"]
 
 _LOG = logging.getLogger("fl_elastic")
+# Of the clients one of so many may do what is unusual.
+_PARTS = 5
 # Flower's code of an error that the client itself raised.
 _RAISED = 2
 # In the words of the errors by which clients refuse to go on.
@@ -53,6 +55,9 @@ class Intake:
     late : dict of int to Message
         The newest update of an earlier round by node. It is merged once all replies are in, and only where there is
         none of this round: a node has one voice in a round, however many updates it held back.
+    doubted : list of tuple
+        How large, node and message of updates that are merged once it is known what the others of the round do; of
+        more than a fifth of the clients the smallest are not unusual.
     """
 
     round: Round
@@ -62,6 +67,7 @@ class Intake:
     limits: Limits
     sizes: SizeBounds
     late: dict[int, tuple[int, Message]] = field(default_factory=dict)
+    doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
     def take_all(self, replies: Iterable[Message]) -> None:
         """Merge replies as they come, in a fixed order where they come together; send again what did not do."""
@@ -69,6 +75,8 @@ class Intake:
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
         self._send_again()
+        while self.doubted:
+            self._merge_doubted()
         for node, (_, message) in sorted(self.late.items()):
             if node in self._heard:
                 self._superseded(node)
@@ -112,6 +120,20 @@ class Intake:
         if self._take(message, waits=True):
             self._clear(arrived)
 
+    def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
+        self.sizes.hear(update, self.round.manifest)
+        self.doubted.append((times, node, message))
+        if len(self.doubted) > max(-(-len(self.round.outbox.sent_bytes) // _PARTS), 1):
+            self._merge_doubted()
+
+    def _merge_doubted(self) -> None:
+        smallest = min(self.doubted, key=lambda each: each[:2])
+        self.doubted.remove(smallest)
+        message = smallest[2]
+        arrived = message.content
+        self._take(message, heard=True)
+        self._clear(arrived)
+
     @staticmethod
     def _clear(content: RecordDict) -> None:
         # Flower's records refer to each other in circles: else several replies would wait for the collector.
@@ -120,7 +142,9 @@ class Intake:
 
     @property
     def _heard(self) -> set[int]:
-        return {each.node_id for each in self.round.record.accepted}
+        return {each.node_id for each in self.round.record.accepted} | {
+            node for _, node, _ in self.doubted
+        }
 
     def _superseded(self, node: int) -> None:
         number, reason = self.round.record.server_round, "a newer update of it is merged"
@@ -138,7 +162,7 @@ class Intake:
             self._clear(known[1].content)
         self.late[node] = staleness, message
 
-    def _take(self, message: Message, *, waits: bool = False) -> bool:
+    def _take(self, message: Message, *, waits: bool = False, heard: bool = False) -> bool:
         """Merge one reply, or note why not; return whether its content is of no more use."""
         node = message.metadata.src_node_id
         try:
@@ -151,9 +175,12 @@ class Intake:
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self._complete:
-                update, shortened = self.sizes.bounded(
-                    update, self.round.manifest, self.round.weights
-                )
+                known = self.round.manifest, self.round.weights
+                times = self.sizes.doubted(update, *known) if waits else 0.0
+                if times:
+                    self._hold(times, node, message, update)
+                    return False
+                update, shortened = self.sizes.bounded(update, *known, heard=heard)
                 if shortened:
                     self.round.record.shortened[node] = len(shortened)
             whole = self._whole_model(update)
