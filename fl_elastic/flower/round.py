@@ -36,6 +36,7 @@ __all__ = [
 _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
 _LONGEST = 500
+_NAMED = 5
 # Names that the clients of a round may have together.
 _METRICS = 512
 
@@ -208,6 +209,8 @@ class RoundRecord:
         The deepest group that anybody trained; empty for no cut.
     dampened : int
         Weights that were made smaller, so that the model forgets examples of a client.
+    asked : tuple of int
+        Nodes that were asked to train.
     """
 
     server_round: int
@@ -222,6 +225,33 @@ class RoundRecord:
     stepped_back: str = ""
     cut: str = ""
     dampened: int = 0
+    asked: tuple[int, ...] = ()
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that were asked to train and from which nothing came before the round ended."""
+        came = {each.node_id for each in self.accepted if not each.staleness}
+        came |= {each.node_id for each in self.rejected if each.server_round == self.server_round}
+        return [node for node in self.asked if node not in came]
+
+    @property
+    def attendance(self) -> str:
+        """Who was asked and who answered, in words.
+
+        >>> record = RoundRecord(3, asked=(1, 2, 3))
+        >>> record.accepted.append(AcceptedReply(2, {}, 8, 100, {}))
+        >>> record.attendance
+        '3 asked, 1 merged, 0 refused, 2 did not answer in time (nodes 1, 3)'
+        """
+        late = sum(each.staleness > 0 for each in self.accepted)
+        said = [f"{len(self.asked)} asked", f"{len(self.accepted) - late} merged"]
+        said += [f"{late} late ones merged"] if late else []
+        said.append(f"{len(self.rejected)} refused")
+        silent = self.silent
+        if silent:
+            some = ", ".join(map(str, silent[:_NAMED])) + (", ..." if silent[_NAMED:] else "")
+            said.append(f"{len(silent)} did not answer in time (nodes {some})")
+        return ", ".join(said)
 
     def leave_out(self, node: int, reason: str, what: str) -> None:
         """Log a reply that does not count, as in ``round zero: node 3 is left out: REASON``, and enter it."""
@@ -231,8 +261,9 @@ class RoundRecord:
 
 
 def log_record(record: RoundRecord, rule: str) -> None:
-    """Log what a round did not believe."""
+    """Log who was asked and who answered, and what a round did not believe."""
     number = record.server_round
+    _LOG.info("round %s: %s", number, record.attendance)
     if record.stayed:
         some = " ".join(", ".join(list(record.stayed)[:3]).split())
         _LOG.warning(

@@ -368,7 +368,9 @@ class PartialUpdates(Strategy):
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
-        return this.outbox.packed(messages, lambda node: self.fleet.instructions(node, this.number))
+        packed = this.outbox.packed(messages, lambda n: self.fleet.instructions(n, this.number))
+        this.record.asked = tuple(sorted(this.outbox.sent_bytes))
+        return packed
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -60,8 +60,10 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     """
     merged = record.accepted
     found: dict[str, float] = {
+        "round/asked": len(record.asked),
         "round/merged": len(merged),
         "round/rejected": len(record.rejected),
+        "round/silent": len(record.silent),
         "round/late": sum(each.staleness > 0 for each in merged),
         "round/examples": sum(each.num_examples for each in merged),
         "round/uplink_bytes": sum(each.uplink_bytes for each in merged),

@@ -321,10 +321,22 @@ def test_updates_that_were_held_back_do_not_arrive_as_many_voices() -> None:
     assert [each.node_id for each in records[3].rejected] == [2]
 
 
-def test_a_late_update_is_left_out_if_not_wanted() -> None:
+def test_a_late_update_is_left_out_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fl_elastic")
     records, _ = late_run(RoundTerms())
     assert [len(record.accepted) for record in records] == [3, 4]
+    assert [record.silent for record in records] == [[2], []]
+    assert (
+        "round 1: 4 asked, 3 merged, 0 refused, 1 did not answer in time (nodes 2)" in caplog.text
+    )
+    assert "round 2: 4 asked, 4 merged, 0 refused" in caplog.text
     assert not any(record.rejected for record in records)
+
+
+def test_the_line_of_a_round_counts_late_ones_apart(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fl_elastic")
+    late_run(RoundTerms(late="merge"), 2)
+    assert "round 2: 4 asked, 3 merged, 1 late ones merged, 0 refused, 1 did not" in caplog.text
 
 
 def test_a_round_waits_for_the_deadline_with_grace_and_no_longer() -> None:
