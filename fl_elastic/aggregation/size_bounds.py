@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
+from fl_elastic.update.partial import PackedDeltas
 
 __all__ = ["SizeBounds"]
 
@@ -77,7 +78,8 @@ class SizeBounds:
         self._seen: dict[str, list[float]] = {}
         # Of tensors of which too little is known to call it usual: one device may take a step, another twenty.
         self._early: dict[str, list[float]] = {}
-        self._sizes: tuple[float, float] | None = None
+        # Of the round's model.
+        self._sizes: dict[str, float] | None = None
         # Of each client of the round, how far it went at most beside the size of a tensor.
         self._times: list[float] = []
 
@@ -86,8 +88,8 @@ class SizeBounds:
         if not math.isfinite(self.most):
             return 0.0
         times = [
-            _size(delta) / self._size_of(name, manifest, base)
-            for name, delta in update.deltas.items()
+            _size_in(update, name) / self._size_of(name, manifest, base)
+            for name in update.deltas
             if manifest.role(name) is Role.PARAMETER and name not in self._usual
         ]
         if times:
@@ -96,9 +98,9 @@ class SizeBounds:
 
     def hear(self, update: PartialUpdate, manifest: Manifest) -> None:
         """Note how large the changes of an update are, which is bounded once all of the round were heard."""
-        for name, delta in update.deltas.items():
+        for name in update.deltas:
             if manifest.role(name) is Role.PARAMETER:
-                self._seen.setdefault(name, []).append(_size(delta))
+                self._seen.setdefault(name, []).append(_size_in(update, name))
 
     def bounded(
         self, update: PartialUpdate, manifest: Manifest, base: _Weights, *, heard: bool = False
@@ -119,10 +121,10 @@ class SizeBounds:
         if not math.isfinite(self.most):
             return update, []
         deltas, shortened = update.deltas, []
-        for name, delta in update.deltas.items():
+        for name in update.deltas:
             if manifest.role(name) is not Role.PARAMETER:
                 continue
-            size, most = _size(delta), self._most_of(name, manifest, base, heard)
+            size, most = _size_in(update, name), self._most_of(name, manifest, base, heard)
             if heard:
                 self._seen[name].remove(size)
             if size > most:
@@ -173,11 +175,16 @@ class SizeBounds:
     def _size_of(self, name: str, manifest: Manifest, base: _Weights) -> float:
         """Return how large a tensor is, or the model."""
         if self._sizes is None:
-            self._sizes = _sizes_of_model(manifest, base)
-        whole, largest = self._sizes
-        # Biases and scales begin as next to nothing beside weights with few inputs.
-        least = largest if len(manifest.shape(name)) < 2 else whole
-        return max(_size(base[name]), least)
+            sizes = {
+                n: _size(base[n]) for n in manifest.names if manifest.role(n) is Role.PARAMETER
+            }
+            whole, largest = _sizes_of_model(manifest, sizes)
+            # Biases and scales begin as next to nothing beside weights with few inputs.
+            self._sizes = {
+                n: max(size, largest if len(manifest.shape(n)) < 2 else whole)
+                for n, size in sizes.items()
+            }
+        return self._sizes[name]
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart."""
@@ -225,9 +232,17 @@ def _size(numbers: NDArray[Any]) -> float:
     return math.sqrt(total / flat.size)
 
 
-def _sizes_of_model(manifest: Manifest, base: _Weights) -> tuple[float, float]:
+def _size_in(update: PartialUpdate, name: str) -> float:
+    """Return the root of the mean square of a delta, which a decoded update may know."""
+    deltas, delta = update.deltas, update.deltas[name]
+    square = deltas.square(name) if isinstance(deltas, PackedDeltas) else None
+    if square is None or not 0 < square < math.inf:
+        return _size(delta)
+    return math.sqrt(square / max(np.size(delta), 1))
+
+
+def _sizes_of_model(manifest: Manifest, sizes: Mapping[str, float]) -> tuple[float, float]:
     """Return the size of all parameters together, and that of the largest one; 1 for a model of zeros."""
-    sizes = {n: _size(base[n]) for n in manifest.names if manifest.role(n) is Role.PARAMETER}
     counts = [math.prod(manifest.shape(name)) for name in sizes]
     total = sum(size**2 * count for size, count in zip(sizes.values(), counts, strict=True))
     return (math.sqrt(total / sum(counts)), max(sizes.values())) if total > 0 else (1.0, 1.0)
