@@ -137,7 +137,7 @@ class PartialMean:
         self.stayed: dict[str, int] = {}
         self._rule = RULES.make(rule)
         self._limits = limits
-        self._flat = FlatSum(manifest, limits)
+        self._flat = FlatSum(manifest)
         self._sums: dict[str, TensorSum] = {}
         self._kept: list[tuple[PartialUpdate, float]] = []
         self._total = 0.0
@@ -183,8 +183,9 @@ class PartialMean:
         else:
             if isinstance(self._rule, JointRule):
                 self._kept.append((update, weight))
-            for addend in joined(self._addends(update, weight, probabilities or {})):
-                self._flat.add(addend)
+            addends = self._addends(update, weight, probabilities or {})
+            # What was decoded has memory of its own, or was given away.
+            self._flat.add(joined(addends), waits=isinstance(update.deltas, PackedDeltas))
         self._total += weight
         self.clients += 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.partial import Limits
 
 __all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 
 # Numbers whose products stay in the processor's cache until they are added.
 _PIECE = 1 << 16
-_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-# Well below the largest float32.
-_LARGEST_PRODUCT = 1e38
+_DOUBLE = np.dtype(np.float64)
+# Updates that are added together; they are kept for so long.
+_AT_ONCE = 4
 # So many times the median of a round's steps is still believed.
 _FURTHEST = 10
 
@@ -74,17 +73,15 @@ def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
 class FlatSum:
     """Sums of all tensors that are averaged, one after the other in the manifest's order, in double precision.
 
-    The product of a float32 delta and its factor is rounded to float32, as in Flower's aggregation; unlike there,
-    the sum is not. So the result does not depend on the order in which replies come, but for less than what is
-    rounded away at the end. Deltas of other types are multiplied in double precision. Memory that nothing was added
-    to is not taken from the system.
+    Products and sums are not rounded to the deltas' own precision, so that the result does not depend on the order
+    in which replies come, but for less than what is rounded away at the end. A few updates wait for each other: the
+    sum is twice as large as one of them, and is read and written once for all. Memory that nothing was added to is
+    not taken from the system.
 
     Parameters
     ----------
     manifest : Manifest
         Of the global model.
-    limits : Limits, optional
-        That the deltas keep.
 
     Attributes
     ----------
@@ -92,7 +89,7 @@ class FlatSum:
         Where each tensor begins.
     """
 
-    def __init__(self, manifest: Manifest, limits: Limits | None = None) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.places: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         size = 0
@@ -101,24 +98,50 @@ class FlatSum:
                 self.places[name], self._shapes[name] = size, shape
                 size += math.prod(shape)
         self._sum = np.zeros(size)
-        self._largest_factor = _LARGEST_PRODUCT / (limits or Limits()).max_change
-        self._products = np.empty(min(_PIECE, size), _SINGLE)
+        self._waiting: list[Addend] = []
+        self._updates = 0
+        piece = min(_PIECE, size)
+        self._doubles, self._together = np.empty((_AT_ONCE, piece)), np.empty(piece)
 
-    def add(self, addend: Addend) -> None:
-        """Add numbers times their factor."""
-        numbers, begin, to, size, factor = addend
-        single = numbers.dtype == _SINGLE and factor <= self._largest_factor
+    def add(self, addends: Iterable[Addend], *, waits: bool = False) -> None:
+        """Add the numbers of one update, times their factors.
+
+        Parameters
+        ----------
+        addends : iterable of Addend
+            Of one update.
+        waits : bool
+            Whether the numbers stay as they are until others have come.
+        """
+        self._waiting += addends
+        self._updates += 1
+        if not waits or self._updates == _AT_ONCE:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        regions: dict[tuple[int, int], list[Addend]] = {}
+        for addend in self._waiting:
+            regions.setdefault((addend.to, addend.size), []).append(addend)
+        self._waiting, self._updates = [], 0
+        for (to, size), those in regions.items():
+            for begin in range(0, len(those), _AT_ONCE):
+                self._add_region(to, size, those[begin : begin + _AT_ONCE])
+
+    def _add_region(self, to: int, size: int, those: Sequence[Addend]) -> None:
+        factors = np.array([each.factor for each in those], _DOUBLE)
         for done in range(0, size, _PIECE):
             count = min(_PIECE, size - done)
-            piece = numbers[begin + done : begin + done + count]
+            doubles, added = self._doubles[: len(those), :count], self._together[:count]
+            for row, each in zip(doubles, those, strict=True):
+                begin = each.start + done
+                np.copyto(row, each.numbers[begin : begin + count])
+            np.matmul(factors, doubles, out=added)
             total = self._sum[to + done : to + done + count]
-            if single:
-                total += np.multiply(piece, factor, out=self._products[:count])
-            else:
-                total += np.multiply(piece, factor, dtype=_DOUBLE)
+            np.add(total, added, out=total)
 
     def of(self, name: str) -> NDArray[np.float64]:
         """Return the sum of one tensor; a view, not to be modified."""
+        self._add_up()
         shape, start = self._shapes[name], self.places[name]
         return self._sum[start : start + math.prod(shape)].reshape(shape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, Outbox
-from fl_elastic.flower.forgetting import dampened
+from fl_elastic.flower.fleet_cut import voters
+from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.instructions import Instructions, read_importance
-from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.records import LOSS, believed_metrics, read_train_reply
 from fl_elastic.flower.round import (
     AcceptedReply,
     Rejection,
@@ -35,8 +37,6 @@ _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
 # Two steps of everything, and in a process that knows nothing of its costs an estimate of them.
 _PATIENCE_SECONDS = 300.0
-# So many of the fastest say what cuts are worth: at least three, so that one of them decides nothing.
-_ASKED_SHARE, _FEWEST = 1 / 3, 3
 
 
 class BetweenRounds:
@@ -136,18 +136,30 @@ class BetweenRounds:
         return solved if goes_on else None
 
     def forget(
-        self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
+        self,
+        outbox: Outbox,
+        weights: _Weights,
+        ended: RoundRecord,
+        timeout: float,
+        settled: Callable[[_Weights], _Weights],
     ) -> _Weights | None:
         """Return the model without what clients of a round want forgotten; None where nobody does.
 
         Everybody who answered is asked for squares of gradients: what matters to the examples of one may matter to
         all. A client that cannot go through all of its data within the round's deadline speaks for all by some.
+        Then they are asked for the loss of the dampened model: it is kept only where most of them bear it.
+
+        Parameters
+        ----------
+        settled : callable
+            Puts back in a model what nobody may change.
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        wishes = fleet.wishes.open_of(nodes)
+        wishes = fleet.wishes.open_of(nodes, number)
         if not wishes:
             return None
+        fleet.wishes.taken_up(wishes, number)
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         told = Instructions(deadline=ended.deadline, squares=True)
@@ -156,11 +168,51 @@ class BetweenRounds:
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
         )
+        new, kept = settled(new), any(came.values())
+        if kept:
+            reason = self._not_borne(outbox, new, ended, record, timeout)
+            if reason:
+                _LOG.warning("round %s: nothing is forgotten: %s", number, reason)
+                kept, came, record.dampened = False, dict.fromkeys(came, 0), 0
         fleet.wishes.failed({n: wish for n, wish in wishes.items() if n not in came})
         for node, examples in came.items():
             fleet.wishes.tried({node: wishes[node]}, number if examples else 0)
         self._close(record, again)
-        return new if any(came.values()) else None
+        return new if kept else None
+
+    def _not_borne(
+        self, outbox: Outbox, new: _Weights, ended: RoundRecord, record: RoundRecord, timeout: float
+    ) -> str:
+        """Ask a round's clients for the loss of a dampened model; return why it is not to be kept, if so."""
+        before = {
+            each.node_id: float(each.metrics[LOSS])
+            for each in ended.accepted
+            if not each.staleness and LOSS in each.metrics
+        }
+        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        told = Instructions(deadline=ended.deadline, losses=True)
+        weights = dict(self._downlink.weights)
+        self._downlink.amend(new)
+        try:
+            replies = self._asked(outbox.blank(sorted(before)), again, told, record, timeout)
+        finally:
+            self._downlink.amend(weights)
+        record.downlink_total_bytes += again.total_bytes
+        after: dict[int, float] = {}
+        for message in replies:
+            node = message.metadata.src_node_id
+            try:
+                if message.has_error():
+                    raise UpdateError(message.error.reason or "no reason given")
+                reply = read_train_reply(message.content)
+            except UpdateError as error:
+                # A loss that is not finite is an error, too.
+                record.leave_out(node, str(error), "loss of what has forgotten")
+                after[node] = math.inf
+                continue
+            if LOSS in reply.metrics:
+                after[node] = float(reply.metrics[LOSS])
+        return not_borne(before, after)
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.
@@ -180,7 +232,7 @@ class BetweenRounds:
         fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
         told = replace(fleet.evaluation(), cut="", cut_worth=True)
         nodes = [message.metadata.dst_node_id for message in messages]
-        fastest = fleet.fastest(nodes, max(_FEWEST, int(_ASKED_SHARE * len(nodes))))
+        fastest = fleet.fastest(nodes, voters(len(nodes)))
         asked = [
             Message(message.content, message.metadata.dst_node_id, "train")
             for message in messages
@@ -225,7 +277,7 @@ class BetweenRounds:
     def _close(self, record: RoundRecord, outbox: Outbox) -> None:
         """Enter what was sent, and hand the record over."""
         record.cut = self._fleet.cut.group
-        record.downlink_total_bytes = outbox.total_bytes
+        record.downlink_total_bytes += outbox.total_bytes
         record.accepted = [
             replace(each, downlink_bytes=outbox.sent_bytes.get(each.node_id, 0))
             for each in record.accepted

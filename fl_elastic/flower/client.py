@@ -32,7 +32,16 @@ from fl_elastic.flower.as_told import (
 from fl_elastic.flower.capabilities import QUERY, Capabilities
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_groups
-from fl_elastic.flower.records import FORGET, HAVE, MAY_TRAIN, PACKED, TENSORS, failure
+from fl_elastic.flower.records import (
+    FORGET,
+    HAVE,
+    LOSS,
+    MAY_TRAIN,
+    PACKED,
+    TENSORS,
+    failure,
+    refuse_metrics,
+)
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
@@ -67,10 +76,13 @@ from fl_elastic.update import (
 if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
+    from fl_elastic.update.squared_gradients import SquaredGradients
 
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
+# A fold of so few examples would be nearly those themselves.
+_TOGETHER = 8
 _Running = Callable[[Batch], AbstractContextManager[None]]
 
 
@@ -420,14 +432,18 @@ class ElasticClient(NumPyClient):
         if told.cut_worth:
             metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
             return b"", 0
+        if told.losses:
+            from fl_elastic.training.evaluate import evaluate
+
+            found = evaluate(self.model, self.loss_fn, self._in_time(told))
+            if not math.isfinite(found.loss):
+                raise TrainingError(f"loss is {found.loss} with the server's model")
+            metrics[LOSS] = found.loss
+            return b"", found.num_examples
         if told.squares:
-            from fl_elastic.training.forget import squares_with
             from fl_elastic.update.squared_gradients import encode_squares
 
-            everything, forgotten = squares_with(
-                self.model, squared_outputs, self.train_loader, self.forget,
-                examples=self._examples, seconds=self._budget(told).deadline or math.inf,
-            )  # fmt: skip
+            everything, forgotten = self._squares(told)
             return encode_squares(everything, forgotten, self.manifest), everything.examples
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
@@ -437,6 +453,25 @@ class ElasticClient(NumPyClient):
         metrics |= {} if forward is None else forward.to_metrics()
         return encode_head_sums(sums, self.manifest), max(self._examples, sums.num_examples)
 
+    def _squares(
+        self, told: Instructions, loss_fn: LossFn = squared_outputs
+    ) -> tuple[SquaredGradients, SquaredGradients | None]:
+        """Return the squares of gradients of all examples, and of those that are to be forgotten."""
+        from fl_elastic.training.forget import squares_with
+
+        return squares_with(
+            self.model, loss_fn, self.train_loader, self.forget,
+            examples=self._examples, seconds=self._budget(told).deadline or math.inf,
+        )  # fmt: skip
+
+    def _in_time(self, told: Instructions) -> Iterator[Batch]:
+        """Yield the batches of the client's examples; none is begun after the deadline, but one."""
+        until = time.monotonic() + (self._budget(told).deadline or math.inf)
+        for batch in self.train_loader:
+            yield batch
+            if time.monotonic() > until:
+                break
+
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums of round zero; features at the fleet's cut are kept on the way."""
         from fl_elastic.training.above_cut import head_sums_above_cut
@@ -445,7 +480,9 @@ class ElasticClient(NumPyClient):
         keeps = options.forward is not None and options.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         seconds = self._budget(told).deadline or math.inf
-        return head_sums_above_cut(self.model, self.train_loader, graph, options, seconds=seconds)
+        return head_sums_above_cut(
+            self.model, self.train_loader, graph, options, seconds=seconds, together=_TOGETHER
+        )
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
@@ -507,9 +544,10 @@ class ElasticClient(NumPyClient):
                     metrics_fn=self.metrics_fn, running=running,
                     count_examples=self.options.count_examples,
                 )  # fmt: skip
+            accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
+            refuse_metrics(result.metrics)
         except Exception as error:
             return 0.0, 0, _reported(error, "evaluate", config)
-        accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
         return result.loss, result.num_examples, {**accuracy, **result.metrics, **metrics}
 
     @contextmanager

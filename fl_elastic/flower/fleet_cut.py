@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
-from statistics import median_high, median_low
+from statistics import median_high
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest
 
-__all__ = ["FleetCut", "LeftAlone"]
+__all__ = ["FleetCut", "LeftAlone", "voters"]
 
 _LOG = logging.getLogger("fl_elastic")
 # A move makes every client compute its features anew, and what a place is worth is told by few batches. Moves that
@@ -25,13 +25,17 @@ _WORTH_MOVING = 1.5
 _LONGEST_PAUSE = 8
 _EVERY = 5
 _LONGEST_NAME = 500
+# So many of the fastest say what cuts are worth; of all clients one of so many may say what it likes.
+_ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
 
 
 class FleetCut:
     """Where the cut lies, and when clients are asked where it should lie.
 
-    Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). The
-    median over them decides, the lower one of two, so that one that says something else moves nothing. Once there
+    Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). Each
+    has one vote, for the place where it gains most; the median of these places, in the order of the model, decides,
+    of two the one nearer to the loss, and most have to gain by the move. So no few that say something else, of one
+    place or of several, move it beyond what others say. Once there
     is a cut it only goes deeper: what a short step gains says little of what a whole run would lose above it, and
     moving up again spoiled runs. While the cut stays clients are asked ever more rarely.
 
@@ -72,12 +76,19 @@ class FleetCut:
         if not names:
             _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
             return False
-        worth = {name: median_low(each.get(name, 0.0) for each in shares) for name in names}
+        depth = {name: (_depth(name, shares), name) for name in {*names, self.group}}
         if self.group:
-            depth = {name: _depth(name, shares) for name in {*names, self.group}}
-            names = [name for name in names if depth[name] >= depth[self.group]]
-        best = max(names, key=worth.__getitem__, default=self.group)
-        if best == self.group or worth[best] <= _WORTH_MOVING * worth.get(self.group, 0.0):
+            names = [name for name in names if depth[name][0] >= depth[self.group][0]]
+        votes = [
+            max((name for name in names if name in each), key=each.__getitem__, default="")
+            for each in shares
+        ]
+        votes = sorted((vote for vote in votes if vote), key=depth.__getitem__)
+        best = votes[(len(votes) - 1) // 2] if votes else self.group
+        gains = sum(
+            each.get(best, 0.0) > _WORTH_MOVING * each.get(self.group, 0.0) for each in shares
+        )
+        if best == self.group or 2 * gains <= len(shares):
             return False
         _LOG.info("the fleet's cut moves from %s to %s", self.group or "nowhere", best)
         self.group = best
@@ -95,6 +106,17 @@ class FleetCut:
         if self._moves and "group" in arrays:
             self.group = str(arrays["group"])[:_LONGEST_NAME]
             self._pause, self._left = (int(each) for each in arrays["pause"])
+
+
+def voters(nodes: int) -> int:
+    """Return how many of the fastest are asked what cuts are worth.
+
+    A fifth of the clients may claim to be fast, and then say what they like: they are no majority of who is asked.
+
+    >>> [voters(nodes) for nodes in (1, 4, 5, 10, 30)]
+    [3, 3, 3, 5, 13]
+    """
+    return max(_FEWEST, int(_ASKED_SHARE * nodes), 2 * -(-nodes // _LIARS) + 1)
 
 
 def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:

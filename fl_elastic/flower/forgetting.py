@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import believed_metrics, read_train_reply
-from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
-__all__ = ["Wishes", "dampened"]
+__all__ = ["Wishes", "dampened", "not_borne"]
 
 _LOG = logging.getLogger("fl_elastic")
 _WISH = re.compile(r"[0-9a-f]{16,64}")
@@ -32,6 +32,8 @@ _FEWEST = 3
 # Everybody goes through all of its examples for each.
 _ATTEMPTS = 3
 _SQUARES = "squares of gradients"
+# A loss may be twice as large, and by this share of the usual one and this number more.
+_MARGIN, _NOTHING = 0.1, 0.1
 _Weights = dict[str, NDArray[Any]]
 
 
@@ -39,11 +41,14 @@ class Wishes:
     """Which nodes want examples forgotten, and which of these wishes were met.
 
     A wish is a digest of the examples, which stay with the client. One that was met, or cannot be, is never taken
-    up again; one whose client did not send what it takes is tried a few times.
+    up again; one whose client did not send what it takes is tried a few times. Everybody passes over its data for
+    each, so a node that had one taken up waits for the next, each time for twice as many rounds.
     """
 
     def __init__(self) -> None:
         self._wants: dict[int, str] = {}
+        # By node: the first round in which a wish is taken up again, and how many rounds it waited for that.
+        self._waits: dict[int, tuple[int, int]] = {}
         # The round after which the model was dampened; 0 where that was undone, or could not be.
         self._tried: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
@@ -54,10 +59,20 @@ class Wishes:
         if isinstance(wish, str) and _WISH.fullmatch(wish):
             self._wants[node] = wish
 
-    def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Return the wishes of these nodes that nobody has tried to meet."""
+    def open_of(self, nodes: Iterable[int], server_round: int) -> dict[int, str]:
+        """Return the wishes of these nodes that nobody has tried to meet, of those who need not wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
-        return {node: wish for node, wish in wanted.items() if wish not in self._tried}
+        return {
+            node: wish
+            for node, wish in wanted.items()
+            if wish not in self._tried and server_round >= self._waits.get(node, (0, 0))[0]
+        }
+
+    def taken_up(self, nodes: Iterable[int], server_round: int) -> None:
+        """Note that everybody is asked after a round for what these nodes want."""
+        for node in nodes:
+            pause = max(2 * self._waits.get(node, (0, 0))[1], 1)
+            self._waits[node] = server_round + pause, pause
 
     def met_of(self, node: int) -> str:
         """Return the wish of a node that was met; empty where there is none."""
@@ -157,9 +172,15 @@ def dampened(
     if not wanted:
         _LOG.warning("round %s: nothing can be forgotten", record.server_round)
         return dict(weights), came
+    try:
+        everything = _added([sent.everything for sent in found])
+        factors = dampening(_added([*wanted.values()]), everything, alpha=alpha)
+    except UpdateError as error:
+        _LOG.warning(
+            "round %s: nothing can be forgotten: %s", record.server_round, one_line(str(error))
+        )
+        return dict(weights), came
     came |= {node: each.examples for node, each in wanted.items()}
-    everything = _added([sent.everything for sent in found])
-    factors = dampening(_added([*wanted.values()]), everything, alpha=alpha)
     record.dampened = sum(int((factor != 1.0).sum()) for factor in factors.values())
     _LOG.info(
         "round %s: %d examples of %d clients are forgotten: %d weights are smaller",
@@ -169,6 +190,33 @@ def dampened(
     for name, factor in factors.items():
         new[name] = (np.asarray(weights[name], np.float32) * factor).astype(weights[name].dtype)
     return new, came
+
+
+def not_borne(before: Mapping[int, float], after: Mapping[int, float]) -> str:
+    """Return why a dampened model is not kept: most clients report a loss far larger than before; empty if not.
+
+    Parameters
+    ----------
+    before, after : mapping of int to float
+        Loss by node, of those who reported it; infinite where it is not finite.
+
+    Examples
+    --------
+    >>> not_borne({1: 0.5, 2: 0.4, 3: 0.6}, {1: 0.6, 2: 9.0, 3: 0.3})
+    ''
+    >>> not_borne({1: 0.5, 2: 0.4, 3: 0.6}, {1: 2.0, 2: 9.0, 3: 0.3})
+    'the losses of 2 of 3 clients are far larger than before'
+    """
+    known = before.keys() & after.keys()
+    usual = median(abs(before[node]) for node in known) if known else 0.0
+    worse = [
+        node
+        for node in known
+        if after[node] > before[node] + abs(before[node]) + _MARGIN * usual + _NOTHING
+    ]
+    if 2 * len(worse) <= len(known):
+        return ""
+    return f"the losses of {len(worse)} of {len(known)} clients are far larger than before"
 
 
 def _read(

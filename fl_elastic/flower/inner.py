@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule
 from fl_elastic.errors import CheckpointError, ElasticError, RegistryError, UpdateError
-from fl_elastic.flower.round import Round, common_metrics, mean_metrics
+from fl_elastic.flower.round import Round, completed_metrics, mean_metrics
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -181,7 +181,8 @@ def handed_on(
     CheckpointError
         If it cannot, for what clients sent was checked: it is what it kept, or got from a checkpoint.
     """
-    metrics, usable, each = common_metrics(this.metrics), this.usable, sees_each_client(inner)
+    metrics = completed_metrics(this.metrics, weight_key(inner))
+    usable, each = this.usable, sees_each_client(inner)
     if each:
         for message, content in zip(usable, metrics, strict=True):
             message.content["metrics"] = content["metrics"]

@@ -84,6 +84,8 @@ class Instructions:
         The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
     squares : bool
         Whether to send squares of gradients instead of training, so that examples can be forgotten.
+    losses : bool
+        Whether to say what loss the model has on the client's examples, instead of training.
     codec : str
         How to write the update, in place of the client's own codec; empty for that.
     feature_precision : str
@@ -108,6 +110,7 @@ class Instructions:
     keep_statistics: bool = False
     cut_worth: bool = False
     squares: bool = False
+    losses: bool = False
     forgotten: str = ""
     codec: str = ""
     feature_precision: str = ""
@@ -117,7 +120,7 @@ class Instructions:
     @property
     def trains(self) -> bool:
         """Whether the client is asked to train or test, and not for something that only the library's know."""
-        return not (self.round_zero or self.cut_worth or self.squares)
+        return not (self.round_zero or self.cut_worth or self.squares or self.losses)
 
     @property
     def wants_importance(self) -> bool:

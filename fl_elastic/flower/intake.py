@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -18,7 +18,7 @@ from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
 from fl_elastic.flower.instructions import read_importance
-from fl_elastic.flower.records import TrainReply, read_train_reply
+from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
@@ -26,7 +26,8 @@ from fl_elastic.update.partial import Limits, check_variances
 __all__ = ["Intake"]
 
 _LOG = logging.getLogger("fl_elastic")
-_LOSS = "train-loss"
+# Of the clients one of so many may do what is unusual.
+_PARTS = 5
 # Flower's code of an error that the client itself raised.
 _RAISED = 2
 # In the words of the errors by which clients refuse to go on.
@@ -51,6 +52,12 @@ class Intake:
         What counts are believed.
     sizes : SizeBounds
         Shortens changes that are too large, unless noise has to cover them all.
+    late : dict of int to Message
+        The newest update of an earlier round by node. It is merged once all replies are in, and only where there is
+        none of this round: a node has one voice in a round, however many updates it held back.
+    doubted : list of tuple
+        How large, node and message of updates that are merged once it is known what the others of the round do; of
+        more than a fifth of the clients the smallest are not unusual.
     """
 
     round: Round
@@ -59,6 +66,8 @@ class Intake:
     downlink: Downlink
     limits: Limits
     sizes: SizeBounds
+    late: dict[int, tuple[int, Message]] = field(default_factory=dict)
+    doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
     def take_all(self, replies: Iterable[Message]) -> None:
         """Merge replies as they come, in a fixed order where they come together; send again what did not do."""
@@ -66,6 +75,15 @@ class Intake:
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
         self._send_again()
+        while self.doubted:
+            self._merge_doubted()
+        for node, (_, message) in sorted(self.late.items()):
+            if node in self._heard:
+                self._superseded(node)
+            else:
+                arrived = message.content
+                self._take(message)
+                self._clear(arrived)
 
     def _send_again(self) -> None:
         """Send the whole model to those that could not use its changes, and take in their replies."""
@@ -99,21 +117,70 @@ class Intake:
             self.reject(node, f"client failed: {reason}")
             return
         arrived = message.content
-        self._take(message)
+        if self._take(message, waits=True):
+            self._clear(arrived)
+
+    def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
+        self.sizes.hear(update, self.round.manifest)
+        self.doubted.append((times, node, message))
+        if len(self.doubted) > max(-(-len(self.round.outbox.sent_bytes) // _PARTS), 1):
+            self._merge_doubted()
+
+    def _merge_doubted(self) -> None:
+        smallest = min(self.doubted, key=lambda each: each[:2])
+        self.doubted.remove(smallest)
+        message = smallest[2]
+        arrived = message.content
+        self._take(message, heard=True)
+        self._clear(arrived)
+
+    @staticmethod
+    def _clear(content: RecordDict) -> None:
         # Flower's records refer to each other in circles: else several replies would wait for the collector.
-        for record in arrived.array_records.values():
+        for record in content.array_records.values():
             record.clear()
 
-    def _take(self, message: Message) -> None:
+    @property
+    def _heard(self) -> set[int]:
+        return {each.node_id for each in self.round.record.accepted} | {
+            node for _, node, _ in self.doubted
+        }
+
+    def _superseded(self, node: int) -> None:
+        number, reason = self.round.record.server_round, "a newer update of it is merged"
+        _LOG.info("round %s: late update of node %s left out: %s", number, node, reason)
+        self.round.record.rejected.append(Rejection(number, node, reason))
+
+    def _waits(self, node: int, staleness: int, message: Message) -> None:
+        """Keep a late update for the end of the round, unless a newer one of the node is there."""
+        known = self.late.get(node)
+        if known is not None:
+            self._superseded(node)
+            if known[0] <= staleness:
+                self._clear(message.content)
+                return
+            self._clear(known[1].content)
+        self.late[node] = staleness, message
+
+    def _take(self, message: Message, *, waits: bool = False, heard: bool = False) -> bool:
+        """Merge one reply, or note why not; return whether its content is of no more use."""
         node = message.metadata.src_node_id
         try:
             update, staleness, reply = self._read(message)
+            if staleness and waits:
+                self._waits(node, staleness, message)
+                return False
+            if node in self._heard:
+                raise UpdateError("an update of it is merged already: one in a round counts")
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self._complete:
-                update, shortened = self.sizes.bounded(
-                    update, self.round.manifest, self.round.weights
-                )
+                known = self.round.manifest, self.round.weights
+                times = self.sizes.doubted(update, *known) if waits else 0.0
+                if times:
+                    self._hold(times, node, message, update)
+                    return False
+                update, shortened = self.sizes.bounded(update, *known, heard=heard)
                 if shortened:
                     self.round.record.shortened[node] = len(shortened)
             whole = self._whole_model(update)
@@ -124,11 +191,11 @@ class Intake:
         except StaleModelError as error:
             self.round.stale[node] = str(error)
             self.downlink.forget(node)
-            return
+            return True
         except UpdateError as error:
             self.round.diverged += _NOT_FINITE.search(str(error)) is not None
             self.reject(node, str(error))
-            return
+            return True
         self.round.record.accepted.append(
             AcceptedReply(
                 node_id=node,
@@ -141,13 +208,17 @@ class Intake:
             )
         )
         self.downlink.holds(node, reply.have)
+        if reply.left_out:
+            _LOG.warning(
+                "round %s: node %s: metrics left out: %s", self.round.number, node, reply.left_out
+            )
         if self.fleet.terms.wants_importance:
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
         if self.fleet.terms.forget:
             self.fleet.wishes.hear(node, reply.forget)
         if self.round.left_alone is not None and not staleness:
             self.round.left_alone.hear(reply.may_train)
-        loss = reply.metrics.get(_LOSS)
+        loss = reply.metrics.get(LOSS)
         if loss is not None and not staleness:
             self.round.losses.append(float(loss))
         metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})
@@ -155,6 +226,7 @@ class Intake:
         # The reply's own arrays are not needed any more: memory stays that of one update.
         message.content = RecordDict({**whole, "metrics": metrics})
         self.round.usable.append(message)
+        return True
 
     def reject(self, node: int, reason: str) -> None:
         """Log a reply that is left out, and enter it into the record."""

@@ -7,11 +7,12 @@ a fleet may mix both. The list of arrays holds one array: the packed buffer.
 
 from __future__ import annotations
 
+import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "ERROR",
     "FORGET",
     "HAVE",
+    "LOSS",
     "MAY_TRAIN",
     "PACKED",
     "STALE",
@@ -38,9 +40,11 @@ __all__ = [
     "evaluate_reply",
     "failure",
     "instruction",
+    "left_out_of",
     "read_evaluate_reply",
     "read_instruction",
     "read_train_reply",
+    "refuse_metrics",
     "train_reply",
 ]
 
@@ -49,6 +53,9 @@ PACKED = "fl_elastic.packed"
 
 ERROR = "fl_elastic.error"
 """Metric key under which a client says why it could not train."""
+
+LOSS = "train-loss"
+"""Metric key of the loss on a client's own examples."""
 
 HAVE = "fl_elastic.have"
 """Metric key under which a client says which version of the model it keeps."""
@@ -63,11 +70,13 @@ FORGET = "fl_elastic.forget"
 TENSORS = "fl_elastic.tensors"
 """Metric key of the indices of the arrays in a reply, as a JSON list, where they are not those of all tensors."""
 
+_LOG = logging.getLogger("fl_elastic")
 _NUMPY = "numpy.ndarray"
 _Metrics = Mapping[str, Any]
-_MOST = 64
-_PLAIN = re.compile(r"[A-Za-z0-9_.\- /]{1,80}")
-_ODD = re.compile(r"[^A-Za-z0-9_]")
+# Of metrics and their names; and of those that are left out so many are named, by their beginning.
+_MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
+# What clients and servers of the library say to each other.
+_OWN = "fl_elastic."
 _BEYOND = 1e308
 
 
@@ -75,7 +84,7 @@ _BEYOND = 1e308
 class TrainReply:
     """What a client answered to a training instruction; update and importance are not yet read.
 
-    ``size`` is that of a whole model, in the place of ``packed``.
+    ``size`` is that of a whole model, in the place of ``packed``; ``left_out`` says which metrics are not believed.
     """
 
     packed: bytes | memoryview
@@ -86,16 +95,18 @@ class TrainReply:
     have: int | None = None
     size: int = 0
     forget: object = None
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """What a client answered to an evaluation instruction."""
+    """What a client answered to an evaluation instruction; ``left_out`` says which metrics are not believed."""
 
     loss: float
     num_examples: int
     metrics: dict[str, Any]
     have: int | None = None
+    left_out: str = ""
 
 
 def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
@@ -172,7 +183,8 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
 
 
 def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics) -> RecordDict:
-    """Return the content of a reply to a training instruction."""
+    """Return the content of a reply to a training instruction; what the server will not believe is logged."""
+    _say_left_out(metrics)
     packed = {str(index): _as_array(array) for index, array in enumerate(arrays)}
     return RecordDict(
         {
@@ -185,7 +197,8 @@ def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics
 
 
 def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordDict:
-    """Return the content of a reply to an evaluation instruction."""
+    """Return the content of a reply to an evaluation instruction; what the server will not believe is logged."""
+    _say_left_out(metrics)
     return RecordDict(
         {
             "evaluateres.loss": MetricRecord({"loss": loss}),
@@ -194,6 +207,25 @@ def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordD
             "evaluateres.status": ConfigRecord({"code": 0, "message": "Success"}),
         }
     )
+
+
+def refuse_metrics(metrics: _Metrics) -> None:
+    """Raise UpdateError where a server would leave some of these metrics out."""
+    own = [name for name in metrics if name.startswith(_OWN)]
+    left = left_out_of(metrics) or ", ".join(
+        f"{name[:_SHOWN]!r} (the library's own)" for name in own
+    )
+    if left:
+        raise UpdateError(
+            f"metrics that no server would keep: {left}. Give finite numbers under at most {_MOST} names, of at "
+            f"most {_LONGEST} characters that can be shown"
+        )
+
+
+def _say_left_out(metrics: _Metrics) -> None:
+    left = left_out_of(metrics)
+    if left:
+        _LOG.warning("the server will leave metrics out: %s", left)
 
 
 def read_train_reply(content: RecordDict) -> TrainReply:
@@ -222,7 +254,8 @@ def read_train_reply(content: RecordDict) -> TrainReply:
     return TrainReply(
         packed=_read_buffer(arrays["0"]),
         num_examples=num_examples,
-        metrics=_numbers(metrics),
+        metrics=believed_metrics(metrics),
+        left_out=left_out_of(metrics),
         importance=metrics.get(IMPORTANCE),
         may_train=metrics.get(MAY_TRAIN),
         have=_version(metrics),
@@ -253,7 +286,13 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
         raise UpdateError(f"num_examples is {num_examples!r}, expected 1 to {max_examples}")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         raise UpdateError(f"loss must be finite, got {loss!r}")
-    return EvaluateReply(float(loss), num_examples, _numbers(metrics), _version(metrics))
+    return EvaluateReply(
+        float(loss),
+        num_examples,
+        believed_metrics(metrics),
+        _version(metrics),
+        left_out_of(metrics),
+    )
 
 
 def failure(error: Exception) -> dict[str, Any]:
@@ -323,34 +362,49 @@ def _plain_bytes(data: bytes) -> memoryview | None:
     return numbers if dtype == np.uint8 and shape == (len(numbers),) else None
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what can be averaged: finite numbers, under names that can be shown."""
-    return believed_metrics({key: value for key, value in metrics.items() if key != HAVE})
-
-
 def believed_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    r"""Return the first 64 finite numbers with a plain name of at most 80 characters.
+    r"""Return the finite numbers, of at most 256 names of at most 200 characters that can be shown.
 
-    Of names that a monitor would take for one, as ``a.b`` and ``a_b``, the first is kept. What is not kept is not
-    the training's: nothing else of the reply changes.
+    See `left_out_of` for the others. What lays names out in a narrower alphabet makes them fit itself.
 
     Examples
     --------
-    >>> believed_metrics({"loss": 0.5, "a.b": 1, "a_b": 2, "bad\nname": 3, "x": float("nan"), "ok": True})
-    {'loss': 0.5, 'a.b': 1}
+    >>> believed_metrics({"loss": 0.5, "mAP_0.5:0.95": 1, "bad\nname": 3, "x": float("nan"), "ok": True})
+    {'loss': 0.5, 'mAP_0.5:0.95': 1}
     """
-    kept: dict[str, Any] = {}
-    shown: set[str] = set()
-    for name, value in metrics.items():
-        if len(kept) == _MOST:
-            break
-        if not _is_number(value) or not _PLAIN.fullmatch(name):
-            continue
-        plain = _ODD.sub("_", name)
-        if plain not in shown:
-            shown.add(plain)
-            kept[name] = value
-    return kept
+    good = (name for name, value in metrics.items() if not _fault(name, value))
+    return {name: metrics[name] for name in islice(good, _MOST)}
+
+
+def left_out_of(metrics: Mapping[str, Any]) -> str:
+    r"""Return which of a client's metrics are left out, and why; empty if none is.
+
+    Examples
+    --------
+    >>> left_out_of({"loss": 0.5, "bad\nname": 3, "note": "hello", "fl_elastic.have": 4})
+    "'bad\\nname' (no name that can be shown), 'note' (no finite number)"
+    """
+    faults = [
+        (name, fault)
+        for name, value in metrics.items()
+        if not str(name).startswith(_OWN) and (fault := _fault(name, value))
+    ]
+    beyond = sum(not _fault(name, value) for name, value in metrics.items()) - _MOST
+    said = [f"{str(name)[:_SHOWN]!r} ({fault})" for name, fault in faults[:_NAMED]]
+    if len(faults) > _NAMED:
+        said.append(f"{len(faults) - _NAMED} more")
+    if beyond > 0:
+        said.append(f"{beyond} beyond the first {_MOST}")
+    return ", ".join(said)
+
+
+def _fault(name: object, value: object) -> str:
+    """Return what is wrong with a metric; empty for nothing."""
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():
+        return "no name that can be shown"
+    if name.startswith(_OWN):
+        return "the library's own"
+    return "" if _is_number(value) else "no finite number"
 
 
 def _is_number(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ __all__ = [
     "Rejection",
     "Round",
     "RoundRecord",
-    "common_metrics",
+    "completed_metrics",
     "in_fixed_order",
     "log_record",
     "longest_step",
@@ -35,6 +36,9 @@ __all__ = [
 _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
 _LONGEST = 500
+_NAMED = 5
+# Names that the clients of a round may have together.
+_METRICS = 512
 
 
 @dataclass(eq=False)
@@ -205,6 +209,8 @@ class RoundRecord:
         The deepest group that anybody trained; empty for no cut.
     dampened : int
         Weights that were made smaller, so that the model forgets examples of a client.
+    asked : tuple of int
+        Nodes that were asked to train.
     """
 
     server_round: int
@@ -219,6 +225,33 @@ class RoundRecord:
     stepped_back: str = ""
     cut: str = ""
     dampened: int = 0
+    asked: tuple[int, ...] = ()
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that were asked to train and from which nothing came before the round ended."""
+        came = {each.node_id for each in self.accepted if not each.staleness}
+        came |= {each.node_id for each in self.rejected if each.server_round == self.server_round}
+        return [node for node in self.asked if node not in came]
+
+    @property
+    def attendance(self) -> str:
+        """Who was asked and who answered, in words.
+
+        >>> record = RoundRecord(3, asked=(1, 2, 3))
+        >>> record.accepted.append(AcceptedReply(2, {}, 8, 100, {}))
+        >>> record.attendance
+        '3 asked, 1 merged, 0 refused, 2 did not answer in time (nodes 1, 3)'
+        """
+        late = sum(each.staleness > 0 for each in self.accepted)
+        said = [f"{len(self.asked)} asked", f"{len(self.accepted) - late} merged"]
+        said += [f"{late} late ones merged"] if late else []
+        said.append(f"{len(self.rejected)} refused")
+        silent = self.silent
+        if silent:
+            some = ", ".join(map(str, silent[:_NAMED])) + (", ..." if silent[_NAMED:] else "")
+            said.append(f"{len(silent)} did not answer in time (nodes {some})")
+        return ", ".join(said)
 
     def leave_out(self, node: int, reason: str, what: str) -> None:
         """Log a reply that does not count, as in ``round zero: node 3 is left out: REASON``, and enter it."""
@@ -228,8 +261,9 @@ class RoundRecord:
 
 
 def log_record(record: RoundRecord, rule: str) -> None:
-    """Log what a round did not believe."""
+    """Log who was asked and who answered, and what a round did not believe."""
     number = record.server_round
+    _LOG.info("round %s: %s", number, record.attendance)
     if record.stayed:
         some = " ".join(", ".join(list(record.stayed)[:3]).split())
         _LOG.warning(
@@ -266,18 +300,47 @@ def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
     return sorted(replies, key=key)
 
 
-def common_metrics(contents: list[RecordDict]) -> list[RecordDict]:
-    """Keep the metrics that every client sent: Flower ends the run over unequal keys."""
-    records = [content.metric_records["metrics"] for content in contents]
-    common = set.intersection(*(set(record) for record in records)) if records else set()
+def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
+    """Give every client all metrics that anybody sent: Flower ends the run over unequal keys.
+
+    One that a client lacks is, for it, the weighted mean over those who sent it, so that a weighted mean over all
+    clients is theirs. How many these are stands beside it, as NAME-clients, with every client. Of more than 512
+    names those that most clients sent are kept.
+
+    Examples
+    --------
+    >>> sent = [{"n": 2, "map": 0.25}, {"n": 2, "map": 0.75}, {"n": 4}]
+    >>> found = completed_metrics([RecordDict({"metrics": MetricRecord(each)}) for each in sent], "n")
+    >>> sorted(found[2]["metrics"].items())
+    [('map', 0.5), ('map-clients', 2), ('n', 4)]
+    """
+    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    having = Counter(name for record in records for name in record)
+    ranked = sorted(having, key=lambda name: -having[name])
+    if len(ranked) > _METRICS:
+        _LOG.warning(
+            "%s metrics that few clients sent are left out, as %s",
+            len(ranked) - _METRICS, one_line(", ".join(ranked[_METRICS:][:3])),
+        )  # fmt: skip
+    filled: dict[str, Any] = {}
+    for name in ranked[:_METRICS]:
+        if having[name] < len(records):
+            sent = [(record[weighted_by], record[name]) for record in records if name in record]
+            total = sum(weight for weight, _ in sent)
+            filled[name] = sum(weight * value for weight, value in sent) / total
+            if f"{name}-clients" not in having:
+                filled[f"{name}-clients"] = having[name]
+    kept = {*ranked[:_METRICS], *filled}
     return [
-        RecordDict({"metrics": MetricRecord({k: v for k, v in record.items() if k in common})})
+        RecordDict(
+            {"metrics": MetricRecord({k: v for k, v in (filled | record).items() if k in kept})}
+        )
         for record in records
     ]
 
 
 def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Return the weighted mean of metrics that all clients sent, with the summed weight."""
+    """Return the weighted mean of metrics that all records have, with the summed weight."""
     records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
     total = sum(record[weighted_by] for record in records)
     names = [name for name in records[0] if name != weighted_by]

@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import believed_metrics, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
+from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
 __all__ = ["LastSolved", "Solved", "with_closed_form_head"]
 
 _LOG = logging.getLogger("fl_elastic")
-# A client counts as no more examples than so many times what is usual, and one whose features are so many times as
-# large, or as small, as usual does not count.
-_UNUSUAL = 10.0
-# Who is usual is known from so many on.
-_FEWEST = 3
+# Who has features so many times as large, or as small, as usual does not count; an example of one whose features
+# lie further from the others' counts as less, so that it weighs as no more than so many usual ones.
+_UNUSUAL, _LARGER = 10.0, 3.0
+# Who is usual is known from so many on, of whom at most one of so many is left out for what its sums do to others.
+_FEWEST, _LEFT_OUT = 3, 5
 # Other clients' examples may be a little harder; of the mean's error so much is nothing.
 _SPOILED, _NOTHING = 1.25, 0.02
 # No tensor's name begins with a dot.
@@ -52,7 +53,7 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The model with a head in closed form, the layer that it is, and its error on new examples, as expected.
+    """The model with a head in closed form, the layer that it is, and its error on what clients held out.
 
     Without a layer, and of unknown error, where no client sent sums.
     """
@@ -135,7 +136,8 @@ def with_closed_form_head(
 ) -> Solved:
     """Return the model with the head that the clients' sums give; as it is, if no client could send any.
 
-    What is damaged, of another layer than most name, or far from what is usual is left out and named in the log.
+    What is damaged, of another layer than most name, far from what is usual, or makes the head worse on what the
+    others hold out is left out and named in the log.
 
     Parameters
     ----------
@@ -153,29 +155,27 @@ def with_closed_form_head(
         Hears of each node which version of the model it says it keeps, if any.
     """
     left_out = partial(record.leave_out, what="round zero")
-    kept = _usual(
-        _of_one_layer(list(_read(replies, manifest, limits, left_out, holds)), left_out), left_out
-    )
-    record.accepted += [sent.reply for sent in kept]
+    found = sorted(_read(replies, manifest, limits, left_out, holds), key=lambda sent: sent.node)
+    # In the order of nodes, so that the same examples are held out together each time.
+    kept = _usual(_of_one_layer(found, left_out), left_out)
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
-    total = kept[0].sums
-    for sent in kept[1:]:
-        total = total + sent.sums
-    bias = total.weight.removesuffix("weight") + "bias"
-    outputs = manifest.shape(total.weight)[0]
+    weight = kept[0].sums.weight
+    bias = weight.removesuffix("weight") + "bias"
+    outputs = manifest.shape(weight)[0]
     has_bias = bias in manifest.index and manifest.shape(bias) == (outputs,)
-    head = closed_form_head(total, intercept=has_bias)
+    kept, head = _solved(kept, has_bias, left_out)
+    record.accepted += [sent.reply for sent in kept]
     _LOG.info(
         "round zero: %s in closed form from %d examples of %d clients; its squared error is %.2f of the mean's",
-        total.weight, total.num_examples, len(kept), head.error,
+        weight, sum(sent.sums.num_examples for sent in kept), len(kept), head.error,
     )  # fmt: skip
     solved = dict(weights)
-    solved[total.weight] = head.weight.astype(manifest.array_dtype(total.weight))
+    solved[weight] = head.weight.astype(manifest.array_dtype(weight))
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
-    return Solved(solved, total.weight.removesuffix("weight").removesuffix("."), head.error)
+    return Solved(solved, weight.removesuffix("weight").removesuffix("."), head.error)
 
 
 def _read(
@@ -220,34 +220,56 @@ def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> l
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
     """Return the sums of clients like the others, each with the weight of all of its examples.
 
-    Who had the time for some of its examples only stands for all of them, and nobody for more than so many times
-    what is usual. All together count as many examples as were seen.
+    Who had the time for some of its examples only stands for all of them, and nobody for more than is usual, in
+    number and size. All together count as many examples as were seen.
     """
     kept, most = found, np.inf
     if len(found) >= _FEWEST:
         power = median(sent.power for sent in found)
-        most = _UNUSUAL * median(sent.examples for sent in found)
+        most = median(sent.examples for sent in found)
         kept = []
         for sent in found:
-            if not power / _UNUSUAL <= sent.power <= power * _UNUSUAL:
+            if power / _UNUSUAL <= sent.power <= power * _UNUSUAL:
+                kept.append(sent)
+            else:
                 times = (sent.power / power) ** 0.5 if power > 0 else np.inf
                 left_out(sent.node, f"its features are {times:.3g} times as large as usual")
-                continue
-            kept.append(sent)
-    stands_for = [min(sent.examples, most) for sent in kept]
+    sizes = (
+        sizes_of_features([sent.sums for sent in kept])
+        if len(kept) >= _FEWEST
+        else np.ones(len(kept))
+    )
+    usual = _LARGER * float(np.median(sizes)) if kept else 1.0
+    stands_for = [
+        min(sent.examples, most) * (usual / size if size > usual else 1.0)
+        for sent, size in zip(kept, sizes, strict=True)
+    ]
     seen = sum(min(sent.sums.num_examples, most) for sent in kept)
-    shares = [
-        each / sent.sums.num_examples * seen / sum(stands_for)
+    return [
+        replace(sent, sums=sent.sums.times(each / sent.sums.num_examples * seen / sum(stands_for)))
         for each, sent in zip(stands_for, kept, strict=True)
     ]
-    return [
-        sent if share == 1.0 else replace(sent, sums=_scaled(sent.sums, share))
-        for share, sent in zip(shares, kept, strict=True)
-    ]
 
 
-def _scaled(sums: HeadSums, share: float) -> HeadSums:
-    products, targets, squares = (
-        share * each for each in (sums.products, sums.targets, sums.squares)
-    )
-    return replace(sums, products=products, targets=targets, squares=squares)
+def _solved(
+    kept: list[_Sent], has_bias: bool, left_out: Callable[[int, str], None]
+) -> tuple[list[_Sent], ClosedFormHead]:
+    """Return the head, and whose sums it is from: not of those that make it worse for the others."""
+    at_once = -(-len(kept) // (2 * _LEFT_OUT))
+    may_go = -(-len(kept) // _LEFT_OUT) if len(kept) >= _FEWEST else 0
+    while True:
+        sums = [sent.sums for sent in kept]
+        head = closed_form_head(*sums, intercept=has_bias)
+        worst = (
+            harmful(sums, head.penalty, intercept=has_bias)[: min(at_once, may_go)]
+            if may_go
+            else []
+        )
+        if not worst:
+            return kept, head
+        for place in worst:
+            left_out(
+                kept[place].node, "with its sums the head is worse on what the others hold out"
+            )
+        kept = [sent for place, sent in enumerate(kept) if place not in worst]
+        may_go -= len(worst)

@@ -6,6 +6,7 @@ round, in the records of both kinds of client, and from then on in those of its 
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.records import EvaluateReply, believed_metrics
+from fl_elastic.flower.records import LOSS, EvaluateReply, believed_metrics, left_out_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
@@ -25,6 +26,7 @@ from fl_elastic.update.partial import Limits, check_update
 __all__ = ["StockClients", "evaluation_of", "group_of"]
 
 _Weights = Mapping[str, NDArray[Any]]
+_LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
 # How Flower's examples call what the library calls loss and accuracy.
 _SHORT = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy"}
@@ -178,6 +180,9 @@ class StockClients:
             ) from None
         if not isinstance(examples, int) or isinstance(examples, bool):
             raise UpdateError(f"num-examples must be an integer, got {examples!r}")
+        left = left_out_of(metrics)
+        if left:
+            _LOG.warning("node %s: metrics left out: %s", node, left)
         return [np.asarray(array) for array in arrays], examples, _called_alike(metrics)
 
 
@@ -195,8 +200,7 @@ def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
         If it cannot be averaged.
     """
     if content.config_records or len(content.metric_records) != 1:
-        reply = read_own_evaluate_reply(content, max_examples)
-        return EvaluateReply(reply.loss, reply.num_examples, reply.metrics, reply.have)
+        return read_own_evaluate_reply(content, max_examples)
     (told,) = content.metric_records.values()
     metrics = {str(name): value for name, value in told.items()}
     examples = _examples(metrics)
@@ -206,11 +210,13 @@ def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
     short = {
         _SHORT[end]: value
         for name, value in alike.items()
-        if (end := name.split("-")[-1]) in _SHORT
+        if (end := name.replace("_", "-").split("-")[-1]) in _SHORT
     }
     if "loss" not in short:
         raise UpdateError("its metrics have no finite loss")
-    return EvaluateReply(float(short["loss"]), examples, {**alike, **short})
+    return EvaluateReply(
+        float(short["loss"]), examples, {**alike, **short}, left_out=left_out_of(metrics)
+    )
 
 
 def _examples(metrics: Mapping[str, Any]) -> Any:
@@ -218,10 +224,9 @@ def _examples(metrics: Mapping[str, Any]) -> Any:
 
 
 def _called_alike(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as the library names its own: ``train-loss``, not ``train_loss``."""
-    found = believed_metrics(metrics)
-    return {
-        name.replace("_", "-"): value
-        for name, value in found.items()
-        if name not in ("num-examples", "num_examples")
+    """Return metrics, the training loss under the library's own name: ``train-loss``, not ``train_loss``."""
+    found = {
+        LOSS if name == LOSS.replace("-", "_") else name: value
+        for name, value in believed_metrics(metrics).items()
     }
+    return {n: v for n, v in found.items() if n not in ("num-examples", "num_examples")}

@@ -29,6 +29,7 @@ from fl_elastic.flower.between_rounds import BetweenRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.evaluations import believable
 from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
@@ -46,10 +47,11 @@ from fl_elastic.flower.inner import (
 )
 from fl_elastic.flower.intake import Intake
 from fl_elastic.flower.loss_guard import LossGuard, undo_of
+from fl_elastic.flower.records import EvaluateReply
 from fl_elastic.flower.round import (
     Round,
     RoundRecord,
-    common_metrics,
+    completed_metrics,
     in_fixed_order,
     log_record,
     longest_step,
@@ -370,7 +372,9 @@ class PartialUpdates(Strategy):
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
-        return this.outbox.packed(messages, lambda node: self.fleet.instructions(node, this.number))
+        packed = this.outbox.packed(messages, lambda n: self.fleet.instructions(n, this.number))
+        this.record.asked = tuple(sorted(this.outbox.sent_bytes))
+        return packed
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -420,10 +424,12 @@ class PartialUpdates(Strategy):
         timeout = self.patience() or _PATIENCE_SECONDS
         solved = None
         if self.terms.forget:
-            forgotten = self._between.forget(this.outbox, self._weights, this.record, timeout)
+            before, alone = self._weights, this.left_alone
+            forgotten = self._between.forget(
+                this.outbox, before, this.record, timeout,
+                lambda new: new if alone is None else alone.put_back(new, before),
+            )  # fmt: skip
             if forgotten is not None:
-                if this.left_alone is not None:
-                    forgotten = this.left_alone.put_back(forgotten, self._weights)
                 self._amend(forgotten)
         if self.fleet.kept_head:
             solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
@@ -475,7 +481,8 @@ class PartialUpdates(Strategy):
     ) -> MetricRecord | None:
         """Hand the inner strategy loss and metrics of the replies that fit."""
         translated: list[Message] = []
-        usable: list[RecordDict] = []
+        read: dict[int, EvaluateReply] = {}
+        came: list[Message] = []
         for message in in_fixed_order(replies):
             node = message.metadata.src_node_id
             if message.has_error():
@@ -488,19 +495,32 @@ class PartialUpdates(Strategy):
                 self.downlink.forget(node)
                 _LOG.warning("evaluation by node %s left out: %s", node, one_line(str(error)))
                 continue
+            if node in read:
+                _LOG.warning("evaluation by node %s left out: it has sent another one", node)
+                continue
             self.downlink.holds(node, reply.have)
-            metrics = {
-                **reply.metrics,
-                "loss": reply.loss,
-                weight_key(self.inner): reply.num_examples,
-            }
-            usable.append(RecordDict({"metrics": MetricRecord(metrics)}))
-            message.content = usable[-1]
-            translated.append(message)
-        contents = iter(common_metrics(usable))
-        for message in translated:
-            if not message.has_error():
-                message.content = next(contents)
+            if reply.left_out:
+                _LOG.warning("evaluation by node %s: metrics left out: %s", node, reply.left_out)
+            read[node] = reply
+            came.append(message)
+        believed, doubted = believable(read)
+        for node, reason in doubted.items():
+            _LOG.warning("evaluation by node %s left out: %s", node, one_line(reason))
+        came = [each for each in came if each.metadata.src_node_id in believed]
+        weight = weight_key(self.inner)
+        usable = [
+            RecordDict(
+                {
+                    "metrics": MetricRecord(
+                        {**said.metrics, "loss": said.loss, weight: said.num_examples}
+                    )
+                }
+            )
+            for said in (believed[each.metadata.src_node_id] for each in came)
+        ]
+        for message, content in zip(came, completed_metrics(usable, weight), strict=True):
+            message.content = content
+        translated += came
         found = self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
         evaluated = getattr(self.on_round, "evaluated", None)
         if evaluated is not None and found is not None:

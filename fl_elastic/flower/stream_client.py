@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
@@ -25,7 +26,7 @@ from fl_elastic.flower.stream_update import (
     seen_from,
 )
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.losses import classification_loss
+from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
@@ -42,6 +43,7 @@ from fl_elastic.update import Manifest, PartialUpdate, load_weights
 if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
+    from fl_elastic.update.squared_gradients import SquaredGradients
 
 __all__ = ["StreamClient"]
 
@@ -169,7 +171,7 @@ class StreamClient(ElasticClient):
             packed, examples, metrics = super()._fit(parameters, config)
             seen = self._seen()
             metrics |= self._stream_metrics(seen)
-            if not self._is_asked:
+            if self._told.trains:
                 self._leave(seen)
         finally:
             self._end_visit()
@@ -192,11 +194,6 @@ class StreamClient(ElasticClient):
         self._told = told
         return super()._load_weights(parameters, config, told)
 
-    @property
-    def _is_asked(self) -> bool:
-        """Whether the server asks about its own model instead of training."""
-        return self._told.round_zero or self._told.cut_worth
-
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: not at all where the store has features."""
         keeps = self._visit is not None and self._visit.upper is not None
@@ -206,14 +203,39 @@ class StreamClient(ElasticClient):
         """Return one: a further pass would be over the same draws."""
         return 1
 
+    def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
+        """Answer for every sample once; what a cut is worth is told by the batches of a round."""
+        seen = self._seen()
+        if not told.cut_worth:
+            labels = self._classes if told.round_zero else seen.classifier.classes.labels
+            self.train_loader = seen.every_sample(labels, self._replay.batch_size)
+            self.loss_fn = self._plain_loss
+        return super()._answer(told, metrics)
+
+    def _squares(
+        self, told: Instructions, loss_fn: LossFn = squared_outputs
+    ) -> tuple[SquaredGradients, SquaredGradients | None]:
+        """Return the squares by the server's outputs, in its order."""
+        labels, head = self._seen().classifier.classes.labels, self._layout.head
+        places = [labels.index(label) for label in self._classes]
+        shapes = dict(zip(self.manifest.names, self.manifest.shapes, strict=True))
+
+        def ordered(squares: SquaredGradients) -> SquaredGradients:
+            mine = LabelledWeights(squares.sums, tuple(labels), head)
+            names = {name: np.zeros(shapes[name], np.float32) for name in squares.sums}
+            kept = tuple(name for name in head if name in names)
+            theirs = LabelledWeights(names, self._classes, kept)
+            return replace(squares, sums=overlaid(theirs, mine).weights)
+
+        everything, forgotten = super()._squares(
+            told, lambda outputs, targets: loss_fn(outputs[:, places], targets)
+        )
+        return ordered(everything), None if forgotten is None else ordered(forgotten)
+
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
-        """Return the sums over every sample once, for the server's outputs."""
-        self.train_loader = self._seen().every_sample(self._classes, self._replay.batch_size)
-        self.loss_fn = self._plain_loss
+        """Return the sums for the server's outputs."""
         sums, forward = super()._head_sums(told)
-        outputs = self.manifest.shape(sums.weight)[0]
-        targets, squares = sums.targets[:, :outputs], sums.squares[:outputs]
-        return replace(sums, targets=targets, squares=squares), forward
+        return sums.of_outputs(self.manifest.shape(sums.weight)[0]), forward
 
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Join the global model with the learner's; samples of the store are what is trained on."""
@@ -224,7 +246,7 @@ class StreamClient(ElasticClient):
         drifted = seen.progress.drifts > self._mark.drifts or seen.progress.since_drift is not None
         fixed = self._federations()
         candidates = [
-            Shares(1.0) if self._is_asked else replace(each, named={**each.named, **fixed})
+            Shares(1.0) if not self._told.trains else replace(each, named={**each.named, **fixed})
             for each in self.joining.candidates(self._layout, drifted=drifted)
         ]
         for label in self._classes:
@@ -247,7 +269,7 @@ class StreamClient(ElasticClient):
     def _federations(self) -> dict[str, float]:
         """Return the tensors that are the federation's in every device, each with a share of 1."""
         told, names = self._told, set[str]()
-        if told.cut and not self._is_asked:
+        if told.cut and self._told.trains:
             graph = self._costs(self._batches()[0], self._options(told)).graph
             names = below_cut(graph, told.cut, self.manifest.names, self._layout)
         if told.kept_head:

@@ -185,7 +185,7 @@ def refuse_other_features(
     sent, saved : mapping of str to array
         The server's model, and the learner's.
     """
-    if not (told.cut or told.round_zero or told.cut_worth):
+    if told.trains and not told.cut:
         raise StreamError(
             f"the learner keeps features at {upper.place!r}, which rounds without a cut would change: give the "
             f"fleet a cut there, or {_WAYS}"

@@ -44,7 +44,8 @@ class RoundTerms:
         go through the groups in the same order, so that equal budgets choose the same and the others overlap),
         or the server chooses for all what the slowest client of the round can afford.
     late : {"drop", "merge"}
-        What becomes of an update that arrives in a later round: dropped, or merged with less weight.
+        What becomes of an update that arrives in a later round: dropped, or merged with less weight, where the
+        client has sent none of that round.
     share_change : bool
         Tell clients how much the last round changed each tensor (FedEL's global importance).
     delta_downlink : bool

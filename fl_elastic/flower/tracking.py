@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +13,7 @@ from fl_elastic.flower.round import RoundRecord
 
 __all__ = ["RoundMetrics", "round_metrics", "to_mlflow", "to_tensorboard", "to_wandb"]
 
+_ODD_FOR_MLFLOW = re.compile(r"[^\w\-. /:]")
 Log = Callable[[Mapping[str, float], int], object]
 
 
@@ -52,11 +54,16 @@ class RoundMetrics:
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a round: clients, bytes, and the means of what all clients say, by examples."""
+    """Return the numbers of a round: clients, bytes, and the means of what clients say, by examples.
+
+    Of what some of them lack, the mean is over the others, and their number stands beside it, as NAME-clients.
+    """
     merged = record.accepted
     found: dict[str, float] = {
+        "round/asked": len(record.asked),
         "round/merged": len(merged),
         "round/rejected": len(record.rejected),
+        "round/silent": len(record.silent),
         "round/late": sum(each.staleness > 0 for each in merged),
         "round/examples": sum(each.num_examples for each in merged),
         "round/uplink_bytes": sum(each.uplink_bytes for each in merged),
@@ -64,11 +71,15 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     }
     if record.deadline is not None:
         found["round/deadline_seconds"] = record.deadline
-    weight = found["round/examples"]
-    names = set.intersection(*(set(each.metrics) for each in merged)) if merged else set()
-    for name in sorted(names) if weight else ():
-        total = sum(each.num_examples * each.metrics[name] for each in merged)
-        found[f"train/{name.removeprefix('train-')}"] = total / weight
+    for name in sorted({name for each in merged for name in each.metrics}):
+        having = [each for each in merged if name in each.metrics]
+        weight = sum(each.num_examples for each in having)
+        if weight:
+            total = sum(each.num_examples * each.metrics[name] for each in having)
+            called = f"train/{name.removeprefix('train-')}"
+            found[called] = total / weight
+            if len(having) < len(merged):
+                found[f"{called}-clients"] = len(having)
     return found
 
 
@@ -87,7 +98,12 @@ def to_tensorboard(folder: str) -> RoundMetrics:
 def to_mlflow() -> RoundMetrics:
     """Return what logs each round to the active run of MLflow, or to a new one."""
     mlflow = _needed("mlflow", "mlflow-skinny")
-    return RoundMetrics(lambda metrics, step: mlflow.log_metrics(dict(metrics), step=step))
+    # It refuses a whole call for one character that it does not allow.
+    return RoundMetrics(
+        lambda metrics, step: mlflow.log_metrics(
+            {_ODD_FOR_MLFLOW.sub("_", name): value for name, value in metrics.items()}, step=step
+        )
+    )
 
 
 def to_wandb(run: Any = None, **settings: Any) -> RoundMetrics:

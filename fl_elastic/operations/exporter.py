@@ -19,7 +19,7 @@ _PREFIX = "fl_elastic"
 _TOTAL = "_total"
 _LABELS = {"nodes": "node", "groups": "group"}
 # Of one table: what a node says of itself may be anything.
-_MOST, _LONGEST, _BEYOND = 128, 100, 1e308
+_MOST, _LONGEST, _BEYOND = 512, 200, 1e308
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -79,12 +79,17 @@ def _apart(metrics: list[Metric]) -> list[Metric]:
 
 
 def _numbers(entry: Mapping[str, Any], prefix: str, labels: dict[str, str]) -> list[Metric]:
+    """Return a table's numbers under names that Prometheus allows; where two would be one, a count follows."""
     numbers = ((str(key), value) for key, value in entry.items() if _is_number(value))
-    return [
-        Metric(f"{prefix}_{_ODD.sub('_', key)}", float(value), labels)
-        for key, value in islice(numbers, _MOST)
-        if len(key) <= _LONGEST
-    ]
+    found: dict[str, float] = {}
+    for key, value in islice(numbers, _MOST):
+        name = plain = f"{prefix}_{_ODD.sub('_', key[:_LONGEST])}"
+        count = 1
+        while name in found:
+            count += 1
+            name = f"{plain}_{count}"
+        found[name] = float(value)
+    return [Metric(name, value, labels) for name, value in found.items()]
 
 
 def _is_number(value: object) -> bool:

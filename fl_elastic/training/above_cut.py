@@ -69,6 +69,7 @@ def head_sums_above_cut(
     options: TrainerOptions,
     *,
     seconds: float,
+    together: int = 1,
 ) -> tuple[HeadSums, ForwardReport | None]:
     """Return the sums of round zero over a loader, and what was done to the features at the cut on the way.
 
@@ -80,6 +81,8 @@ def head_sums_above_cut(
         Left out, the whole model runs and no features are kept.
     seconds : float
         No batch is begun after that time.
+    together : int
+        See `fl_elastic.training.head_sums.head_sums`.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def head_sums_above_cut(
     from fl_elastic.training.head_sums import head_sums
 
     if graph is None:
-        return head_sums(model, loader, seconds=seconds), None
+        return head_sums(model, loader, seconds=seconds, together=together), None
     with passing_above_cut(model, loader, graph, options) as forward:
-        sums = head_sums(model, loader, seconds=seconds, running=forward.step)
+        sums = head_sums(model, loader, seconds=seconds, running=forward.step, together=together)
     return sums, forward.report()

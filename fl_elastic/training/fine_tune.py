@@ -47,8 +47,8 @@ class FineTuned:
     cut : str
         The deepest tensor group that was trained.
     head_error, final_error : float
-        Mean squared error of the solved head on new examples, as expected, over what the mean alone gives: before
-        anything else was trained, and afterwards.
+        Mean squared error of the solved head on examples that are held out in turn, over what the mean alone gives:
+        before anything else was trained, and afterwards.
     report : FitReport
         Of the training in between.
     kept : bool
@@ -80,7 +80,7 @@ def fine_tune(
 
     The head is solved for in one pass over the data, which also keeps the features at a cut. What lies between cut
     and head is trained on these features. Then the head is solved for again. Norms keep their statistics. Training
-    that makes the expected error larger is undone.
+    that makes the error on held-out examples larger is undone.
 
     Parameters
     ----------
@@ -169,8 +169,8 @@ def fine_tune(
     kept = end.error <= start.error
     if not kept:
         _LOG.warning(
-            "training above %s made the expected error larger (%.3g, %.3g before): it is undone. Give the "
-            "optimiser a smaller rate: one that suits a random head tears the layers below a solved one",
+            "training above %s made the error on held-out examples larger (%.3g, %.3g before): it is undone. "
+            "Give the optimiser a smaller rate: one that suits a random head tears the layers below a solved one",
             cut, end.error, start.error,
         )  # fmt: skip
         model.load_state_dict(before)

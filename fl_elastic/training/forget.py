@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -174,9 +175,16 @@ def squares_with(
 
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
-    """Return the squares of a tied parameter under each of its names: a server does not know that it is one."""
+    """Return the squares of a tied parameter under each of its names: a server does not know that it is one.
+
+    Each name has its part of them, so that an example's squares still add up to one.
+    """
     names = ModelState.of(model).by_module_name
-    sums = {name: each for own, each in squares.sums.items() for name in names[own]}
+    sums = {
+        name: each / np.float32(len(names[own]))
+        for own, each in squares.sums.items()
+        for name in names[own]
+    }
     return SquaredGradients(sums, squares.examples)
 
 

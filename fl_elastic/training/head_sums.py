@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
 from fl_elastic.groups.forward import (
@@ -23,18 +24,25 @@ from fl_elastic.groups.forward import (
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
+from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
+from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
     "head_sums",
+    "held_out",
     "put_head",
     "refuse_frozen_head",
     "solve_head",
 ]
 
 _AT_ONCE = 256
+_FOLDS = 5
+# So many examples are held out in turn, or half as many as there are features: their rows are no more numbers than
+# the products of all features.
+_HELD_OUT = 320
 
 
 def head_sums(
@@ -43,10 +51,12 @@ def head_sums(
     *,
     seconds: float = float("inf"),
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    together: int = 1,
 ) -> HeadSums:
     """Return the sums over a loader of what enters the model's last linear layer, and of its targets.
 
-    The model runs in eval mode without gradients; modes are put back.
+    The model runs in eval mode without gradients; modes are put back. Up to five folds of the examples are summed
+    apart, to be held out: equal inputs are in the same one, and the same examples are held out in every pass.
 
     Parameters
     ----------
@@ -58,6 +68,8 @@ def head_sums(
         No batch is begun after that time; sums over some of the data are sums as well.
     running : callable, optional
         Gives the block in which the model runs on a batch; as it is, if left out.
+    together : int
+        About how many examples a fold has at least, unless it has all of them.
 
     Raises
     ------
@@ -91,7 +103,8 @@ def head_sums(
                     with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
                         outputs = call_model(model, inputs, size)
-                    gathered.add(*_features_of(seen, outputs, targets))
+                    layer, features, wanted, classes = _features_of(seen, outputs, targets)
+                    gathered.add(layer, features, wanted, classes, _keys(inputs, features))
                 if time.monotonic() > until:
                     break
     finally:
@@ -100,7 +113,7 @@ def head_sums(
         held.put_back()
         for module, mode in modes:
             module.training = mode
-    return gathered.sums(model)
+    return gathered.sums(model, together)
 
 
 def solve_head(
@@ -133,6 +146,11 @@ def solve_head(
     return head, sums.weight
 
 
+def held_out(features: int) -> int:
+    """Return how many examples are held out at most, where there are so many features."""
+    return max(_HELD_OUT, features // 2)
+
+
 def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
     """Raise TrainingError unless the head's weight is one of the tensors that travel."""
     if weight not in names:
@@ -162,22 +180,25 @@ class _Gathered:
 
     def __init__(self) -> None:
         self._kind: tuple[nn.Linear, bool] | None = None
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
+        self._held = _HeldOut()
 
-    def add(self, layer: nn.Linear, features: Tensor, wanted: Tensor, classes: bool) -> None:
-        """Take in a batch: what enters the layer, and what should come out of it."""
+    def add(
+        self, layer: nn.Linear, features: Tensor, wanted: Tensor, classes: bool, keys: Tensor
+    ) -> None:
+        """Take in a batch: what enters the layer, what should come out of it, and what tells examples apart."""
         if self._kind not in (None, (layer, classes)):
             raise TrainingError(
                 "a head in closed form needs one last layer and one kind of target for all batches"
             )
         self._kind = layer, classes
         # Not every device knows double precision.
-        self._waiting.append((features.cpu().double(), wanted))
-        if sum(len(each) for each, _ in self._waiting) >= _AT_ONCE:
+        self._waiting.append((features.cpu().double(), wanted, keys))
+        if sum(len(each) for each, *_ in self._waiting) >= _AT_ONCE:
             self._add_up()
 
-    def sums(self, model: nn.Module) -> HeadSums:
+    def sums(self, model: nn.Module, together: int) -> HeadSums:
         """Return the sums over all batches; raises TrainingError if there was none."""
         if self._waiting:
             self._add_up()
@@ -197,19 +218,78 @@ class _Gathered:
                 "learning rate"
             )
         products, targets, squares = (each.numpy() for each in self._sums)
-        return HeadSums(names[id(layer.weight)][0], products, targets, squares, classes)
+        folds = self._held.folds(together)
+        weight = names[id(layer.weight)][0]
+        return HeadSums(weight, products, targets, squares, classes, folds)
 
     def _add_up(self) -> None:
-        features, wanted = (torch.cat(each) for each in zip(*self._waiting, strict=True))
+        features, wanted, keys = (torch.cat(each) for each in zip(*self._waiting, strict=True))
         rows = nn.functional.pad(features, (0, 1), value=1.0)
         found = rows.T @ rows, rows.T @ wanted, (wanted**2).sum(dim=0)
         self._waiting = []
+        self._held.add(features, wanted, keys)
         before = self._sums
         self._sums = (
             found
             if before is None
             else (before[0] + found[0], before[1] + found[1], before[2] + found[2])
         )
+
+
+class _HeldOut:
+    """Keeps the examples of the smallest keys: the same in every pass, in any order, and equal ones together."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._below: int | None = None
+
+    def add(self, features: Tensor, wanted: Tensor, keys: Tensor) -> None:
+        """Take in examples, of which those of large keys are dropped."""
+        rows = features, wanted, keys
+        if self._below is not None:
+            rows = (
+                features[keys < self._below],
+                wanted[keys < self._below],
+                keys[keys < self._below],
+            )
+        kept = (
+            rows
+            if self._kept is None
+            else tuple(map(torch.cat, zip(self._kept, rows, strict=True)))
+        )
+        features, wanted, keys = kept
+        most = held_out(features.shape[1])
+        if len(keys) > most:
+            self._below = int(keys.sort().values[most])
+            some = keys < self._below
+            features, wanted, keys = features[some], wanted[some], keys[some]
+        self._kept = features, wanted, keys
+
+    def folds(self, together: int) -> tuple[Fold, ...]:
+        """Return up to five folds of about equal size, as many as have about so many examples, or one."""
+        assert self._kept is not None
+        features, wanted, keys = self._kept
+        order = keys.argsort(stable=True)
+        rows, goals = features[order].numpy(), wanted[order].numpy()
+        counts = torch.unique_consecutive(keys[order], return_counts=True)[1]
+        ends, parts = counts.cumsum(0).tolist(), max(min(_FOLDS, len(keys) // max(together, 1)), 1)
+        # Each ends where equal examples do, next to where equal folds would end.
+        wished = [len(keys) * number / parts for number in range(1, parts + 1)]
+        bounds = sorted(
+            {0, *(min(ends, key=lambda end: abs(end - wish)) for wish in wished if ends)}
+        )
+        return tuple(Fold.of(rows[i:j], goals[i:j]) for i, j in pairwise(bounds))
+
+
+def _keys(inputs: Any, features: Tensor) -> Tensor:
+    """Return a number for each example, the same for equal inputs; of features where inputs are no rows."""
+    try:
+        found = sample_ids(inputs)
+    except ModelError:
+        found = []
+    if len(found) != len(features):
+        found = sample_ids(features)
+    return torch.tensor([first for first, _ in found], dtype=torch.int64)
 
 
 def _features_of(

@@ -1,29 +1,41 @@
 """The best linear head in closed form: ridge regression from sums over examples.
 
-Features are standardised, and how strongly large weights are held down is chosen by generalised cross-validation
-(Golub, Heath and Wahba, Technometrics 1979), which needs the sums alone. On whatever clients the examples lie, the
-head is the one of all of them together (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
+Features are standardised. How strongly large weights are held down is chosen by the error on examples that are held
+out: folds of all clients' examples are left out of the sums in turn, exactly, and no example is seen. So the choice
+stands where features are more than examples, and where examples are equal. On whatever clients the examples lie,
+the head is the one of all of them together (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["ClosedFormHead", "closed_form_head"]
+__all__ = ["PARTS", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in"]
+
+PARTS = 5
+"""All clients' examples are left out in so many parts."""
+
+STILL = 1e-6
+"""A feature that moves less than this share of the one that moves most says nothing but noise."""
 
 _Floats = NDArray[np.float64]
 # In shares of the number of examples.
-_PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.25)
-# A feature that moves less than this share of the one that moves most says nothing but noise.
-_STILL = 1e-6
+_PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 # Least squares say how far an example's own class lies above the others in the mean; class scores are stretched so
 # that this is as sure as it is right, within these bounds: no example is sure for certain.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
+# Of all examples this share is none.
+_NOTHING_LEFT = 1e-6
+# Of the clients one of so many, at either end, does not decide which penalty it is.
+_OUTER = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +49,8 @@ class ClosedFormHead:
     penalty : float
         Of the squared weights of standardised features, in shares of the number of examples.
     error : float
-        Mean squared error that is to be expected on new examples, over what the mean alone gives.
+        Mean squared error on held-out examples, over what the mean alone gives; 1 where none could be held out, and
+        at most.
     """
 
     weight: NDArray[np.float32]
@@ -46,65 +59,194 @@ class ClosedFormHead:
     error: float
 
 
-def closed_form_head(sums: HeadSums, *, intercept: bool = True) -> ClosedFormHead:
-    """Return the head that minimises squared error plus a penalty, with the penalty that suits new examples best.
+def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
+    """Return the head that minimises squared error plus a penalty, the one that suits held-out examples best.
 
-    Class scores are stretched, so that their softmax is a fair start for training.
+    Class scores are stretched, so that their softmax is a fair start for training. Each client's held-out examples
+    say what error each penalty has; of many clients the fifth at either end does not count. Where no example can be
+    held out, as of a single one, the strongest penalty is taken.
 
     Parameters
     ----------
-    sums : HeadSums
-        Over all examples.
+    *sums : HeadSums
+        Of each client.
     intercept : bool
         Whether the layer has a bias.
 
     Examples
     --------
-    >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
-    >>> rows = np.hstack([x, np.ones((4, 1))])
-    >>> y = 2 * x + 1
-    >>> head = closed_form_head(HeadSums("w", rows.T @ rows, rows.T @ y, (y**2).sum(axis=0), False))
+    >>> x, folds = np.arange(10.0)[:, None], []
+    >>> for part in range(5):
+    ...     folds.append(Fold.of(x[part::5], 2 * x[part::5] + 1))
+    >>> head = closed_form_head(HeadSums.of_folds("w", folds, 1, 1, False))
     >>> np.round([head.weight[0, 0], head.bias[0]], 2).tolist()
     [2.0, 1.0]
     """
-    examples = float(sums.products[-1, -1])
-    mean, goal = sums.products[-1, :-1] / examples, sums.targets[-1] / examples
-    if not intercept:
-        mean, goal = np.zeros_like(mean), np.zeros_like(goal)
-    spread = np.sqrt(np.maximum(np.diag(sums.products)[:-1] / examples - mean**2, 0.0))
-    scale = np.where(spread > _STILL * max(float(spread.max(initial=0.0)), _STILL), spread, np.inf)
-    products = (sums.products[:-1, :-1] / examples - np.outer(mean, mean)) / np.outer(scale, scale)
-    targets = (sums.targets[:-1] / examples - np.outer(mean, goal)) / scale[:, None]
-    total = float(np.maximum(sums.squares / examples - goal**2, 0.0).sum())
-    values, vectors = np.linalg.eigh(products)
-    values = np.maximum(values, 0.0)
-    turned = vectors.T @ targets
-    penalty, error = _best_penalty(values, (turned**2).sum(axis=1), total, examples)
-    weight = (vectors @ (turned / (values + penalty)[:, None])) / scale[:, None]
-    bias = goal - mean @ weight
-    stretch = _stretch(sums, weight, bias) if sums.classes else 1.0
-    offset = stretch * (bias - bias.mean()) if sums.classes else bias
+    total = _together(sums)
+    system = _System.of(total, intercept)
+    penalty, error = _best_penalty(system, sums)
+    weight, bias = system.layer(penalty)
+    stretch = _stretch(total, weight, bias) if total.classes else 1.0
+    offset = stretch * (bias - bias.mean()) if total.classes else bias
     return ClosedFormHead(
         weight=(stretch * weight.T).astype(np.float32),
         bias=offset.astype(np.float32),
         penalty=penalty,
-        error=error / total if total > 0 else 0.0,
+        error=error,
     )
 
 
-def _best_penalty(
-    values: _Floats, powers: _Floats, total: float, examples: float
-) -> tuple[float, float]:
-    """Return the penalty of least expected error, and that error."""
-    kept = values[:, None] / (values[:, None] + _PENALTIES)
-    explained = (powers[:, None] * (2 - kept) / (values[:, None] + _PENALTIES)).sum(axis=0)
-    left = np.maximum(total - explained, 0.0)
-    # The mean takes one degree of freedom.
-    free = 1.0 - (1.0 + kept.sum(axis=0)) / examples
-    expected = np.where(free > 0, left / np.maximum(free, 1e-12) ** 2, np.inf)
-    # Where there are fewer examples than features to be free, the strongest penalty is left.
-    best = int(expected.argmin()) if np.isfinite(expected).any() else len(_PENALTIES) - 1
-    return float(_PENALTIES[best]), float(min(expected[best], total))
+def _together(sums: Sequence[HeadSums]) -> HeadSums:
+    """Return the sums of all, without their folds."""
+    return reduce(HeadSums.__add__, (each.without_folds() for each in sums))
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    """Standardised features, turned so that their products are diagonal.
+
+    Attributes
+    ----------
+    examples : float
+        How many.
+    mean, scale : array, shape (D,)
+        By which features are standardised; the scale of one that stands still is infinite.
+    goal : array, shape (C,)
+        Means of the targets.
+    vectors : array, shape (D, D)
+        By which they are turned.
+    values : array, shape (D,)
+        Their mean squares then.
+    turned : array, shape (D, C)
+        Their mean products with the targets.
+    variance : float
+        Of all targets.
+    intercept : bool
+        Whether means are taken off.
+    """
+
+    examples: float
+    mean: _Floats
+    scale: _Floats
+    goal: _Floats
+    vectors: _Floats
+    values: _Floats
+    turned: _Floats
+    variance: float
+    intercept: bool
+
+    @classmethod
+    def of(cls, sums: HeadSums, intercept: bool) -> _System:
+        examples = float(sums.products[-1, -1])
+        mean, goal = sums.products[-1, :-1] / examples, sums.targets[-1] / examples
+        if not intercept:
+            mean, goal = np.zeros_like(mean), np.zeros_like(goal)
+        spread = np.sqrt(np.maximum(np.diag(sums.products)[:-1] / examples - mean**2, 0.0))
+        scale = np.where(
+            spread > STILL * max(float(spread.max(initial=0.0)), STILL), spread, np.inf
+        )
+        products = (sums.products[:-1, :-1] / examples - np.outer(mean, mean)) / np.outer(
+            scale, scale
+        )
+        targets = (sums.targets[:-1] / examples - np.outer(mean, goal)) / scale[:, None]
+        values, vectors = np.linalg.eigh(products)
+        return cls(
+            examples, mean, scale, goal, vectors, np.maximum(values, 0.0), vectors.T @ targets,
+            float(np.maximum(sums.squares / examples - goal**2, 0.0).sum()), intercept,
+        )  # fmt: skip
+
+    def layer(self, penalty: float) -> tuple[_Floats, _Floats]:
+        """Return weight, of shape (D, C), and bias."""
+        weight = (self.vectors @ (self.turned / (self.values + penalty)[:, None])) / self.scale[
+            :, None
+        ]
+        return weight, self.goal - self.mean @ weight
+
+    def of_fold(self, fold: Fold) -> tuple[_Floats, _Floats]:
+        """Return a fold's rows and targets in this system, a constant last if there is an intercept."""
+        constant = fold.rows[:, -1:]
+        rows = ((fold.rows[:, :-1] - constant * self.mean) / self.scale) @ self.vectors
+        if self.intercept:
+            rows = np.hstack([rows, constant])
+        return rows, fold.targets - constant * self.goal
+
+    def errors_without(self, fold: Fold) -> Iterator[_Floats]:
+        """Yield for each penalty what the head that is found without a fold leaves of the fold's targets.
+
+        With few rows by the inverse of what the head of all of them leaves (Cook and Weisberg, 1982, for one row).
+        """
+        rows, targets = self.of_fold(fold)
+        examples = self.examples - fold.num_examples
+        products = self.examples * self.turned
+        values = self.examples * self.values
+        if self.intercept:
+            products = np.vstack([products, np.zeros_like(self.goal)])
+        few = 2 * len(rows) < len(products)
+        own = rows.T @ rows if not few else None
+        for penalty in _PENALTIES:
+            diagonal = values + penalty * examples
+            if self.intercept:
+                diagonal = np.append(diagonal, self.examples)
+            if own is None:
+                scaled = rows / diagonal
+                yield np.linalg.solve(
+                    np.eye(len(rows)) - scaled @ rows.T, targets - scaled @ products
+                )
+            else:
+                weight = np.linalg.solve(np.diag(diagonal) - own, products - rows.T @ targets)
+                yield targets - rows @ weight
+
+
+def _best_penalty(system: _System, sums: Sequence[HeadSums]) -> tuple[float, float]:
+    """Return the penalty of least error on held-out examples, and that error."""
+    errors, examples = _held_out_errors(system, sums)
+    known = examples > 0
+    if not known.any() or system.variance <= 0:
+        return float(_PENALTIES[-1]), 1.0 if system.variance > 0 else 0.0
+    means = errors[known] / examples[known, None] / system.variance
+    expected = np.array([_inner_mean(each, examples[known]) for each in means.T])
+    best = int(expected.argmin())
+    return float(_PENALTIES[best]), min(float(expected[best]), 1.0)
+
+
+def _held_out_errors(system: _System, sums: Sequence[HeadSums]) -> tuple[_Floats, _Floats]:
+    """Return the squared errors on what is held out by client and penalty, and of how many examples they are."""
+    errors, examples = np.zeros((len(sums), len(_PENALTIES))), np.zeros(len(sums))
+    for part in range(PARTS):
+        out = held_out_in(part, sums)
+        if not out:
+            continue
+        ends = np.cumsum([len(fold.rows) for fold in out.values()])[:-1]
+        whole = reduce(Fold.__add__, out.values())
+        for place, left in enumerate(system.errors_without(whole)):
+            for (client, fold), own in zip(out.items(), np.split(left, ends), strict=True):
+                errors[client, place] += (own**2).sum() + fold.unexplained
+        for client, fold in out.items():
+            examples[client] += fold.num_examples
+    return errors, examples
+
+
+def held_out_in(part: int, sums: Sequence[HeadSums]) -> dict[int, Fold]:
+    """Return what is left out of all sums as one of the parts, by client; nothing if that were everything.
+
+    Of a client with few folds they are left out at other times than those of the next.
+    """
+    out: dict[int, Fold] = {}
+    for client, each in enumerate(sums):
+        own = [fold for number, fold in enumerate(each.folds) if (number + client) % PARTS == part]
+        if own:
+            out[client] = reduce(Fold.__add__, own)
+    examples = sum(float(each.products[-1, -1]) for each in sums)
+    left = examples - sum(fold.num_examples for fold in out.values())
+    return out if left > _NOTHING_LEFT * examples else {}
+
+
+def _inner_mean(values: _Floats, weights: _Floats) -> float:
+    """Return the mean without the largest and the smallest fifth, at least one of three or more."""
+    order = values.argsort()
+    outer = min(-(-len(order) // _OUTER), (len(order) - 1) // 2)
+    inner = order[outer : len(order) - outer]
+    return float(np.average(values[inner], weights=weights[inner]))
 
 
 def _stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
@@ -114,7 +256,7 @@ def _stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
     own = float((weight * sums.targets[:-1]).sum() + (bias * sums.targets[-1]).sum()) / examples
     others = (1.0 - own) / max(classes - 1, 1)
     margin = own - others
-    if classes < 2 or margin <= _STILL:
+    if classes < 2 or margin <= STILL:
         return 1.0
     sure = min(max(own, _LEAST_SURE), _MOST_SURE)
     return max(float(np.log(sure * (classes - 1) / (1 - sure))) / margin, 1.0)

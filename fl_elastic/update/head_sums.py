@@ -6,24 +6,30 @@ They add up over clients, and are all that the best linear head in the sense of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "few_rows"]
+__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums"]
 
 _Floats = NDArray[np.float64]
 # What sums lose when they are written as fp32, and the largest that can still be squared and added up.
 _ROUNDED, _MOST = 1e-5, 1e100
-# Of each feature's own square, what may be left over once products are written as few rows.
-_LEFT_OVER = 1e-7
+# What correlations lose so, each, and how much more than all of a target may seem to be explained for that.
+_LOST, _EXPLAINED = 4e-7, 1e-3
+# What is left of fp64 where a mean square is taken off a square.
+_CANCELLED = 1e-13
+_MOST_FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,9 @@ class HeadSums:
         Sum of squared targets.
     classes : bool
         Whether the targets are classes.
+    folds : tuple of Fold
+        Sums over some of the examples, none of them in two: by leaving them out it is seen how a head does on
+        examples that it was not made from. Without any, only other clients' folds tell.
     """
 
     weight: str
@@ -49,6 +58,20 @@ class HeadSums:
     targets: _Floats
     squares: _Floats
     classes: bool
+    folds: tuple[Fold, ...] = ()
+
+    @classmethod
+    def of_folds(
+        cls, weight: str, folds: Iterable[Fold], features: int, outputs: int, classes: bool
+    ) -> HeadSums:
+        """Return the sums over what is in the folds alone."""
+        folds = tuple(folds)
+        products, targets = np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs))
+        for fold in folds:
+            products += fold.rows.T @ fold.rows
+            targets += fold.rows.T @ fold.targets
+        squares = sum((fold.squares for fold in folds), np.zeros(outputs))
+        return cls(weight, products, targets, squares, classes, folds)
 
     @property
     def num_examples(self) -> int:
@@ -68,6 +91,51 @@ class HeadSums:
             self.targets + other.targets,
             self.squares + other.squares,
             self.classes,
+            tuple(
+                sum(rest, first)
+                for first, *rest in (
+                    [each for each in pair if each is not None]
+                    for pair in zip_longest(self.folds, other.folds)
+                )
+            ),
+        )
+
+    def without_folds(self) -> HeadSums:
+        """Return the same sums, of which nothing can be held out."""
+        return replace(self, folds=())
+
+    def beside_folds(self) -> HeadSums:
+        """Return the sums over the examples that are in no fold."""
+        features, outputs = self.products.shape[0] - 1, len(self.squares)
+        held = HeadSums.of_folds(self.weight, self.folds, features, outputs, self.classes)
+        return HeadSums(
+            self.weight,
+            self.products - held.products,
+            self.targets - held.targets,
+            self.squares - held.squares,
+            self.classes,
+        )
+
+    def of_outputs(self, count: int) -> HeadSums:
+        """Return those of the first outputs alone."""
+        folds = tuple(
+            Fold(fold.rows, fold.targets[:, :count], fold.squares[:count]) for fold in self.folds
+        )
+        return replace(
+            self, targets=self.targets[:, :count], squares=self.squares[:count], folds=folds
+        )
+
+    def times(self, share: float) -> HeadSums:
+        """Return them as if each example counted so much."""
+        if share == 1.0:
+            return self
+        return HeadSums(
+            self.weight,
+            share * self.products,
+            share * self.targets,
+            share * self.squares,
+            self.classes,
+            tuple(fold.times(share) for fold in self.folds),
         )
 
 
@@ -75,8 +143,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     """Return sums as one buffer.
 
     Means are written as fp64 and products of what deviates from them as fp32: features far from zero lose nothing.
-    Of products the lower triangle is written, or, where examples are at most half as many as features, as many
-    rows as there are examples whose products they are: no more than the products themselves tell.
+    Folds are written as their few rows, and of the products of all other examples the lower triangle.
 
     Raises
     ------
@@ -89,22 +156,37 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     found = (sums.products.shape, sums.targets.shape, sums.squares.shape)
     if found != shapes:
         raise UpdateError(f"sums have shapes {found}, those of {sums.weight!r} have {shapes}")
+    exact: list[_Floats] = []
+    rounded: list[_Floats] = []
+    counts: list[list[int]] = []
+    for fold in sums.folds:
+        mean, goal, rows, targets = fold.centred()
+        counts.append([round(fold.num_examples), len(rows)])
+        exact += [mean, goal * fold.num_examples, fold.squares]
+        rounded += [rows, targets]
+    rest = sums.beside_folds()
+    if rest.num_examples:
+        mean = rest.products[-1, :-1] / rest.num_examples
+        products = rest.products[:-1, :-1] - rest.num_examples * np.outer(mean, mean)
+        still = np.abs(np.diag(products)) <= _CANCELLED * np.diag(sums.products)[:-1]
+        products[still] = products[:, still] = 0.0
+        exact += [mean, rest.targets[-1], rest.squares]
+        rounded += [
+            products[np.tril_indices(len(products))],
+            rest.targets[:-1] - np.outer(mean, rest.targets[-1]),
+        ]
     header = {
         "manifest": manifest.hash,
         "indices": [manifest.index[sums.weight]],
         "classes": int(sums.classes),
         "num_examples": sums.num_examples,
+        "folds": counts,
     }
-    mean = sums.products[-1, :-1] / sums.num_examples
-    products = sums.products[:-1, :-1] - sums.num_examples * np.outer(mean, mean)
-    targets = sums.targets[:-1] - np.outer(mean, sums.targets[-1])
-    exact = np.concatenate([mean, sums.targets[-1], sums.squares])
-    rows = few_rows(products, sums.num_examples) if 2 * sums.num_examples <= len(mean) else None
-    if rows is not None:
-        header["rows"] = len(rows)
-    written = products[np.tril_indices(len(products))] if rows is None else rows.ravel()
-    rounded = np.concatenate([written, targets.ravel()])
-    payload = [exact.astype("<f8").tobytes(), rounded.astype("<f4").tobytes()]
+    payload = [
+        each.astype(kind).tobytes()
+        for kind, part in (("<f8", exact), ("<f4", rounded))
+        for each in part
+    ]
     return pack(Kind.HEAD_SUMS, header, payload)
 
 
@@ -125,65 +207,97 @@ def decode_head_sums(
     examples = field(header, "num_examples", int)
     check_count("num_examples", examples, 1, (limits or Limits()).max_examples)
     outputs, features = manifest.shapes[indices[0]]
-    rows = field(header, "rows", int) if "rows" in header else None
-    if rows is not None:
-        check_count("rows", rows, 0, features // 2)
-    written = features * (features + 1) // 2 if rows is None else rows * features
-    few, many = features + 2 * outputs, written + features * outputs
-    if len(payload) != 8 * few + 4 * many:
-        expected = 8 * few + 4 * many
+    counts = _fold_counts(header, examples, features)
+    rest = examples - sum(count for count, _ in counts)
+    few = [features, outputs, outputs] * (len(counts) + (rest > 0))
+    many = [size for _, rows in counts for size in (rows * features, rows * outputs)]
+    many += [features * (features + 1) // 2, features * outputs] if rest else []
+    if len(payload) != 8 * sum(few) + 4 * sum(many):
+        expected = 8 * sum(few) + 4 * sum(many)
         raise UpdateError(f"payload has {len(payload)} bytes, sums need {expected}")
-    mean, sum_of_targets, squares = np.split(
-        np.frombuffer(payload[: 8 * few], "<f8"), [features, features + outputs]
-    )
-    rounded = np.frombuffer(payload[8 * few :], "<f4").astype(np.float64)
-    centred = (
-        _from_triangle(rounded[:written], features)
-        if rows is None
-        else _from_rows(rounded[:written].reshape(rows, features))
-    )
-    moved = rounded[written:].reshape(features, outputs)
+    exact = _pieces(payload[: 8 * sum(few)], "<f8", few)
+    rounded = _pieces(payload[8 * sum(few) :], "<f4", many)
     classes = bool(field(header, "classes", int))
-    _check(examples, mean, centred, moved, sum_of_targets, squares, classes)
+    weight, folds = manifest.names[indices[0]], []
+    for number, (count, _) in enumerate(counts):
+        mean, goals, squares = exact[3 * number : 3 * number + 3]
+        rows, targets = (
+            rounded[2 * number].reshape(-1, features),
+            rounded[2 * number + 1].reshape(-1, outputs),
+        )
+        _check_targets(count, goals, squares, classes)
+        _refuse_too_much(targets.T @ targets, count, goals, squares, classes)
+        folds.append(Fold.about_mean(count, mean, goals / count, squares, rows, targets))
+    total = HeadSums.of_folds(weight, folds, features, outputs, classes)
+    if rest:
+        mean, goals, squares = exact[-3:]
+        total = total + _uncentred(
+            weight, rest, mean, _from_triangle(rounded[-2], features), rounded[-1].reshape(features, outputs),
+            goals, squares, classes,
+        )  # fmt: skip
+    return total
+
+
+def _fold_counts(header: dict[str, Any], examples: int, features: int) -> list[tuple[int, int]]:
+    """Return of each fold how many examples and rows it has."""
+    found, counts = header.get("folds"), []
+    if not isinstance(found, list) or len(found) > _MOST_FOLDS:
+        raise UpdateError(f"header's folds must be a list of at most {_MOST_FOLDS}")
+    for each in found:
+        if not isinstance(each, list) or [type(number) for number in each] != [int, int]:
+            raise UpdateError("header's folds must be pairs of whole numbers")
+        count, rows = each
+        check_count("num_examples of a fold", count, 1, examples)
+        check_count("rows of a fold", rows, 0, min(count, features))
+        counts.append((count, rows))
+    if sum(count for count, _ in counts) > examples:
+        raise UpdateError("folds have more examples than there are")
+    return counts
+
+
+def _pieces(payload: memoryview, kind: str, sizes: list[int]) -> list[_Floats]:
+    numbers = np.frombuffer(payload, kind).astype(np.float64)
+    if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
+        raise UpdateError("sums hold numbers that are not finite, or beyond any use")
+    return np.split(numbers, np.cumsum(sizes)[:-1])
+
+
+def _uncentred(
+    weight: str,
+    examples: int,
+    mean: _Floats,
+    centred: _Floats,
+    moved: _Floats,
+    goals: _Floats,
+    squares: _Floats,
+    classes: bool,
+) -> HeadSums:
+    """Return the sums of which these are the parts about the mean; UpdateError if they can be none."""
+    _check_targets(examples, goals, squares, classes)
+    own = np.diag(centred)
+    if own.min(initial=0.0) < 0:
+        raise UpdateError("sums of squares are less than their means allow")
+    # Whose square is too small for fp32 says nothing.
+    moves = own > 0
+    centred, moved = centred * np.outer(moves, moves), moved * moves[:, None]
+    size = np.sqrt(np.where(moves, own, 1.0))
+    # What was lost as fp32, or beside a large mean, may look like less than nothing.
+    lost = _LOST + _CANCELLED * examples * mean**2 / np.where(moves, own, np.inf)
+    correlations = centred / np.outer(size, size) + np.diag(~moves + np.sqrt(len(own)) * lost)
+    factor = _cholesky(correlations)
+    if factor is None:
+        raise UpdateError(
+            "products of features are larger than their squares allow, taken together"
+        )
+    explained = np.linalg.solve(factor, moved / size[:, None])
+    _refuse_too_much(explained.T @ explained, examples, goals, squares, classes)
+    features, outputs = moved.shape
     products, targets = np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs))
     products[:-1, :-1] = centred + examples * np.outer(mean, mean)
     products[-1, :-1] = products[:-1, -1] = examples * mean
     products[-1, -1] = examples
-    targets[:-1], targets[-1] = moved + np.outer(mean, sum_of_targets), sum_of_targets
-    return HeadSums(manifest.names[indices[0]], products, targets, squares.copy(), classes)
-
-
-def few_rows(products: _Floats, most: int) -> _Floats | None:
-    """Return rows whose products with each other, summed, are a matrix; None if that takes too many.
-
-    The matrix is that of sums of squares and products of at most as many examples. The rows are not these examples,
-    but what any examples with the same products could be turned into (a Cholesky factor, largest pivot first).
-
-    Parameters
-    ----------
-    products : array, shape (D, D)
-        Symmetric, without negative eigenvalues.
-    most : int
-        Rows at most.
-
-    Examples
-    --------
-    >>> x = np.array([[1.0, 2.0, 3.0]])
-    >>> rows = few_rows(x.T @ x, 1)
-    >>> np.round(np.abs(rows), 6).tolist()
-    [[1.0, 2.0, 3.0]]
-    """
-    own = np.diag(products)
-    left, rows = own.copy(), np.zeros((most, len(own)))
-    allowed = _LEFT_OVER * own
-    for count in range(most):
-        pivot = int(np.argmax(np.where(left > allowed, left / np.maximum(own, 1e-300), 0.0)))
-        if left[pivot] <= allowed[pivot]:
-            return rows[:count]
-        above = rows[:count]
-        rows[count] = (products[pivot] - above[:, pivot] @ above) / np.sqrt(left[pivot])
-        left -= rows[count] ** 2
-    return rows if (left <= allowed).all() else None
+    targets[:-1], targets[-1] = moved + np.outer(mean, goals), goals
+    return HeadSums(weight, products, targets, squares.copy(), classes)
 
 
 def _from_triangle(triangle: _Floats, features: int) -> _Floats:
@@ -193,45 +307,51 @@ def _from_triangle(triangle: _Floats, features: int) -> _Floats:
     return found
 
 
-def _from_rows(rows: _Floats) -> _Floats:
-    if not np.isfinite(rows).all():
-        raise UpdateError("sums hold numbers that are not finite, or beyond any use")
-    return rows.T @ rows
-
-
 def _shapes(weight: tuple[int, ...]) -> Any:
     outputs, features = weight
     return (features + 1, features + 1), (features + 1, outputs), (outputs,)
 
 
-def _check(
-    examples: int,
-    mean: _Floats,
-    centred: _Floats,
-    moved: _Floats,
-    sum_of_targets: _Floats,
-    squares: _Floats,
-    classes: bool,
-) -> None:
-    """Raise UpdateError unless these can be sums over examples (Cauchy and Schwarz bound every product)."""
-    for part in (mean, centred, moved, sum_of_targets, squares):
-        if not np.isfinite(part).all() or np.abs(part).max(initial=0.0) > _MOST:
-            raise UpdateError("sums hold numbers that are not finite, or beyond any use")
-    own = np.diag(centred)
-    spread = squares - sum_of_targets**2 / examples
-    tiny = _ROUNDED * (squares + 1)
-    if own.min(initial=0.0) < 0 or (spread < -tiny).any():
+def _check_targets(examples: int, goals: _Floats, squares: _Floats, classes: bool) -> None:
+    """Raise UpdateError unless these can be sums of targets and of their squares."""
+    if (squares - goals**2 / examples < -_ROUNDED * (squares + 1)).any():
         raise UpdateError("sums of squares are less than their means allow")
-    slack = 1 + _ROUNDED
-    if (centred**2 > slack * np.outer(own, own)).any():
-        raise UpdateError("products of features are larger than their squares allow")
-    if (moved**2 > slack * np.outer(own, np.maximum(spread, 0.0) + tiny)).any():
-        raise UpdateError("products of features and targets are larger than their squares allow")
     if classes and (
         abs(squares.sum() - examples) > _ROUNDED * examples
-        or np.abs(squares - sum_of_targets).max() > _ROUNDED * examples
+        or np.abs(squares - goals).max() > _ROUNDED * examples
     ):
         raise UpdateError(f"sums over {examples} examples do not count each in one class")
+
+
+def _refuse_too_much(
+    explained: _Floats, examples: int, goals: _Floats, squares: _Floats, classes: bool
+) -> None:
+    """Raise UpdateError where features explain more of the targets than there is, of any mixture of classes.
+
+    Features and targets together have products without negative eigenvalues, as those of any examples do; products
+    of different targets are known of classes alone.
+    """
+    slack = _EXPLAINED * (np.abs(squares) + _ROUNDED)
+    if classes:
+        some = squares > 0
+        there = np.diag(squares + slack) - np.outer(goals, goals) / examples
+        possible = (
+            _cholesky((there - explained)[np.ix_(some, some)]) is not None
+            and (np.diag(explained)[~some] <= slack[~some]).all()
+        )
+    else:
+        possible = (np.diag(explained) <= squares - goals**2 / examples + slack).all()
+    if not possible:
+        raise UpdateError(
+            "products of features and targets are larger than their squares allow, taken together"
+        )
+
+
+def _cholesky(matrix: _Floats) -> NDArray[Any] | None:
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def _kind(sums: HeadSums) -> str:

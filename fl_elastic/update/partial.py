@@ -30,6 +30,8 @@ __all__ = [
 MAX_VERSION = 2**62
 # More than bf16 loses of a number.
 _ROUNDED = 0.01
+# Whose square is nothing in single precision.
+_TINY = 1e-15
 # Numbers that are still in the processor's cache when they are looked at again.
 _PIECE = 1 << 16
 
@@ -93,7 +95,7 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
         odd = sorted(set(update.steps) ^ set(update.deltas))
         raise UpdateError(f"deltas and steps must name the same tensors, they differ in {odd[:3]}")
     packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
-    together = math.inf if packed is None else packed.reach()
+    together = math.inf if packed is None else packed.bound()
     ranges = {dtype: min(limits.max_change, _range_of(dtype) / 4) for dtype in FLOATS}
     for name, delta in update.deltas.items():
         index = manifest.index.get(name)
@@ -109,7 +111,7 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
                 f"delta of {name!r} has shape {shape}, the manifest says {manifest.shapes[index]}"
             )
         largest = ranges[manifest.dtypes[index]]
-        # One look at all numbers tells about each tensor that lies among them, unless one of them is too large.
+        # Squares tell, which are needed again, and where they do not each number is looked at.
         if packed is None or together > largest or packed.start(name) is None:
             _check_numbers(name, np.asarray(delta), largest)
         check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
@@ -232,14 +234,15 @@ class PackedDeltas(dict[str, NDArray[Any]]):
     >>> deltas.lay("a", 0, (2, 1))
     >>> deltas.lay("b", 2, ())
     >>> deltas["b"] = np.array(9.0)
-    >>> deltas["a"].tolist(), deltas.start("a"), deltas.start("b"), deltas.reach()
-    ([[1.0], [2.0]], 0, None, 3.0)
+    >>> deltas["a"].tolist(), deltas.start("a"), deltas.start("b"), deltas.bound() > 2, deltas.square("a")
+    ([[1.0], [2.0]], 0, None, True, 5.0)
     """
 
     def __init__(self, flat: NDArray[np.float32]) -> None:
         super().__init__()
         self.flat = flat
         self._views: dict[str, tuple[int, NDArray[Any]]] = {}
+        self._squares: dict[str, float] = {}
 
     def lay(self, name: str, start: int, shape: tuple[int, ...]) -> None:
         """Enter the tensor whose numbers begin at ``start``."""
@@ -252,9 +255,21 @@ class PackedDeltas(dict[str, NDArray[Any]]):
         place = self._views.get(name)
         return place[0] if place is not None and self.get(name) is place[1] else None
 
-    def reach(self) -> float:
-        """Return the largest absolute number in the array, infinite if one is not a number."""
-        return reach(self.flat)
+    def bound(self) -> float:
+        """Return what no number in the array exceeds, by the deltas' squares; infinite if these do not tell."""
+        self._squares = {}
+        for name in self:
+            if self.start(name) is not None:
+                flat = self._views[name][1].reshape(-1)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._squares[name] = float(np.vdot(flat, flat))
+        # A sum of squares in single precision is not exact, and of tiny numbers it is nothing.
+        largest = sum(self._squares.values())
+        return 2 * math.sqrt(largest) + _TINY if math.isfinite(largest) else math.inf
+
+    def square(self, name: str) -> float | None:
+        """Return the sum of a delta's squares as `bound` found it last; None where it did not."""
+        return self._squares.get(name) if self.start(name) is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy's views would not be views of its array any more.

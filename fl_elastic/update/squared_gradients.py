@@ -26,9 +26,12 @@ from fl_elastic.update.partial import Limits, check_count
 
 __all__ = ["SquaredGradients", "alpha_by_share", "dampening", "decode_squares", "encode_squares"]
 
+# What sums over many examples lose in fp32.
+_ROUNDED = 1e-2
 # Of larger models every second weight, or third, tells as well what is usual.
 _LOOKED_AT = 4_000_000
 _NEARLY = 1e-3
+_TINY = np.finfo(np.float32).tiny
 _Floats = NDArray[np.float32]
 
 
@@ -228,7 +231,8 @@ def decode_squares(
     ------
     UpdateError
         If the bytes are damaged or of another model, or the numbers are no such squares: all examples contain those
-        that are to be forgotten.
+        that are to be forgotten, and each example's gradient has a length of 1
+        (`fl_elastic.training.forget.squared_gradients`).
     """
     _, header, payload = unpack(data, manifest, Kind.SQUARES)
     indices = index_field(header, "indices", manifest)
@@ -251,6 +255,11 @@ def decode_squares(
             for (n, shape), piece in zip(shapes.items(), pieces, strict=True)
         }
         found.append(SquaredGradients(sums, count))
+        if found[-1].mean > 1 + _ROUNDED:
+            raise UpdateError(
+                f"squares of {count} examples add up to {found[-1].mean * count:.3g}: gradients of length 1 have "
+                "squares that add up to one for each"
+            )
     if few == 0:
         return found[0], None
     _refuse_what_is_no_part(found[1], found[0])
@@ -260,8 +269,8 @@ def decode_squares(
 def _refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradients) -> None:
     """Raise UpdateError unless everything may contain what is to be forgotten."""
     for name, squares in forgotten.sums.items():
-        # Each was added up by itself, and rounded.
-        if (squares > everything.sums[name] * np.float32(1.001)).any():
+        # Each was added up by itself, and rounded; what is next to nothing is rounded to whole steps.
+        if (squares > everything.sums[name] * np.float32(1.001) + _TINY).any():
             raise UpdateError(
                 f"squares of what is to be forgotten are larger than those of all examples, as of {name!r}: all "
                 "examples contain those to be forgotten, without random changes"

@@ -136,6 +136,36 @@ def test_runs_are_joined_only_where_they_go_on() -> None:
 def test_pieces_of_any_length_are_added_whole(size: int) -> None:
     total = FlatSum(MANIFEST)
     numbers = np.arange(SIZE + 1, dtype=np.float32)
-    total.add(Addend(numbers, 1, 0, size, 2.0))
+    total.add([Addend(numbers, 1, 0, size, 2.0)])
     assert np.array_equal(total.of("w")[:size], 2.0 * numbers[1 : size + 1])
     assert not total.of("w")[size:].any() and not total.of("b").any()
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("waits", [True, False])
+def test_updates_that_wait_for_each_other_are_added_all_the_same(count: int, waits: bool) -> None:
+    """Of the same region, of others, and of other types."""
+    rng = np.random.default_rng(count)
+    total, expected = FlatSum(MANIFEST), np.zeros(SIZE + 7)
+    for number in range(count):
+        numbers = rng.standard_normal(SIZE + 9)
+        numbers = numbers.astype(np.float32) if number % 3 else numbers
+        addends = [
+            Addend(numbers, 1, 0, SIZE, 2.0 + number),
+            Addend(numbers, 0, SIZE + number % 2, 5, 1.0),
+        ]
+        total.add(addends, waits=waits)
+        for each in addends:
+            expected[each.to : each.to + each.size] += each.factor * each.numbers[
+                each.start : each.start + each.size
+            ].astype(float)
+    np.testing.assert_allclose(total.of("w"), expected[:SIZE], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(total.of("b"), expected[SIZE:], rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_that_are_not_given_away_may_change_after_they_were_added() -> None:
+    mean, numbers = PartialMean(MANIFEST), np.full(SIZE, 1.0, np.float32)
+    for value in (1.0, 3.0):
+        numbers[:] = value
+        mean.add(PartialUpdate({"w": numbers}, {"w": 1}, 1))
+    assert np.array_equal(mean.finish(ZERO)["w"], np.full(SIZE, 2.0, np.float32))

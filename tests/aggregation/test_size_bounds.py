@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,22 +38,56 @@ def rounds(bounds: SizeBounds, number: int, *values: float) -> None:
         bounds.close()
 
 
+def first_round(*updates: PartialUpdate, manifest: Manifest = KNOWN, base: Any = BASE) -> list[Any]:
+    """What becomes of a round's updates: those in doubt wait for the others."""
+    bounds, found = SizeBounds(10.0), {}
+    held = [n for n, each in enumerate(updates) if bounds.doubted(each, manifest, base)]
+    for n, each in enumerate(updates):
+        if n in held:
+            bounds.hear(each, manifest)
+        else:
+            found[n] = bounds.bounded(each, manifest, base)
+    for n in held:
+        found[n] = bounds.bounded(updates[n], manifest, base, heard=True)
+    return [found[n] for n in range(len(updates))]
+
+
 @pytest.mark.parametrize("huge", [9e29, -9e29, 1e6])
-def test_the_first_round_is_bounded_by_the_model_itself(huge: float) -> None:
-    bounds = SizeBounds(10.0)
-    found = bounded(bounds, w=huge, bias=huge, mean=huge)
-    # Four times the tensor's size, 0.5; of a bias the largest tensor's; statistics have no such measure.
-    assert abs(found["w"]) == pytest.approx(4 * 0.5)
-    assert abs(found["bias"]) == pytest.approx(4 * 0.5)
-    assert found["mean"] == pytest.approx(huge)
+def test_in_the_first_round_what_the_others_do_is_usual(huge: float) -> None:
+    *honest, lie = (update(w=v, bias=3 * v, mean=0.1) for v in (0.3, 0.2, 0.4, 0.5, huge))
+    *kept, (found, shortened) = first_round(*honest, lie)
+    assert not any(names for _, names in kept) and shortened == ["w", "bias"]
+    # Ten times the largest but for a fifth of the clients.
+    assert abs(float(found.deltas["w"][0])) == pytest.approx(10 * 0.5)
+    assert abs(float(found.deltas["bias"][0])) == pytest.approx(10 * 1.5)
 
 
-def test_the_first_change_of_a_matrix_is_measured_by_the_model() -> None:
-    small = {"w": np.full((2, 4), 1e-3, np.float32), "bias": np.full(2, 0.5, np.float32)}
-    large = PartialUpdate({"w": np.full((2, 4), 1e6, np.float32)}, {"w": 1}, 1)
-    found, _ = SizeBounds(10.0).bounded(large, KNOWN_MATRIX, small)
-    # The root of the mean square of ten numbers, of which two are 0.5.
-    assert float(found.deltas["w"].flat[0]) == pytest.approx(4 * 0.5 * (2 / 10) ** 0.5, rel=1e-3)
+@pytest.mark.parametrize("clients", [1, 2, 3, 8])
+def test_nothing_is_shortened_where_all_go_far(clients: int) -> None:
+    """Biases that begin at nothing, and fast devices: many times as far as the model is large."""
+    steps = [0.5 * 1.6**n for n in range(clients)]
+    updates = [update(w=0.1, bias=7 * step) for step in steps]
+    for (found, shortened), step in zip(first_round(*updates), steps, strict=True):
+        assert not shortened and float(found.deltas["bias"][0]) == pytest.approx(7 * step)
+
+
+def test_what_one_client_alone_trains_is_measured_by_what_others_do_elsewhere() -> None:
+    small = {"w": np.full((2, 4), 0.5, np.float32), "bias": np.full(2, 0.5, np.float32)}
+    others = [
+        PartialUpdate({"bias": np.full(2, 0.1 * n, np.float32)}, {"bias": 1}, 1) for n in (1, 2, 3)
+    ]
+    lie = PartialUpdate({"w": np.full((2, 4), 1e6, np.float32)}, {"w": 1}, 1)
+    *_, (found, _) = first_round(*others, lie, manifest=KNOWN_MATRIX, base=small)
+    # Ten times the 0.6 of its size that others change theirs.
+    assert float(found.deltas["w"].flat[0]) == pytest.approx(10 * 0.6 * 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("huge", [9e29, -9e29])
+def test_one_client_alone_goes_a_thousand_times_as_far_as_the_model_is_large(huge: float) -> None:
+    ((found, shortened),) = first_round(update(w=huge, mean=huge))
+    assert shortened == ["w"] and abs(float(found.deltas["w"][0])) == pytest.approx(1000 * 0.5)
+    # Statistics have no such measure.
+    assert float(found.deltas["mean"][0]) == pytest.approx(huge)
 
 
 def test_what_is_usual_is_the_largest_change_but_for_a_fifth() -> None:

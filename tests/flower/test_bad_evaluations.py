@@ -149,7 +149,7 @@ def test_bad_replies_only_give_no_metrics_and_no_error(name: str) -> None:
     assert result.arrays
 
 
-def test_odd_metrics_are_left_out_of_the_mean() -> None:
+def test_odd_metrics_are_left_out_of_the_mean(caplog: pytest.LogCaptureFixture) -> None:
     odd: dict[int, dict[str, Any]] = {
         1: {"accuracy": 0.1, "note": "text"},
         2: {"accuracy": 0.2, "f1": 0.5, "loss": 77.0},
@@ -164,7 +164,60 @@ def test_odd_metrics_are_left_out_of_the_mean() -> None:
     found = dict(evaluated((1, 2, 3, 4), alter).evaluate_metrics_clientapp[1])
     total = sum(EXAMPLES.values())
     accuracy = sum(EXAMPLES[node] * odd[node]["accuracy"] for node in EXAMPLES) / total
-    assert found == {"accuracy": pytest.approx(accuracy), "loss": pytest.approx(2.0)}
+    # Of two clients.
+    assert found == {
+        "accuracy": pytest.approx(accuracy), "loss": pytest.approx(2.0), "f1": pytest.approx(0.5),
+        "f1-clients": pytest.approx(2),
+    }  # fmt: skip
+    for node, name in ((1, "note"), (3, "f1"), (4, "flag"), (4, "list")):
+        assert f"evaluation by node {node}: metrics left out: " in caplog.text
+        assert f"{name!r} (no finite number)" in caplog.text
+
+
+def claiming(node: int, **claims: Any) -> Alter:
+    """Let a node say something else of its test; the others say that half is right."""
+
+    def alter(reply: Message) -> Message:
+        said = {"accuracy": 0.5, "loss": 0.7, "count": 100}
+        if reply.metadata.src_node_id == node:
+            said |= claims
+        reply = with_record("metrics", ConfigRecord({"accuracy": said["accuracy"]}))(reply)
+        return loss(said["loss"])(examples(said["count"])(reply))
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    "claims", [{"count": 10**8, "accuracy": 1.0}, {"count": 10**8, "loss": 100.0}]
+)
+def test_claimed_examples_do_not_outvote_the_others(claims: dict[str, Any]) -> None:
+    found = dict(evaluated((1, 2, 3, 4), claiming(3, **claims)).evaluate_metrics_clientapp[1])
+    # One of four counts as two at most.
+    said = {"accuracy": 0.5, "loss": 0.7} | claims
+    assert found["accuracy"] == pytest.approx((3 * 0.5 + 2 * said["accuracy"]) / 5)
+    assert found["loss"] == pytest.approx((3 * 0.7 + 2 * said["loss"]) / 5)
+
+
+@pytest.mark.parametrize(
+    "claims", [{"accuracy": -5.0}, {"accuracy": 1e307}, {"accuracy": 1.01}, {"loss": 1e30}, {"loss": -1e9}]
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_left_out_and_named(
+    claims: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = dict(evaluated((1, 2, 3, 4), claiming(3, **claims)).evaluate_metrics_clientapp[1])
+    assert found == {"accuracy": pytest.approx(0.5), "loss": pytest.approx(0.7)}
+    (name,) = claims
+    assert f"evaluation by node 3 left out: {name} is" in caplog.text
+
+
+def test_percentages_and_losses_of_any_sign_are_believed_where_they_are_what_all_say() -> None:
+    def alter(reply: Message) -> Message:
+        node = reply.metadata.src_node_id
+        reply = with_record("metrics", ConfigRecord({"accuracy": 40.0 + 10 * node}))(reply)
+        return loss(-1000.0 * node)(examples(100)(reply))
+
+    found = dict(evaluated((1, 2, 3, 4), alter).evaluate_metrics_clientapp[1])
+    assert found == {"accuracy": pytest.approx(65.0), "loss": pytest.approx(-2500.0)}
 
 
 @pytest.mark.parametrize("message_api", [False, True], ids=["legacy", "message"])

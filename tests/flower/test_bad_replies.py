@@ -246,7 +246,11 @@ def test_odd_metrics_do_not_end_the_round() -> None:
     assert_identical(result.arrays, merged((1, 2, 3, 4))[0])
     total = sum(EXAMPLES.values())
     mean = sum(EXAMPLES[node] * ODD_METRICS[node]["loss"] for node in EXAMPLES) / total
-    assert dict(result.train_metrics_clientapp[1]) == {"loss": pytest.approx(mean)}
+    # Of what one client alone says, how many that were stands beside it.
+    assert dict(result.train_metrics_clientapp[1]) == {
+        "loss": pytest.approx(mean), "bad": pytest.approx(1.0), "bad-clients": pytest.approx(1),
+        "only-here": pytest.approx(3.0), "only-here-clients": pytest.approx(1),
+    }  # fmt: skip
 
 
 def poisoned(kind: str) -> Callable[[], Any]:

@@ -21,7 +21,7 @@ from small_federation import (
 from small_models import conv_net
 from torch import nn
 
-from fl_elastic.flower import PartialUpdates
+from fl_elastic.flower import PartialUpdates, RoundRecord
 
 
 def build(norm: str) -> nn.Module:
@@ -50,6 +50,39 @@ def test_full_updates_give_the_arrays_of_flowers_fedavg(norm: str, rounds: int, 
     first = as_weights(arrays_of(build(norm)))
     moved = max(abs(array - first[name]).max() for name, array in as_weights(dense).items())
     assert moved > 0.01
+
+
+@pytest.mark.parametrize("clients", [2, 4])
+def test_changes_far_larger_than_the_model_are_those_of_fedavg_from_the_first_round_on(
+    clients: int,
+) -> None:
+    """Weights that begin next to nothing, as those of zero initialisation do."""
+
+    def small() -> nn.Module:
+        model = build("none")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1e-3)
+        return model
+
+    def found(strategy: Strategy) -> ArrayRecord:
+        nodes = {
+            n: legacy_app(lambda n=n: elastic_client(small(), n)) for n in range(1, clients + 1)
+        }
+        return run(strategy, nodes, arrays_of(small()), 1)[0].arrays
+
+    records: list[RoundRecord] = []
+    packed = found(PartialUpdates(quiet(FedAvg, clients), on_round=records.append))
+    assert_close(packed, found(DenseLists(quiet(FedAvg, clients))))
+    first = as_weights(arrays_of(small()))
+    assert (
+        max(
+            abs(each - first[name]).max() / abs(first[name]).max()
+            for name, each in as_weights(packed).items()
+        )
+        > 4
+    )
+    assert not records[0].shortened
 
 
 def test_clients_weigh_as_many_examples_as_they_have() -> None:

@@ -313,24 +313,24 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
     wishes = Wishes()
     wish = "ab" * 16
     wishes.hear(2, wish)
-    assert wishes.open_of([1, 2]) == {2: wish} and wishes.met_of(2) == ""
+    assert wishes.open_of([1, 2], 3) == {2: wish} and wishes.met_of(2) == ""
     wishes.tried({2: wish}, 3)
-    assert wishes.met_of(2) == wish and not wishes.open_of([2])
+    assert wishes.met_of(2) == wish and not wishes.open_of([2], 4)
     wishes.undone(2)
     assert wishes.met_of(2) == wish
     wishes.undone(3)
-    assert wishes.met_of(2) == "" and not wishes.open_of([2])
+    assert wishes.met_of(2) == "" and not wishes.open_of([2], 4)
     again = Wishes()
     again.from_arrays(wishes.to_arrays())
     again.hear(2, wish)
-    assert again.met_of(2) == "" and not again.open_of([2])
+    assert again.met_of(2) == "" and not again.open_of([2], 4)
 
 
 @pytest.mark.parametrize("wish", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
 def test_what_is_no_digest_is_no_wish(wish: object) -> None:
     wishes = Wishes()
     wishes.hear(1, wish)
-    assert not wishes.open_of([1])
+    assert not wishes.open_of([1], 1)
 
 
 def squares_of(seed: int, examples: int) -> SquaredGradients:
@@ -340,7 +340,10 @@ def squares_of(seed: int, examples: int) -> SquaredGradients:
         name: draw.exponential(size=shape).astype(np.float32)
         for name, shape in zip(model.names, model.shapes, strict=True)
     }
-    return SquaredGradients(sums, examples)
+    # Gradients of length 1.
+    return SquaredGradients(sums, examples).times(
+        examples / sum(each.sum() for each in sums.values())
+    )
 
 
 @pytest.mark.parametrize("with_few", [True, False])
@@ -371,14 +374,111 @@ def test_mutated_squares_raise_update_errors_alone(seed: int) -> None:
 def test_what_is_to_be_forgotten_is_a_part_of_everything() -> None:
     manifest = Manifest.of(build())
     few, others = squares_of(1, 3), squares_of(2, 9)
-    large = few.times(100.0)
-    for everything, forgotten in ((others, large), (replace_examples(others, 2), few)):
+    fewer = SquaredGradients(others.times(0.2).sums, 2)
+    for everything, forgotten in ((others, few), (fewer, few)):
         with pytest.raises(UpdateError):
             decode_squares(encode_squares(everything, forgotten, manifest), manifest)
 
 
-def replace_examples(squares: SquaredGradients, examples: int) -> SquaredGradients:
-    return SquaredGradients(squares.sums, examples)
+@pytest.mark.parametrize("part", ["everything", "forgotten"])
+def test_squares_that_no_examples_can_have_are_refused(part: str) -> None:
+    manifest, few = Manifest.of(build()), squares_of(1, 3)
+    everything = squares_of(2, 9) + few
+    if part == "everything":
+        everything = everything.times(1.5)
+    else:
+        # Of one example, which all of them contain.
+        few = SquaredGradients(few.sums, 1)
+    with pytest.raises(UpdateError, match="add up to one for each"):
+        decode_squares(encode_squares(everything, few, manifest), manifest)
+
+
+def claiming(node: int, squares: float, examples: int = 1) -> Callable[[Message], Message]:
+    """Let a node claim squares that are the same for every weight, of as many examples, all to be forgotten."""
+    manifest = Manifest.of(build())
+    each = {
+        n: np.full(s, 1.0, np.float32) for n, s in zip(manifest.names, manifest.shapes, strict=True)
+    }
+    count = sum(array.size for array in each.values())
+
+    def alter(message: Message) -> Message:
+        packed = message.content.array_records["fitres.parameters"]["0"].numpy().tobytes()
+        if message.metadata.src_node_id != node:
+            return message
+        try:
+            decode_squares(packed, manifest)
+        except UpdateError:
+            return message
+        lie = SquaredGradients(
+            {n: a * np.float32(squares / count) for n, a in each.items()}, examples
+        )
+        sent = encode_squares(lie, lie, manifest)
+        message.content = train_reply([np.frombuffer(sent, np.uint8)], examples, {})
+        return message
+
+    return alter
+
+
+def pointing(message: Message) -> Message:
+    """Let node 2 claim one example to which the first layer alone matters, as it matters to others."""
+    manifest = Manifest.of(build())
+    packed = message.content.array_records["fitres.parameters"]["0"].numpy().tobytes()
+    if message.metadata.src_node_id != 2:
+        return message
+    try:
+        sums = dict(decode_squares(packed, manifest)[0].sums)
+    except UpdateError:
+        return message
+    sums = {n: each if n.startswith("0.") else 0 * each for n, each in sums.items()}
+    lie = SquaredGradients(sums, 1).times(1 / sum(float(each.sum()) for each in sums.values()))
+    sent = encode_squares(lie, lie, manifest)
+    message.content = train_reply([np.frombuffer(sent, np.uint8)], 1, {})
+    return message
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("lie", [claiming(2, 1.0), claiming(2, 1e6), pointing])
+def test_lies_about_squares_cost_hardly_anything(known: ArrayRecord, rounds: int, lie: Any) -> None:
+    plain, _, _ = start(known, rounds, terms=RoundTerms())
+    after, _, _ = start(known, rounds, alter=lie)
+    assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
+    known: ArrayRecord, rounds: int, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """Whatever squares would come through."""
+    monkeypatch.setattr("fl_elastic.update.squared_gradients._ROUNDED", math.inf)
+    plain, _, _ = start(known, rounds, terms=RoundTerms())
+    after, records, clients = start(known, rounds, alter=claiming(2, 1e6))
+    assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
+    assert not any(each.dampened for each in records) and not clients[2].forgotten
+    assert "nothing is forgotten: the losses of" in caplog.text
+
+
+@pytest.mark.parametrize("squares", [0.0, 1e-42, 1e-36])
+def test_squares_next_to_nothing_end_no_round(known: ArrayRecord, squares: float) -> None:
+    plain, _, _ = start(known, 2, terms=RoundTerms())
+    after, records, _ = start(
+        known, 2, terms=RoundTerms(forget=True), alter=claiming(2, squares, examples=3)
+    )
+    assert sum(each.trains for each in records) == 2
+    assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
+
+
+def test_a_node_that_always_wants_something_else_forgotten_is_heard_ever_more_rarely(
+    known: ArrayRecord,
+) -> None:
+    def alter(message: Message) -> Message:
+        told = message.content.config_records["fitres.metrics"]
+        if message.metadata.src_node_id == 2 and FORGET in told:
+            told[FORGET] = np.random.default_rng().bytes(16).hex()
+        return message
+
+    _, records, _ = start(known, rounds=9, alter=alter)
+    asked = [each.server_round for each in records if not each.trains]
+    assert asked == [1, 2, 4, 8]
 
 
 def test_tied_weights_are_dampened_under_each_of_their_names() -> None:

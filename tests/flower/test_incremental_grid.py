@@ -239,28 +239,31 @@ class Slow(InProcessGrid):
         return super().pull_messages(ready)
 
 
-def node_2_in_round_1() -> Callable[[Message], bool]:
+def node_2_in_rounds(late: int) -> Callable[[Message], bool]:
+    """Its answers to the first rounds come one round later."""
     rounds: list[int] = []
 
     def delayed(message: Message) -> bool:
         if message.metadata.dst_node_id == 2:
             rounds.append(1)
-        return message.metadata.dst_node_id == 2 and len(rounds) == 1
+        return message.metadata.dst_node_id == 2 and len(rounds) <= late
 
     return delayed
 
 
-def late_run(terms: RoundTerms, **options: Any) -> tuple[list[RoundRecord], Any]:
+def late_run(terms: RoundTerms, late: int = 1, **options: Any) -> tuple[list[RoundRecord], Any]:
     records: list[RoundRecord] = []
     strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append, **options)
-    grid = Slow(node_2_in_round_1())
+    grid = Slow(node_2_in_rounds(late))
     return records, strategy.start(grid, first_arrays(), num_rounds=2, timeout=0.05)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 2.0])
 def test_a_late_update_is_merged_with_less_weight(power: float) -> None:
-    records, result = late_run(RoundTerms(late="merge"), merge=MergeOptions(staleness_power=power))
-    assert [len(record.accepted) for record in records] == [3, 5]
+    records, result = late_run(
+        RoundTerms(late="merge"), 2, merge=MergeOptions(staleness_power=power)
+    )
+    assert [len(record.accepted) for record in records] == [3, 4]
     late = [reply for reply in records[1].accepted if reply.staleness]
     assert [(reply.node_id, reply.staleness, reply.downlink_bytes) for reply in late] == [(2, 1, 0)]
     assert not any(record.rejected for record in records)
@@ -275,20 +278,65 @@ def test_a_late_update_is_merged_with_less_weight(power: float) -> None:
         + sum(EXAMPLES[n] * first[n].deltas["head.weight"].astype(float) for n in early) / total
     )
     others = {n: np.zeros_like(w) for n, w in weights.items()} | {"head.weight": one}
-    second = {n: updates[n](others, 2).deltas["head.weight"].astype(float) for n in EXAMPLES}
+    second = {n: updates[n](others, 2).deltas["head.weight"].astype(float) for n in early}
     weight = EXAMPLES[2] * 2.0**-power
     change = weight * first[2].deltas["head.weight"].astype(float)
-    change += sum(EXAMPLES[n] * second[n] for n in EXAMPLES)
-    expected = one + change / (weight + sum(EXAMPLES.values()))
+    change += sum(EXAMPLES[n] * second[n] for n in early)
+    expected = one + change / (weight + total)
     np.testing.assert_allclose(
         as_weights(result.arrays)["head.weight"], expected, rtol=1e-4, atol=1e-5
     )
 
 
-def test_a_late_update_is_left_out_if_not_wanted() -> None:
+def test_a_node_has_one_update_in_a_round_the_newest() -> None:
+    records, _ = late_run(RoundTerms(late="merge"))
+    second = records[1]
+    assert sorted((each.node_id, each.staleness) for each in second.accepted) == [
+        (1, 0), (2, 0), (3, 0), (4, 0),
+    ]  # fmt: skip
+    assert [(each.node_id, each.reason) for each in second.rejected] == [
+        (2, "a newer update of it is merged")
+    ]
+
+
+def test_updates_that_were_held_back_do_not_arrive_as_many_voices() -> None:
+    """Node 2 answers nothing for three rounds, and then everything at once."""
+
+    class Withholding(Slow):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            numbers = list(super().push_messages(messages))
+            for number in numbers:
+                reply = self._replies[number]
+                if reply.metadata.src_node_id == 2:
+                    reply.metadata.__dict__["_not_before"] = 4 if self._round < 4 else 5
+            return numbers
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(), terms=RoundTerms(late="merge"), on_round=records.append)
+    grid = Withholding(lambda _: False)
+    strategy.start(grid, first_arrays(), num_rounds=4, timeout=0.05)
+    late = [(each.node_id, each.staleness) for each in records[3].accepted if each.staleness]
+    # It was not asked in the third round, as it had been silent.
+    assert late == [(2, 2)]
+    assert [each.node_id for each in records[3].rejected] == [2]
+
+
+def test_a_late_update_is_left_out_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fl_elastic")
     records, _ = late_run(RoundTerms())
     assert [len(record.accepted) for record in records] == [3, 4]
+    assert [record.silent for record in records] == [[2], []]
+    assert (
+        "round 1: 4 asked, 3 merged, 0 refused, 1 did not answer in time (nodes 2)" in caplog.text
+    )
+    assert "round 2: 4 asked, 4 merged, 0 refused" in caplog.text
     assert not any(record.rejected for record in records)
+
+
+def test_the_line_of_a_round_counts_late_ones_apart(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fl_elastic")
+    late_run(RoundTerms(late="merge"), 2)
+    assert "round 2: 4 asked, 3 merged, 1 late ones merged, 0 refused, 1 did not" in caplog.text
 
 
 def test_a_round_waits_for_the_deadline_with_grace_and_no_longer() -> None:

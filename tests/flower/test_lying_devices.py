@@ -17,7 +17,7 @@ from fl_elastic.flower.attendance import Attendance, inner_times
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.instructions import IMPORTANCE, read_importance
-from fl_elastic.flower.records import believed_metrics
+from fl_elastic.flower.records import believed_metrics, left_out_of
 from fl_elastic.flower.server_plan import ServerPlanner
 
 
@@ -227,17 +227,22 @@ def test_costs_of_groups_that_the_model_cannot_have_are_dropped() -> None:
 
 def test_metrics_are_few_short_and_apart() -> None:
     metrics: dict[str, Any] = {f"m{i}": float(i) for i in range(5000)}
-    assert len(believed_metrics(metrics)) == 64
-    assert believed_metrics({"a.b": 1.0, "a_b": 2.0, "a-b": 3.0}) == {"a.b": 1.0}
+    assert len(believed_metrics(metrics)) == 256
     odd = {
-        "x" * 81: 1.0,
+        "x" * 201: 1.0,
         "": 1.0,
         "new\nline": 1.0,
-        "café": 1.0,
+        "\x1b[31mred": 1.0,
+        "turned\u202eround": 1.0,
+        "half\ud800": 1.0,
         "huge": 10**400,
         "nan": float("nan"),
+        "fl_elastic.have": 3,
     }
     assert believed_metrics(odd) == {}
+    said = left_out_of(odd | {f"m{i}": 1.0 for i in range(300)})
+    assert "'new\\nline' (no name that can be shown)" in said and "44 beyond the first 256" in said
+    assert said.isprintable() and len(said) < 600
 
 
 # Silence.

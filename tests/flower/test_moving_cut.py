@@ -241,11 +241,27 @@ def test_it_only_goes_deeper() -> None:
 
 def test_the_median_decides() -> None:
     cut = FleetCut(MOVING)
-    cut.decide([says(at6=1.0), says(at6=0.6, at3=0.4), says(at3=1.0), says(at3=1e9)])
+    cut.decide(
+        [says(at6=1.0), says(at6=0.4, at3=0.6), says(at6=0.1, at3=1.0), says(at6=0.0, at3=1e9)]
+    )
     assert cut.group == "3"
     assert not cut.decide([]) and cut.group == "3"
     # One of two who answered is not enough.
     assert not cut.decide([says(at3=0.5, at6=0.5), says(at0=1.0)]) and cut.group == "3"
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_few_that_lie_about_many_places_move_it_nowhere_that_others_do_not_say(liars: int) -> None:
+    """Worth by place: a lie at each place would shift each place's median a little."""
+    honest = [
+        says(at6=0.3, at3=0.4, at0=0.3),
+        says(at6=0.25, at3=0.4, at0=0.35),
+        says(at6=0.1, at3=0.5, at0=0.4),
+    ]
+    for lie in (says(at6=1e9, at3=0.0, at0=0.0), says(at6=0.0, at3=0.0, at0=1e9)):
+        cut = FleetCut(MOVING)
+        cut.decide([*honest, *[lie] * liars])
+        assert cut.group == "3"
 
 
 @pytest.mark.parametrize("terms", [RoundTerms(), RoundTerms(cut="fixed:6")])

@@ -236,9 +236,14 @@ def test_no_accuracy_is_averaged_in_for_a_client_that_computed_none() -> None:
     strategy = PartialUpdates(quiet(fraction_evaluate=1.0))
     messages = list(strategy.configure_evaluate(1, first_arrays(), ConfigRecord(), grid()))
     told: list[dict[str, float]] = [{"accuracy": 0.9, "f1": 0.5}, {"f1": 0.7}]
-    replies = [Message(evaluate_reply(1.0, 10, metrics), reply_to=messages[0]) for metrics in told]
+    replies = [
+        Message(evaluate_reply(1.0, 10, metrics), reply_to=message)
+        for metrics, message in zip(told, messages, strict=False)
+    ]
     found = strategy.aggregate_evaluate(1, replies)
-    assert found is not None and dict(found) == {"f1": pytest.approx(0.6), "loss": 1.0}
+    assert found is not None and dict(found) == {
+        "f1": pytest.approx(0.6), "loss": 1.0, "accuracy": pytest.approx(0.9), "accuracy-clients": 1,
+    }  # fmt: skip
 
 
 def test_replies_may_come_from_a_generator() -> None:

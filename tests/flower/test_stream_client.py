@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,25 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.instructions import RATE
+from fl_elastic.flower.instructions import RATE, Instructions
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
+from fl_elastic.streaming.round_inbox import RoundInbox
+from fl_elastic.streaming.visit import Mark
+from fl_elastic.training import evaluate
+from fl_elastic.training.forget import squared_gradients
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
+from fl_elastic.update.squared_gradients import decode_squares
 from fl_elastic_simulations.engine.client_rounds import client_rounds
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, weights
 
+QUESTIONS = ["round_zero", "cut_worth", "squares", "losses"]
 BLIND = Guard(tolerance=1.0, loss_tolerance=1e9)
 
 
@@ -229,6 +237,51 @@ def test_evaluation_is_of_the_joined_model_on_the_held_out_window(tmp_path: Path
     told = client_of(tmp_path / "short").evaluate(packed(net(seed=5)), {PACKED: True})
     assert "no sample is held out yet" in told[2]["fl_elastic.error"]
     closed(empty)
+
+
+def asked(
+    folder: Path, model: nn.Module, told: Instructions
+) -> tuple[bytes, dict[str, Any], list[Any]]:
+    """What a client answers to a question, and its samples; the learner's inbox and mark are as they were."""
+    learner = streamed(folder, labels=(2, 0, 1))
+    stored = learner.store.sample(10**6)
+    rows = [
+        (torch.tensor(x)[None], torch.tensor([y])) for x, y in zip(stored.x, stored.y, strict=True)
+    ]
+    mark = Mark.load(folder)
+    arrays, _, metrics = client_of(folder).fit(packed(model), {PACKED: True, **told.to_config()})
+    assert ERROR not in metrics, metrics
+    assert not learner.take_up() and learner.rounds.taken == 0
+    assert RoundInbox(folder).claim() is None and Mark.load(folder) == mark
+    closed(learner)
+    return arrays[0].tobytes(), metrics, rows
+
+
+@pytest.mark.parametrize(
+    "told",
+    [Instructions(**{each.name: True}) for each in fields(Instructions) if each.name in QUESTIONS],
+    ids=QUESTIONS,
+)
+def test_a_question_is_no_training(tmp_path: Path, told: Instructions) -> None:
+    assert not told.trains
+    asked(tmp_path, net(seed=5), told)
+
+
+def test_squares_are_those_of_the_servers_model_over_every_sample(tmp_path: Path) -> None:
+    server = net(seed=5)
+    data, _, rows = asked(tmp_path, server, Instructions(squares=True))
+    found, _ = decode_squares(data, Manifest.of(server))
+    assert found.examples == len(rows)
+    expected = squared_gradients(server, squared_outputs, rows)
+    for name, squares in expected.sums.items():
+        np.testing.assert_allclose(found.sums[name], squares, rtol=1e-2, atol=1e-3)
+
+
+def test_losses_are_those_of_the_servers_model_over_every_sample(tmp_path: Path) -> None:
+    server = net(seed=5)
+    _, metrics, rows = asked(tmp_path, server, Instructions(losses=True))
+    expected = evaluate(server, classification_loss, rows)
+    assert metrics["train-loss"] == pytest.approx(expected.loss, rel=1e-2)
 
 
 @pytest.mark.parametrize("replay", ["er", "der_pp", "none"])

@@ -17,6 +17,7 @@ from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, pack
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.update.partial import Limits
@@ -34,9 +35,13 @@ def examples(seed: int, count: int, features: int = 6, classes: int = 4) -> tupl
     return x, np.eye(classes)[scores.argmax(axis=1)]
 
 
-def sums_of(x: Floats, y: Floats, *, classes: bool = True) -> HeadSums:
-    rows = np.hstack([x, np.ones((len(x), 1))])
-    return HeadSums("head.weight", rows.T @ rows, rows.T @ y, (y**2).sum(axis=0), classes)
+def sums_of(x: Floats, y: Floats, *, classes: bool = True, folds: Any = None) -> HeadSums:
+    """Sums with every fifth example in the same fold, or in those that are given."""
+    parts = np.arange(len(x)) % 5 if folds is None else np.asarray(folds)
+    held = [
+        Fold.of(x[parts == part], y[parts == part]) for part in range(5) if (parts == part).any()
+    ]
+    return HeadSums.of_folds("head.weight", held, x.shape[1], y.shape[1], classes)
 
 
 def slow_ridge(x: Floats, y: Floats, penalty: float) -> tuple[Floats, Floats]:
@@ -52,13 +57,19 @@ def slow_ridge(x: Floats, y: Floats, penalty: float) -> tuple[Floats, Floats]:
     return weight, y.mean(axis=0) - mean @ weight
 
 
-def left_out_error(x: Floats, y: Floats, penalty: float) -> float:
-    """Generalised cross-validation by its definition, with the whole hat matrix."""
-    rows = (x - x.mean(axis=0)) / x.std(axis=0)
-    gram = rows.T @ rows + penalty * len(x) * np.eye(x.shape[1])
-    hat = rows @ np.linalg.solve(gram, rows.T) + 1 / len(x)
-    left = y - hat @ y
-    return float((left**2).sum() / len(x) / (1 - np.trace(hat) / len(x)) ** 2)
+def held_out_error(x: Floats, y: Floats, folds: Floats, penalty: float) -> float:
+    """Each fold predicted by least squares over the other examples, one after the other."""
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    rows, left = np.hstack([(x - mean) / spread, np.ones((len(x), 1))]), 0.0
+    for fold in np.unique(folds):
+        others = folds != fold
+        extra = np.sqrt(penalty * others.sum()) * np.eye(x.shape[1] + 1)[:-1]
+        weight = lstsq(
+            np.vstack([rows[others], extra]),
+            np.vstack([y[others], np.zeros((x.shape[1], y.shape[1]))]),
+        )[0]
+        left += float(((y[~others] - rows[~others] @ weight) ** 2).sum())
+    return left / float(((y - y.mean(axis=0)) ** 2).sum())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,21 +82,104 @@ def test_it_is_the_ridge_regression_of_all_examples(seed: int) -> None:
     np.testing.assert_allclose(head.bias, bias, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_penalty_is_the_one_of_least_expected_error(seed: int) -> None:
-    x, y = examples(seed, 30, features=12)
+PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
+
+
+@pytest.mark.parametrize(("count", "features"), [(30, 3), (30, 10), (30, 27), (30, 33), (11, 110)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_penalty_is_the_one_of_least_error_on_held_out_examples(
+    seed: int, count: int, features: int
+) -> None:
+    x, y = examples(seed, count, features=features)
+    x[[3, 4]], y[[3, 4]] = x[[8, 9]], y[[8, 9]]  # equal examples, in the same folds
+    folds = np.arange(count) % 5
     head = closed_form_head(sums_of(x, y))
-    tried = [left_out_error(x, y, p) for p in 10.0 ** np.arange(-4, 2.01, 0.25)]
-    assert left_out_error(x, y, head.penalty) == pytest.approx(min(tried), rel=1e-6)
+    tried = [held_out_error(x, y, folds, penalty) for penalty in PENALTIES]
+    assert head.penalty == pytest.approx(PENALTIES[int(np.argmin(tried))])
+    assert head.error == pytest.approx(min(*tried, 1.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("features", [8, 100])
+def test_of_many_clients_the_fifth_at_either_end_does_not_say_which_penalty(features: int) -> None:
+    clients = 6
+    parts = [examples(seed, 15 + seed, features=features) for seed in range(clients)]
+    # One claims that its examples have other classes.
+    parts[2] = parts[2][0], np.roll(parts[2][1], 1, axis=1)
+    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    owner = np.repeat(np.arange(clients), [len(each) for each, _ in parts])
+    # Folds of a client are left out with the next ones of the next client.
+    folds = np.concatenate([(np.arange(len(each)) + k) % 5 for k, (each, _) in enumerate(parts)])
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    rows = np.hstack([(x - mean) / spread, np.ones((len(x), 1))])
+    tried = []
+    for penalty in PENALTIES:
+        left = np.zeros(len(x))
+        for fold in range(5):
+            others = folds != fold
+            ridge = np.diag([penalty * others.sum()] * features + [0.0])
+            weight = np.linalg.solve(
+                rows[others].T @ rows[others] + ridge, rows[others].T @ y[others]
+            )
+            left[~others] = ((y[~others] - rows[~others] @ weight) ** 2).sum(axis=1)
+        means = np.array([left[owner == k].mean() for k in range(clients)])
+        inner = means.argsort()[2:-2]
+        tried.append(np.average(means[inner], weights=np.bincount(owner)[inner]))
+    head = closed_form_head(*(sums_of(*each) for each in parts))
+    assert head.penalty == pytest.approx(PENALTIES[int(np.argmin(tried))])
     variance = float(((y - y.mean(axis=0)) ** 2).sum() / len(y))
     assert head.error == pytest.approx(min(min(tried) / variance, 1.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_equal_examples_do_not_tell_what_is_to_be_expected_of_others(copies: int) -> None:
+    """Where features are more than examples, every example predicts its own copy."""
+    torch.manual_seed(copies)
+    x, y = torch.randn(60, 400), torch.randint(0, 2, (60,))
+    order = torch.randperm(60 * copies) % 60
+    found = head_sums(
+        nn.Linear(400, 2), list(zip(x[order].split(7), y[order].split(7), strict=True))
+    )
+    head = closed_form_head(found)
+    # Classes that are drawn by chance cannot be told.
+    assert head.error > 0.9 and head.penalty >= 1.0
+
+
+@pytest.mark.parametrize("count", [4, 30, 1000])
+def test_the_same_examples_are_held_out_in_any_order(count: int) -> None:
+    torch.manual_seed(0)
+    x, y, model = torch.randn(count, 5), torch.randint(0, 3, (count,)), nn.Linear(5, 3)
+    order = torch.randperm(count)
+    one = head_sums(model, list(zip(x.split(8), y.split(8), strict=True)))
+    other = head_sums(model, list(zip(x[order].split(3), y[order].split(3), strict=True)))
+    assert len(one.folds) == min(count, 5) == len(other.folds)
+    for fold, same in zip(one.folds, other.folds, strict=True):
+        np.testing.assert_allclose(fold.rows.T @ fold.rows, same.rows.T @ same.rows, rtol=1e-9)
+    held = [fold.num_examples for fold in one.folds]
+    assert max(held) - min(held) <= 1 and sum(held) == pytest.approx(min(count, 320))
+    # What is in no fold is in the sums all the same.
+    assert one.num_examples == count
+    assert one.beside_folds().num_examples == max(count - 320, 0)
+
+
+def test_examples_are_told_apart_by_features_where_inputs_have_no_row_for_each() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(x.mean(dim=0))
+
+    x = torch.randn(7, 20, 3)
+    found = head_sums(TimeFirst(), [(x, torch.arange(20) % 2)])
+    assert [round(fold.num_examples) for fold in found.folds] == [4] * 5
 
 
 @pytest.mark.parametrize("parts", [2, 7])
 def test_whoever_holds_the_examples_the_head_is_the_same(parts: int) -> None:
     x, y = examples(3, 90)
     order = y.argmax(axis=1).argsort()  # each client holds other classes
-    pieces = [sums_of(x[rows], y[rows]) for rows in np.array_split(order, parts)]
+    pieces = [sums_of(x[rows], y[rows], folds=rows % 5) for rows in np.array_split(order, parts)]
     apart, together = closed_form_head(reduce(add, pieces)), closed_form_head(sums_of(x, y))
     np.testing.assert_allclose(apart.weight, together.weight, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(apart.bias, together.bias, rtol=1e-5, atol=1e-5)
@@ -217,71 +311,155 @@ def test_features_far_from_zero_lose_nothing_on_the_wire() -> None:
     manifest = Manifest.of(model)
     x = np.random.default_rng(0).normal(size=(200, 2)) + 1e5
     y = (x[:, :1] - 1e5) * 3
-    rows = np.hstack([x, np.ones((200, 1))])
-    sums = HeadSums("weight", rows.T @ rows, rows.T @ y, (y**2).sum(axis=0), False)
-    head = closed_form_head(decode_head_sums(encode_head_sums(sums, manifest), manifest))
-    np.testing.assert_allclose(head.weight, [[3, 0]], atol=0.01)
+    for folds in (1, 5):
+        held = [Fold.of(x[part::5], y[part::5]) for part in range(folds)]
+        rest = np.hstack([x, np.ones((200, 1))])[np.arange(200) % 5 >= folds]
+        goals = y[np.arange(200) % 5 >= folds]
+        sums = HeadSums("weight", rest.T @ rest, rest.T @ goals, (goals**2).sum(axis=0), False)
+        sums = sums + HeadSums.of_folds("weight", held, 2, 1, False)
+        head = closed_form_head(decode_head_sums(encode_head_sums(sums, manifest), manifest))
+        np.testing.assert_allclose(head.weight, [[3, 0]], atol=0.01)
 
 
-def few_examples(seed: int, count: int, features: int = 40) -> HeadSums:
-    """Sums over fewer examples than features: some stand still, some are copies, some examples are equal."""
+def some_examples(seed: int, count: int, features: int = 40) -> tuple[Floats, Floats]:
+    """Examples some of whose features stand still, some are copies, and of which some are equal."""
     x, y = examples(seed, count, features=features)
     x = np.maximum(x, 0.0)
-    x[:, seed % features], x[:, 3] = 2.0, x[:, 4]
+    x[:, seed % features], x[:, 3] = 0.3, x[:, 4]
     x[count // 2 :][:2] = x[0]
-    return sums_of(x, y)
+    return x, y
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 20])
-@pytest.mark.parametrize("seed", range(4))
-def test_sums_over_few_examples_travel_as_few_rows(seed: int, count: int) -> None:
+def linear_manifest(features: int = 40) -> Manifest:
     model = nn.Sequential()
-    model.add_module("head", nn.Linear(40, 4))
-    manifest, sums = Manifest.of(model), few_examples(seed, count)
-    packed = encode_head_sums(sums, manifest)
-    back = decode_head_sums(packed, manifest)
+    model.add_module("head", nn.Linear(features, 4))
+    return Manifest.of(model)
+
+
+@pytest.mark.parametrize("held", [0, 1, 3, 5])
+@pytest.mark.parametrize("count", [1, 2, 7, 20, 60, 400])
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_and_their_folds_come_back_from_the_wire(seed: int, count: int, held: int) -> None:
+    x, y = some_examples(seed, count)
+    folds, rows = np.arange(count) % 5, np.hstack([x, np.ones((count, 1))])
+    rest = folds >= held
+    sums = HeadSums(
+        "head.weight", rows[rest].T @ rows[rest], rows[rest].T @ y[rest], (y[rest] ** 2).sum(axis=0), True
+    )  # fmt: skip
+    parts = [Fold.of(x[folds == part], y[folds == part]) for part in range(held) if part < count]
+    sums = sums + HeadSums.of_folds("head.weight", parts, 40, 4, True)
+    packed = encode_head_sums(sums, linear_manifest())
+    back = decode_head_sums(packed, linear_manifest())
     size = np.sqrt(np.outer(np.diag(sums.products), np.diag(sums.products)))
     assert (np.abs(back.products - sums.products) <= 1e-6 * size + 1e-9).all()
     np.testing.assert_allclose(back.targets, sums.targets, rtol=1e-5, atol=1e-5)
-    # Never more numbers than the examples themselves have.
-    assert len(packed) < 4 * (count * 40 + 4 * 40) + 8 * (40 + 8) + 300
-    if count > 2:
+    for one, other in zip(sums.folds, back.folds, strict=True):
+        np.testing.assert_allclose(
+            other.rows.T @ other.rows, one.rows.T @ one.rows, atol=2e-6 * size.max()
+        )
+        np.testing.assert_allclose(
+            other.rows.T @ other.targets, one.rows.T @ one.targets, atol=1e-4
+        )
+        assert other.unexplained == pytest.approx(one.unexplained + other.unexplained, abs=1e-3)
+        # No examples travel, but what any with the same sums could be turned into.
+        alike = [np.isclose(other.rows, row).all(axis=1).any() for row in one.rows]
+        assert count < 20 or not any(alike)
+    # The products of what is in no fold, and no more numbers than the others' features have.
+    written = sum(min(fold.num_examples, 40) * 44 for fold in sums.folds) + rest.any() * (820 + 160)
+    assert len(packed) <= 4 * written + 8 * 48 * (held + 1) + 400
+    if count > 7:
         one, other = closed_form_head(sums), closed_form_head(back)
-        np.testing.assert_allclose(one.weight, other.weight, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(one.weight, other.weight, rtol=1e-3, atol=1e-3)
 
 
-def test_as_many_examples_as_features_travel_as_products() -> None:
-    model = nn.Sequential()
-    model.add_module("head", nn.Linear(40, 4))
-    manifest = Manifest.of(model)
-    sizes = [len(encode_head_sums(few_examples(0, count), manifest)) for count in (21, 40, 200)]
-    assert max(sizes) - min(sizes) < 10
-
-
-@pytest.mark.parametrize("rows", [-1, 0, 1, 4, 10**9, "all", None, True])
-def test_a_count_of_rows_that_the_payload_has_not_is_refused(rows: Any) -> None:
+@pytest.mark.parametrize(
+    "folds",
+    [None, "all", 3, [3], [[3]], [[3, 3, 3]], [["3", 3]], [[True, 1]], [[0, 0]], [[-3, 1]], [[3, 4]],
+     [[3, 10**9]], [[12, 3]], [[6, 3], [6, 3]], [[3, 2]], [[1, 0]] * 6],
+)  # fmt: skip
+def test_folds_that_the_payload_has_not_are_refused(folds: Any) -> None:
     with pytest.raises(UpdateError):
-        decode_head_sums(written(rows=rows), MANIFEST)
+        decode_head_sums(written(folds=folds), MANIFEST)
 
 
-def test_rows_that_are_not_finite_or_beyond_any_use_are_refused() -> None:
-    model = nn.Sequential()
-    model.add_module("head", nn.Linear(40, 4))
-    manifest = Manifest.of(model)
-    packed = encode_head_sums(few_examples(0, 5), manifest)
+def fold_written(change: Any) -> bytes:
+    """A message of one fold of 20 examples of which the numbers are changed."""
+    x, y = examples(0, 20, features=40)
+    packed = encode_head_sums(sums_of(x, y, folds=np.zeros(20)), linear_manifest())
     from fl_elastic.update.frame import unpack
 
-    _, fields, payload = unpack(packed, manifest, Kind.HEAD_SUMS)
-    for value in (np.nan, np.inf, -np.inf):
-        numbers = np.frombuffer(bytes(payload), "<f4").copy()
-        numbers[2 * (40 + 8) + 7] = value
-        with pytest.raises(UpdateError, match="not finite"):
-            decode_head_sums(pack(Kind.HEAD_SUMS, fields, [numbers.tobytes()]), manifest)
+    _, fields, payload = unpack(packed, linear_manifest(), Kind.HEAD_SUMS)
+    exact = np.frombuffer(bytes(payload[: 8 * 48]), "<f8").copy()
+    rounded = np.frombuffer(bytes(payload[8 * 48 :]), "<f4").copy()
+    change(exact, rounded[:800].reshape(20, 40), rounded[800:].reshape(20, 4))
+    return pack(Kind.HEAD_SUMS, fields, [exact.tobytes(), rounded.tobytes()])
+
+
+def set_to(part: int, place: Any, value: float) -> Any:
+    def change(*parts: Any) -> None:
+        parts[part][place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_to(1, (3, 4), np.nan), "not finite"),
+        (set_to(2, (3, 1), np.inf), "not finite"),
+        (set_to(0, 0, np.nan), "not finite"),
+        (set_to(0, 1, 1e200), "beyond any use"),
+        (set_to(0, 41, -3.0), "."),
+        (set_to(0, 45, 7.0), "one class"),
+        (set_to(2, (3, 1), 9.0), "larger than their squares"),
+        # Each of the targets might be so alone, together they cannot.
+        (set_to(2, slice(None), 0.4), "larger than their squares"),
+    ],
+)
+def test_what_can_be_no_fold_is_refused(change: Any, words: str) -> None:
+    assert decode_head_sums(fold_written(lambda *parts: None), linear_manifest()).num_examples == 20
+    with pytest.raises(UpdateError, match=words):
+        decode_head_sums(fold_written(change), linear_manifest())
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("features", [5, 40, 200])
+def test_features_that_together_explain_more_than_there_is_are_refused(
+    features: int, numbers: bool
+) -> None:
+    """Each pair of them might be so: uncorrelated features, each of which tells the class."""
+    goals = np.array([25.0] * 4)
+    products, targets = 100.0 * np.eye(features + 1), np.zeros((features + 1, 4))
+    targets[-1] = goals
+    targets[:-1, 0] = np.sqrt(100.0 * (25.0 - 25.0**2 / 100)) * 0.9
+    targets[:-1, 1] = -targets[:-1, 0]
+    lie = HeadSums("head.weight", products, targets, goals, not numbers)
+    with pytest.raises(UpdateError, match="taken together"):
+        decode_head_sums(
+            encode_head_sums(lie, linear_manifest(features)), linear_manifest(features)
+        )
+    # Of which each tells its share, they may be true.
+    targets[:-1] /= np.sqrt(2 * features)
+    decode_head_sums(encode_head_sums(lie, linear_manifest(features)), linear_manifest(features))
+
+
+@pytest.mark.parametrize("features", [40, 200])
+def test_correlations_that_no_features_can_have_together_are_refused(features: int) -> None:
+    products = np.full((features + 1, features + 1), -50.0) + 150.0 * np.eye(features + 1)
+    products[-1, :-1] = products[:-1, -1] = 0.0
+    goals = np.array([25.0] * 4)
+    targets = np.zeros((features + 1, 4))
+    targets[-1] = goals
+    lie = HeadSums("head.weight", products, targets, goals, True)
+    with pytest.raises(UpdateError, match="taken together"):
+        decode_head_sums(
+            encode_head_sums(lie, linear_manifest(features)), linear_manifest(features)
+        )
 
 
 def written(change: Any = None, **header: Any) -> bytes:
     """The sums of the data with changed numbers or header fields."""
-    found = head_sums(MODEL, data())
+    found = head_sums(MODEL, data()).without_folds()
     if change is not None:
         change(found)
     packed = encode_head_sums(found, MANIFEST)

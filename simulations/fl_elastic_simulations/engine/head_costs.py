@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_elastic.update.head_sums import few_rows
+from fl_elastic.training.head_sums import held_out
+from fl_elastic.update.folds import Fold
 
 __all__ = ["HeadCosts", "measure_head_costs"]
 
-_ROWS, _REPEATS = 256, 3
+_ROWS, _REPEATS, _FOLDS = 256, 3, 5
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class HeadCosts:
     product : float
         Of adding the products of examples' features: ``features**2`` for each example.
     row : float
-        Of finding the few rows as which sums over few examples travel: ``examples**2 * features / 2``.
+        Of finding the rows as which a fold travels: ``examples**2 * features``.
 
     Examples
     --------
     >>> costs = HeadCosts(product=1e-3, row=1e-2)
-    >>> costs.adding(2, 10), costs.writing(4, 10), costs.writing(6, 10)
-    (0.2, 0.8, 0.0)
+    >>> costs.adding(2, 10), costs.writing(10, 4), costs.writing(320, 4) == costs.writing(999, 4)
+    (0.2, 0.8, True)
     """
 
     product: float = 0.0
@@ -42,21 +43,21 @@ class HeadCosts:
         return self.product * examples * features**2
 
     def writing(self, examples: int, features: int) -> float:
-        """Return the seconds of finding the rows; sums over more examples travel as they are."""
-        return 0.0 if 2 * examples > features else self.row * examples**2 * features / 2
+        """Return the seconds of finding the rows of five folds; sums over more examples travel as they are."""
+        return self.row * min(examples, held_out(features)) ** 2 / _FOLDS * features
 
 
 def measure_head_costs(features: int) -> HeadCosts:
     """Measure them for a head of so many features on this host, by the time of one thread."""
-    examples = max(min(_ROWS, features // 2), 1)
+    examples = held_out(features) // _FOLDS
     rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
     rows[:, -1] = 1.0
-    few = rows[:examples].T @ rows[:examples]
+    fold = Fold.of(rows[:examples, :-1], rows[:examples, :1])
     adding = _median_seconds(lambda: rows.T @ rows)
-    writing = _median_seconds(lambda: few_rows(few, examples))
+    writing = _median_seconds(fold.centred)
     return HeadCosts(
         product=adding / (_ROWS * (features + 1) ** 2),
-        row=writing / (examples**2 * (features + 1) / 2),
+        row=writing / (fold.num_examples**2 * features),
     )
 
 

@@ -54,7 +54,10 @@ def merging_cost(kind: str, replies: int) -> dict[str, float]:
     else:
         trained = floats if kind == MERGED[1] else _last_quarter(floats, weights)
         rng = np.random.default_rng(0)
-        deltas = {n: rng.standard_normal(weights[n].shape).astype(np.float32) for n in trained}
+        # Small beside the model, as those of a round are: larger ones wait to be compared with each other.
+        deltas = {
+            n: (0.01 * rng.standard_normal(weights[n].shape)).astype(np.float32) for n in trained
+        }
         packed = encode(PartialUpdate(deltas, dict.fromkeys(deltas, 8), 100, 1), manifest)
         strategy = PartialUpdates(
             FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1)
@@ -98,9 +101,10 @@ class _Arriving:
         (self._array,) = cast(ArrayRecord, self._records.pop("fitres.parameters")).values()
 
     def __iter__(self) -> Iterator[Message]:
-        for _ in range(self._replies):
+        for node in range(1, self._replies + 1):
             started = time.process_time()
-            reply = _message(RecordDict({**self._records, "fitres.parameters": self._own_array()}))
+            content = {**self._records, "fitres.parameters": self._own_array()}
+            reply = _message(RecordDict(content), node)
             self.seconds += time.process_time() - started
             yield reply
 
@@ -121,8 +125,8 @@ def _last_quarter(names: list[str], weights: dict[str, NDArray[Any]]) -> list[st
     return chosen
 
 
-def _message(content: RecordDict) -> Message:
-    asked = Message(RecordDict(), dst_node_id=1, message_type="train")
+def _message(content: RecordDict, node: int = 1) -> Message:
+    asked = Message(RecordDict(), dst_node_id=node, message_type="train")
     asked.metadata.__dict__["_message_id"] = "asked"
     return Message(content, reply_to=asked)
 

@@ -35,7 +35,7 @@ TABLE: dict[str, Any] = {
     "seeds": [0],
     "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "test_limit": 120},
     "model": {"name": "digits_cnn"},
-    "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
+    "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.0003, "local_steps": 2},
     "fleet": [
         {"device": "laptop", "slowdown": slowdown, "uplink_bytes_per_second": BANDWIDTH,
          "downlink_bytes_per_second": BANDWIDTH, "count": 2}
@@ -83,20 +83,34 @@ def sizes_of(made: Scenario) -> list[int]:
 
 
 def test_the_head_is_there_before_the_first_round_and_is_paid_for(
-    ran: Any, profile: CostProfile
+    ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sizes: dict[int, int] = {}
+    original = simulated_client._Role._sums
+
+    def sums(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        sizes.setdefault(self.client.index, len(found[0][0]))
+        return found
+
+    monkeypatch.setattr(simulated_client._Role, "_sums", sums)
     cells = ran(scenario())
     first, second, *_ = cells["solved"].history
     assert (first["round"], first["simulated_seconds"]) == (0, 0.0)
     assert second["round"] == 0
     assert second["accuracy"] > first["accuracy"] + 0.3
     assert first["accuracy"] == cells["plain"].history[0]["accuracy"]
-    sent = second["uplink_bytes"] / 4
+    assert second["uplink_bytes"] == sum(sizes.values())
     received = second["downlink_bytes"] / 4
     slowdowns = [each.device.slowdown for each in scenario().clients]
-    most = max(a * b for a, b in zip(sizes_of(scenario()), slowdowns, strict=True))
     of_example = SECONDS_OF_AN_EXAMPLE + float(profile.forward_seconds[0]) / 16
-    expected = most * of_example + (sent + received) / BANDWIDTH
+    # What is sent is more where more examples are held out.
+    expected = max(
+        count * slowdown * of_example + (sizes[client] + received) / BANDWIDTH
+        for client, (count, slowdown) in enumerate(
+            zip(sizes_of(scenario()), slowdowns, strict=True)
+        )
+    )
     assert second["simulated_seconds"] == pytest.approx(expected, rel=1e-6)
     # Coverage and steps tell of rounds of training alone.
     assert len(next(iter(cells["solved"].coverage.values()))) == 2

@@ -1,0 +1,72 @@
+"""What clients say of a model that they tested: what one of them claims counts for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fl_elastic.flower.attendance import inner_times
+from fl_elastic.flower.records import EvaluateReply
+
+__all__ = ["believable"]
+
+_ACCURACY = "accuracy"
+# Who is usual is known from so many on.
+_FEWEST = 3
+# A client counts as no more than so many times the examples of the largest, one of five aside.
+_EXAMPLES = 2.0
+# No number lies further from the others' than so many times how large these are, or how far apart.
+_BEYOND = 1000.0
+
+
+def believable(
+    replies: Mapping[int, EvaluateReply],
+) -> tuple[dict[int, EvaluateReply], dict[int, str]]:
+    """Return the evaluations that may be true, by node, with bounded counts, and why the others may not.
+
+    An accuracy is a share, unless those of others are none either, and no number lies a thousand times further off
+    than the others'. Of one or two clients all is believed.
+
+    Parameters
+    ----------
+    replies : mapping of int to EvaluateReply
+        By node.
+
+    Examples
+    --------
+    >>> honest = {n: EvaluateReply(0.7, 100, {"accuracy": 0.5}) for n in range(4)}
+    >>> kept, left = believable({**honest, 7: EvaluateReply(0.7, 10**8, {"accuracy": 1.0})})
+    >>> kept[7].num_examples, left
+    (200, {})
+    >>> believable({**honest, 7: EvaluateReply(0.7, 100, {"accuracy": -5.0})})[1]
+    {7: 'accuracy is -5, no share of examples as those of the others'}
+    """
+    if len(replies) < _FEWEST:
+        return dict(replies), {}
+    left: dict[int, str] = {}
+    numbers = {node: {**reply.metrics, "loss": reply.loss} for node, reply in replies.items()}
+    shares = [said[_ACCURACY] for said in numbers.values() if _ACCURACY in said]
+    are_shares = 2 * sum(0 <= share <= 1 for share in shares) > len(shares)
+    for node, said in numbers.items():
+        if are_shares and not 0 <= said.get(_ACCURACY, 0.0) <= 1:
+            left[node] = (
+                f"{_ACCURACY} is {said[_ACCURACY]:.4g}, no share of examples as those of the others"
+            )
+    for name in sorted({name for said in numbers.values() for name in said}):
+        of = {node: float(said[name]) for node, said in numbers.items() if name in said}
+        if len(of) < _FEWEST:
+            continue
+        inner = inner_times(of.values())
+        room = _BEYOND * max(inner[-1] - inner[0], abs(inner[0]), abs(inner[-1]), 1.0)
+        for node, value in of.items():
+            if not inner[0] - room <= value <= inner[-1] + room:
+                left.setdefault(
+                    node, f"{name} is {value:.4g}, that of most {inner[0]:.4g} to {inner[-1]:.4g}"
+                )
+    most = int(_EXAMPLES * inner_times([float(each.num_examples) for each in replies.values()])[-1])
+    kept = {
+        node: replace(reply, num_examples=min(reply.num_examples, most))
+        for node, reply in replies.items()
+        if node not in left
+    }
+    return kept, left

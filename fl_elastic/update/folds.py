@@ -1,0 +1,97 @@
+"""Sums over a few of the examples of a client, which can be left out of all sums to see how a head does on them.
+
+No example is in it: the rows are a factor of the sums, as any examples with the same sums would give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Fold"]
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Sums over examples that are held out together.
+
+    Attributes
+    ----------
+    rows : array, shape (R, D + 1)
+        Whose outer products with themselves add up to those of the examples' features, a constant 1 last.
+    targets : array, shape (R, C)
+        Of each row: outer products of both add up to those of features and targets.
+    squares : array, shape (C,)
+        Sum of squared targets.
+
+    Examples
+    --------
+    >>> fold = Fold.of(np.array([[1.0, 2.0], [3.0, 4.0]]), np.eye(2))
+    >>> fold.num_examples, (fold.rows.T @ fold.targets).tolist()
+    (2.0, [[1.0, 3.0], [2.0, 4.0], [1.0, 1.0]])
+    """
+
+    rows: _Floats
+    targets: _Floats
+    squares: _Floats
+
+    @classmethod
+    def of(cls, features: _Floats, targets: _Floats) -> Fold:
+        """Return the sums over examples of these features, shape (M, D), and targets, shape (M, C)."""
+        rows = np.hstack([features, np.ones((len(features), 1))])
+        return cls(rows, targets, (targets**2).sum(axis=0))
+
+    @classmethod
+    def about_mean(
+        cls,
+        examples: int,
+        mean: _Floats,
+        goal: _Floats,
+        squares: _Floats,
+        rows: _Floats,
+        targets: _Floats,
+    ) -> Fold:
+        """Return what `centred` took apart."""
+        whole = np.zeros((len(rows) + 1, len(mean) + 1))
+        whole[0, :-1], whole[0, -1], whole[1:, :-1] = mean, 1.0, rows
+        whole[0] *= np.sqrt(examples)
+        return cls(whole, np.vstack([goal * np.sqrt(examples), targets]), squares)
+
+    @cached_property
+    def num_examples(self) -> float:
+        """How many examples they are over, which weights make any number."""
+        return float((self.rows[:, -1] ** 2).sum())
+
+    @property
+    def unexplained(self) -> float:
+        """Squared targets that no linear layer can explain, since the rows are fewer than the examples."""
+        return max(float(self.squares.sum() - (self.targets**2).sum()), 0.0)
+
+    def centred(self) -> tuple[_Floats, _Floats, _Floats, _Floats]:
+        """Return means of features and targets, and rows and targets about these, no more than there are features.
+
+        They are a triangular factor, which depends on the sums alone.
+        """
+        constant, examples = self.rows[:, -1], self.num_examples
+        mean = constant @ self.rows[:, :-1] / examples
+        goal = constant @ self.targets / examples
+        turn, rows = np.linalg.qr(self.rows[:, :-1] - np.outer(constant, mean))
+        return mean, goal, rows, turn.T @ (self.targets - np.outer(constant, goal))
+
+    def times(self, share: float) -> Fold:
+        """Return them as if each example counted so much."""
+        root = np.sqrt(share)
+        return Fold(root * self.rows, root * self.targets, share * self.squares)
+
+    def __add__(self, other: Fold) -> Fold:
+        """Return the sums of both."""
+        return Fold(
+            np.vstack([self.rows, other.rows]),
+            np.vstack([self.targets, other.targets]),
+            self.squares + other.squares,
+        )

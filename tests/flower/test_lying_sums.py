@@ -1,0 +1,213 @@
+"""One or two of ten clients lie about their sums: the head is that of the others, and nobody honest is left out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower.instructions import ROUND_ZERO
+from fl_elastic.losses import classification_loss
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.update import Manifest
+from fl_elastic.update.folds import Fold
+from fl_elastic.update.head_sums import HeadSums, encode_head_sums
+
+CLIENTS, CLASSES, INPUTS, FEATURES = 10, 10, 24, 80
+Rows = tuple[torch.Tensor, torch.Tensor]
+Lie = Callable[[nn.Module, Rows], HeadSums]
+
+
+def build() -> nn.Module:
+    """Random features and a head."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(INPUTS, FEATURES), nn.ReLU(), nn.Linear(FEATURES, CLASSES))
+
+
+def examples(count: int, seed: int) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(99)) * 0.8
+    classes = torch.randint(0, CLASSES, (count,), generator=generator)
+    return places[classes] + torch.randn(count, INPUTS, generator=generator), classes
+
+
+TEST = examples(1000, 1)
+
+
+def alike() -> list[Rows]:
+    return [examples(50, 10 + client) for client in range(CLIENTS)]
+
+
+def two_classes() -> list[Rows]:
+    """Each class is held by two of them."""
+    x, y = examples(600, 5)
+    halves = [torch.nonzero(y == label).flatten().chunk(2) for label in range(CLASSES)]
+    rows = [torch.cat([halves[c][0], halves[(c + 1) % CLASSES][1]]) for c in range(CLIENTS)]
+    return [(x[each], y[each]) for each in rows]
+
+
+def one_class() -> list[Rows]:
+    x, y = examples(600, 6)
+    return [(x[y == label], y[y == label]) for label in range(CLASSES)]
+
+
+def unequal_sizes() -> list[Rows]:
+    return [examples(12 * (1 + client), 30 + client) for client in range(CLIENTS)]
+
+
+def one_has_a_class_alone() -> list[Rows]:
+    x, y = examples(600, 7)
+    rows = torch.nonzero(y != 0).flatten()
+    return [*((x[each], y[each]) for each in rows.chunk(CLIENTS - 1)), (x[y == 0], y[y == 0])]
+
+
+def sums(model: nn.Module, rows: Rows) -> HeadSums:
+    return head_sums(model, [rows], together=8)
+
+
+def rolled(rows: Rows) -> Rows:
+    return rows[0], (rows[1] + 1) % CLASSES
+
+
+def larger(found: HeadSums, factor: float) -> HeadSums:
+    by = np.append(np.full(len(found.products) - 1, factor), 1.0)
+    folds = tuple(Fold(each.rows * by, each.targets, each.squares) for each in found.folds)
+    return HeadSums(
+        found.weight, found.products * np.outer(by, by), found.targets * by[:, None], found.squares, True, folds
+    )  # fmt: skip
+
+
+def uncorrelated(model: nn.Module, rows: Rows) -> HeadSums:
+    """Each feature tells the class, and none has to do with another."""
+    honest = sums(model, rows)
+    n, d = float(honest.num_examples), FEATURES
+    own = np.diag(honest.products)[:-1] / n
+    products = np.zeros((d + 1, d + 1))
+    products[:-1, :-1], products[-1, -1] = np.diag(own * n), n
+    targets = np.zeros_like(honest.targets)
+    targets[-1] = honest.targets[-1]
+    spread = np.maximum(honest.squares - targets[-1] ** 2 / n, 0.0)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (d, CLASSES))
+    targets[:-1] = 0.9 * signs * np.sqrt(np.outer(own * n, spread))
+    return HeadSums(honest.weight, products, targets, honest.squares, True)
+
+
+LIES: dict[str, Lie] = {
+    "uncorrelated": uncorrelated,
+    "uncorrelated, ten times the examples": lambda model, rows: uncorrelated(model, rows).times(10),
+    "rolled": lambda model, rows: sums(model, rolled(rows)),
+    "rolled, ten times": lambda model, rows: sums(model, rolled(rows)).times(10),
+    "rolled, larger": lambda model, rows: larger(sums(model, rolled(rows)), 10**0.5),
+    "rolled, larger, ten times": lambda model, rows: larger(
+        sums(model, rolled(rows)), 10**0.5
+    ).times(10),
+    "rolled, without folds": lambda model, rows: sums(model, rolled(rows)).without_folds(),
+    "rolled, smaller": lambda model, rows: larger(sums(model, rolled(rows)), 0.4),
+    "by chance": lambda model, rows: sums(model, (rows[0], rows[1][torch.randperm(len(rows[1]))])),
+    "one class": lambda model, rows: sums(model, (rows[0], torch.zeros_like(rows[1]))).times(10),
+}  # fmt: skip
+
+
+def fleet(
+    parts: list[Rows], lies: Mapping[int, Lie], *, later: bool = False, rounds: int = 0
+) -> list[float]:
+    """Accuracy in percent before the first round and after each; ``lies`` is by node, from 1 on."""
+    manifest, asked = Manifest.of(build()), dict.fromkeys(lies, 0)
+
+    class Client(ElasticClient):
+        node = 0
+
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            packed, count, metrics = super().fit(parameters, config)
+            if config.get(ROUND_ZERO) and self.node in lies:
+                asked[self.node] += 1
+                if not later or asked[self.node] > 1:
+                    told = lies[self.node](self.model, parts[self.node - 1])
+                    packed = [np.frombuffer(encode_head_sums(told, manifest), np.uint8)]
+                    count = told.num_examples
+            return packed, count, metrics
+
+    def client(node: int) -> ElasticClient:
+        one = Client(
+            build(), list(zip(*(each.split(25) for each in parts[node - 1]), strict=True)), [TEST],
+            budget=Budget(), loss_fn=classification_loss, optimizer_fn=plain_sgd, policy="full",
+        )  # fmt: skip
+        one.node = node
+        return one
+
+    seen: list[float] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = build()
+        weights = {n: torch.from_numpy(np.array(each)) for n, each in as_weights(arrays).items()}
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            seen.append(100 * float((model(TEST[0]).argmax(dim=1) == TEST[1]).float().mean()))
+        return MetricRecord({"accuracy": seen[-1]})
+
+    strategy = PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=1))
+    apps = {n: elastic_client_app(lambda _, n=n: client(n)) for n in range(1, len(parts) + 1)}
+    run(strategy, apps, arrays_of(build()), rounds, evaluate_fn=evaluate)
+    return seen
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+@pytest.mark.parametrize("lie", LIES)
+def test_one_or_two_liars_of_ten_cost_less_than_two_points(lie: str, liars: int) -> None:
+    (clean,) = fleet(alike()[liars:], {})
+    (found,) = fleet(alike(), dict.fromkeys(range(1, liars + 1), LIES[lie]))
+    assert clean > 85 and found > clean - 2
+
+
+@pytest.mark.parametrize("lie", ["uncorrelated", "rolled, larger, ten times", "one class"])
+def test_liars_in_later_sums_cost_less_than_two_points(lie: str) -> None:
+    clean = fleet(alike()[2:], {}, rounds=3)
+    found = fleet(alike(), dict.fromkeys((1, 2), LIES[lie]), later=True, rounds=3)
+    assert all(one > other - 2 for one, other in zip(found, clean, strict=True))
+
+
+def test_who_lies_once_sets_no_standard_for_the_rounds_after(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "fl_elastic")
+    asked: list[int] = []
+
+    def once(model: nn.Module, rows: Rows) -> HeadSums:
+        asked.append(1)
+        return (sums if len(asked) > 1 else LIES["uncorrelated"])(model, rows)
+
+    found = fleet(alike(), {1: once}, rounds=3)
+    assert min(found) > fleet(alike()[1:], {})[0] - 2
+    assert len(asked) == 4 and "spoils" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "parts", [alike, two_classes, one_class, unequal_sizes, one_has_a_class_alone]
+)
+def test_honest_clients_are_not_left_out_however_unlike_they_are(
+    parts: Callable[[], list[Rows]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fl_elastic")
+    found = fleet(parts(), {})
+    assert found[0] > 85
+    assert "left out" not in caplog.text
+    assert re.findall(r"examples of (\d+) clients", caplog.text) == ["10"]
+
+
+def test_a_liar_about_classes_of_which_others_know_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (clean,) = fleet(two_classes(), {})
+    caplog.clear()
+    (found,) = fleet(two_classes(), {4: LIES["rolled"]})
+    assert found > clean - 2 and "node 4 is left out: with its sums" in caplog.text
