@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
+from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, ElasticError
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, step_memory
+from fl_elastic.testing.probes import Snapshot, made_up_training
 from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.subjects import Check, instance_of, require
+from fl_elastic.training import ElasticTrainer
 
 __all__ = ["policy_checks"]
 
@@ -42,6 +46,7 @@ def policy_checks() -> list[Check]:
         check_plan_survives_worthless_groups,
         check_plan_of_a_single_group_trains_it,
         check_request_is_left_as_it_was,
+        check_a_fit_leaves_what_is_not_its_own,
     ]
 
 
@@ -158,6 +163,21 @@ def check_plan_of_a_single_group_trains_it(subject: Subject) -> None:
         require(
             instance_of(subject).plan(request).mask.tolist() == [True], "the only group is left out"
         )
+
+
+def check_a_fit_leaves_what_is_not_its_own(subject: Subject) -> None:
+    """Check that a fit, or its refusal, leaves hooks, attributes, classes and flags as they were."""
+    for optimizer in ("sgd", "adam"):
+        training = made_up_training(optimizer)
+        trainer = ElasticTrainer(
+            training.model, nn.functional.cross_entropy, training.optimizer_fn,
+            budget=Budget(speedup=1.5), policy=instance_of(subject),
+        )  # fmt: skip
+        before = Snapshot(training.model)
+        with contextlib.suppress(ElasticError):
+            trainer.fit(training.batches)
+        changed = before.foreign()
+        require(not changed, f"a fit changed {changed[:3]}")
 
 
 def check_request_is_left_as_it_was(subject: Subject) -> None:

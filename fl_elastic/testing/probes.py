@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, tensor_groups
@@ -100,7 +102,9 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
 
 
 class Snapshot:
-    """Everything that a probe must leave as it was: model, modes, gradients, optimiser, randomness.
+    """Everything that a probe must leave as it was: model, gradients, optimiser, randomness, what is torch's.
+
+    A fit changes weights, state and randomness; all else is to be as it was after a fit as well, see `foreign`.
 
     Examples
     --------
@@ -115,6 +119,7 @@ class Snapshot:
         self._model = model
         self._optimizer = optimizer
         self._before = self._take()
+        self._surroundings = _foreign(model, optimizer)
 
     def differences(self) -> list[str]:
         """Return what has changed since, by name; bit for bit."""
@@ -122,8 +127,25 @@ class Snapshot:
         names = [*self._before, *(name for name in now if name not in self._before)]
         return [name for name in names if self._before.get(name) != now.get(name)]
 
+    def foreign(self) -> list[str]:
+        """Return what has changed of objects that are the user's or torch's, besides what training changes.
+
+        These are hooks, attributes, classes and flags of modules and parameters, attributes of the optimiser,
+        methods of its class and of torch's own, and settings of the process.
+
+        Examples
+        --------
+        >>> training = made_up_training()
+        >>> before = Snapshot(training.model)
+        >>> training.model.note = 1
+        >>> before.foreign()
+        ['attributes of the model']
+        """
+        now = _foreign(self._model, self._optimizer)
+        return [name for name, value in self._surroundings.items() if now.get(name) != value]
+
     def _take(self) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
+        seen: dict[str, Any] = dict(_foreign(self._model, self._optimizer))
         for name, parameter in self._model.named_parameters():
             seen[f"weight {name}"] = _bits(parameter)
             seen[f"gradient of {name}"] = None if parameter.grad is None else _bits(parameter.grad)
@@ -140,6 +162,33 @@ class Snapshot:
         kind, keys, *position = np.random.get_state(legacy=True)
         seen["numpy's random state"] = (kind, np.asarray(keys).tobytes(), *position)
         return seen
+
+
+def _foreign(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Return what no fit is to change, by name: what it is, and not what it holds."""
+    seen: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        of = name or "the model"
+        hooks = {key: list(each) for key, each in vars(module).items() if key.endswith("_hooks")}
+        seen[f"class of {of}"] = type(module)
+        seen[f"attributes of {of}"] = sorted(vars(module))
+        seen[f"hooks of {of}"] = hooks
+        seen[f"methods of {of}"] = dict(vars(type(module)))
+    for name, parameter in model.named_parameters():
+        seen[f"flag of {name}"] = parameter.requires_grad
+        seen[f"attributes of {name}"] = sorted(vars(parameter))
+        seen[f"hooks of {name}"] = parameter._backward_hooks
+    kinds = [nn.Module, torch.optim.Optimizer, torch.optim.SGD, torch.optim.Adam, torch.Tensor]
+    if optimizer is not None:
+        seen["attributes of the optimiser"] = sorted(vars(optimizer))
+        kinds += type(optimizer).__mro__[:-1]
+    for kind in kinds:
+        seen[f"methods of {kind.__name__}"] = dict(vars(kind))
+    seen["torch's checkpoints"] = vars(torch.utils.checkpoint).get("_checkpoint_hook")
+    seen["settings of the process"] = (
+        gc.isenabled(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype(),
+    )  # fmt: skip
+    return seen
 
 
 def _bits(tensor: Tensor) -> tuple[Any, ...]:

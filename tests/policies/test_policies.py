@@ -52,8 +52,8 @@ def mask_of(policy: str, request: PlanRequest) -> NDArray[np.bool_]:
 
 def test_the_registered_policies_are_all_checked() -> None:
     assert policies() == NAMES
-    assert len(policy_checks()) == 11
-    assert len({name_of(check) for check in policy_checks()}) == 11
+    assert len(policy_checks()) == 12
+    assert len({name_of(check) for check in policy_checks()}) == 12
 
 
 @pytest.mark.parametrize("check", policy_checks(), ids=name_of)

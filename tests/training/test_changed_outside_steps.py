@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import ElasticError, TrainingError
 from fl_elastic.profiling import profile_model
+from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
 from fl_elastic.update import Manifest
 
@@ -375,3 +377,53 @@ def test_a_layer_that_is_frozen_or_exchanged_between_two_fits_is_what_it_is_now(
     model[4] = nn.Linear(8, 5)
     trainer.fit(data())
     assert trainer.update().deltas["4.weight"].shape == (5, 8)
+
+
+@pytest.mark.parametrize("kind", ["sgd", *OPTIMIZERS])
+@pytest.mark.parametrize("policy", ["elastic", "full", "tinytrain", "sparse_update", "neq"])
+@pytest.mark.parametrize("budget", [Budget(), Budget(memory=2e5), Budget(speedup=1.5)])
+def test_nothing_of_the_users_or_torchs_is_another_after_a_fit(
+    kind: str, policy: str, budget: Budget
+) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3),
+    )  # fmt: skip
+    model.register_forward_hook(lambda *_: None)
+    torch.manual_seed(9)
+    batches = [(torch.randn(6, 3, 12, 12), torch.randint(3, (6,))) for _ in range(4)]
+    optimizer = OPTIMIZERS.get(kind, sgd)(model.parameters())
+    before = Snapshot(model, optimizer)
+    trainer = ElasticTrainer(
+        model, cross_entropy, lambda _: optimizer, budget=budget, policy=policy
+    )
+    with contextlib.suppress(ElasticError):
+        trainer.fit(batches)
+        trainer.fit(batches)
+    assert before.foreign() == []
+    with contextlib.suppress(ElasticError):
+        trainer.fit([*batches, (torch.full((6, 3, 12, 12), torch.nan), batches[0][1])])
+    assert before.foreign() == []
+
+
+def test_what_is_changed_of_the_users_or_torchs_is_seen() -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    ways: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+        "hooks of 2": lambda _: model[2].register_forward_hook(lambda *_: None),
+        "attributes of 0": lambda patch: patch.setattr(model[0], "note", 1, raising=False),
+        "class of 1": lambda patch: patch.setattr(model[1], "__class__", nn.Tanh),
+        "methods of Optimizer": lambda patch: patch.setattr(
+            torch.optim.Optimizer, "note", 1, raising=False
+        ),
+        "methods of SGD": lambda patch: patch.setattr(torch.optim.SGD, "step", lambda *_: None),
+        "flag of 0.weight": lambda _: model[0].weight.requires_grad_(False),
+        "attributes of the optimiser": lambda patch: patch.setattr(
+            optimizer, "step", lambda: None, raising=False
+        ),
+    }
+    for name, change in ways.items():
+        before = Snapshot(model, optimizer)
+        with pytest.MonkeyPatch.context() as patch:
+            change(patch)
+            assert name in before.foreign()
