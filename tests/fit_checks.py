@@ -129,7 +129,8 @@ def trained_by_plans(
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(flags[name])
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    state = model.state_dict().items()
+    weights = {name: each.detach().clone() for name, each in state if isinstance(each, Tensor)}
     return Reference(weights, {n: c for n, c in counts.items() if c}, tuple(losses), dict(moves))
 
 

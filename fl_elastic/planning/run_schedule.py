@@ -95,7 +95,7 @@ def run_schedule(profile: CostProfile, length: RunLength) -> list[RunAtCut]:
 
 def _at_cut(profile: CostProfile, length: RunLength, above: int, place: int | None) -> RunAtCut:
     groups = profile.graph.groups
-    batch = profile.key.batch_shape[0]
+    batch = profile.key.rows
     steps = length.epochs * math.ceil(length.examples / batch)
     full = profile.full_step_seconds
     first_pass = kept = 0.0

@@ -93,6 +93,11 @@ class ProfileKey:
     torch_version: str
     optimizer: str = ""
 
+    @property
+    def rows(self) -> int:
+        """Rows of a batch; one where the inputs are an object, as of graphs, which has no shape."""
+        return max([1, *self.batch_shape[:1]])
+
     def differences(self, other: ProfileKey) -> list[str]:
         """Return one phrase per field in which two keys differ."""
         mine, theirs = asdict(self), asdict(other)

@@ -435,7 +435,7 @@ class Fit:
         if forward is None or not forward.lasts:
             return
         examples = forward.computed - computed
-        locked, batch = forward.locked_groups or 0, max(self.profile.key.batch_shape[0], 1)
+        locked, batch = forward.locked_groups or 0, self.profile.key.rows
         seconds = examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch
         self.log.predicted_seconds += seconds
         self.control.predicted += seconds

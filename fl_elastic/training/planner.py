@@ -217,7 +217,7 @@ class Planner:
         if self.policy.modes:
             takes_examples.append(self.channel_score.by_example)
         costs = self._known_costs()
-        examples = max(costs.key.batch_shape[:1] or (1,))
+        examples = costs.key.rows
         passes = self.batches_needed + examples * any(takes_examples)
         return passes * costs.full_step_seconds > _HALF * deadline
 

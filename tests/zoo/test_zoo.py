@@ -45,6 +45,7 @@ _MODULES = {
         "fcos_detects": _NO_SCORES,
         "ssdlite_detects": _NO_SCORES,
     },
+    "unusual_models": {},
     "timm_models": {"timm_deit_distilled": _NO_LINEAR, "timm_levit": _NO_LINEAR},
     "adapted_models": dict.fromkeys(
         (
@@ -60,6 +61,7 @@ _SAMPLE = {
     "vision_models": ("faster_rcnn_detects",),
     "timm_models": ("timm_vit",),
     "adapted_models": ("lora_on_llama",),
+    "unusual_models": ("packed_sequences", "graphs_as_objects", "renamed_state"),
 }
 
 

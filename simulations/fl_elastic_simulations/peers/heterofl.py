@@ -142,7 +142,7 @@ def _narrow_step_seconds(
     task: LocalTask, layers: Sequence[LayerChannels], rate: float, first: Batch
 ) -> float:
     """Return the measured seconds of a step at this rate, for batches of the profile's size."""
-    batch = _of_size(first, task.profile.key.batch_shape[0])
+    batch = _of_size(first, task.profile.key.rows)
     case = str(task.model), rate, batch_shape(batch)
     if case not in _SECONDS:
         narrow = narrow_model(task.model, layers, rate)
