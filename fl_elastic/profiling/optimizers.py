@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "made_by",
     "moves_by_gradient",
     "parts_of",
+    "refusing_closures",
     "shadow_of",
     "undriven",
 ]
@@ -72,10 +74,7 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
         )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TrainingError(
-            f"{type(made).__name__} evaluates the loss several times a step, which a plan cannot price: "
-            "use an optimiser whose step needs no closure, such as SGD or Adam"
-        )
+        raise _needs_closure(made)
     missing = undriven(made, model)
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
@@ -84,6 +83,24 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
             "all the parameters that optimizer_fn is given; set requires_grad=False on what shall stay as it is"
         )
     return made
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> TrainingError:
+    return TrainingError(
+        f"{type(optimizer).__name__} evaluates the loss several times a step, which a plan cannot price: "
+        "use an optimiser whose step needs no closure, such as SGD or Adam"
+    )
+
+
+@contextmanager
+def refusing_closures(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Turn what an optimiser says that is called without the closure that it needs into a TrainingError."""
+    try:
+        yield
+    except Exception as error:
+        if "closure" in f"{type(error).__name__} {error}".lower():
+            raise _needs_closure(optimizer) from error
+        raise
 
 
 def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:

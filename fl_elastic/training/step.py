@@ -16,7 +16,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by, undriven
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by, refusing_closures, undriven
 from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.frozen import ChannelGuard, StillThroughSteps
 from fl_elastic.training.step_importance import StepImportance
@@ -203,7 +203,8 @@ class TrainingStep:
         started = self.clock() if timed else 0.0
         if self._still is not None:
             self._still.remember()
-        optimizer.step()
+        with refusing_closures(optimizer):
+            optimizer.step()
         if self._still is not None:
             self._still.put_back()
         if timed:

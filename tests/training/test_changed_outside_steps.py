@@ -78,6 +78,24 @@ def test_any_optimiser_trains_what_the_plan_says_and_nothing_else(kind: str, pol
     by_hand(net(), OPTIMIZERS[kind], data())
 
 
+def test_an_optimiser_that_only_says_in_its_step_that_it_needs_a_closure_is_refused() -> None:
+    class Sharp(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if closure is None:
+                raise RuntimeError("Sharp requires closure.")
+            return super().step(closure)
+
+    model = net()
+    start = state_of(model)
+    trainer = ElasticTrainer(
+        model, cross_entropy, lambda p: Sharp(p, lr=0.1), budget=Budget(), policy="full"
+    )
+    with pytest.raises(TrainingError, match="Sharp evaluates the loss several times a step"):
+        trainer.fit(data())
+    for name, value in start.items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_fit_that_fails_leaves_any_optimiser_as_it_was(kind: str) -> None:
     """Going on after a failure ends where going on without it does."""
