@@ -218,8 +218,8 @@ def test_aggregation_needs_only_numpy() -> None:
 
 STANDARD_LIBRARY = {
     "abc", "base64", "bisect", "ctypes", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
-    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "os",
-    "pathlib", "platform", "random",
+    "functools", "gc", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers",
+    "operator", "os", "pathlib", "platform", "random",
     "re", "statistics", "tempfile", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
 }  # fmt: skip
 

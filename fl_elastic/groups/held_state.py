@@ -105,8 +105,8 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
         if len(some) <= moving[shape] or len(some) * some[0].nbytes <= _SMALL
         for each in some
     ]
-    scaled = [
-        module.weight
+    scaled: list[nn.Parameter] = [
+        module.weight  # type: ignore[misc]
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
     ]

@@ -22,9 +22,11 @@ __all__ = [
     "NormWithStatistics",
     "OperationMode",
     "called_hooks",
+    "checkpoint_hook",
     "checkpointed_parts",
     "compiled_parts",
     "has_hooks",
+    "hooked",
     "named_arguments",
     "next_number",
     "no_view",
@@ -92,6 +94,16 @@ def called_hooks(module: nn.Module) -> bool:
         module._backward_pre_hooks,
     )
     return any(hooks)
+
+
+def hooked(tensor: Tensor) -> tuple[int, ...]:
+    """Return what tells the hooks on a tensor's gradient from others."""
+    return tuple(tensor._backward_hooks or ())
+
+
+def checkpoint_hook() -> object:
+    """Return what torch calls for each part that is checkpointed, None if it has no such function."""
+    return getattr(torch.utils.checkpoint, _CHECKPOINT_HOOK, None)
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -167,10 +167,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     # As where ``data`` was exchanged: views of it show what it was.
                     buffer.data = memory
                 buffer.copy_(before)
-        for own, before in left:
-            own.clear()
-            for name, (value, content) in before.items():
-                own[name] = value
+        for noted, earlier in left:
+            noted.clear()
+            for name, (value, content) in earlier.items():
+                noted[name] = value
                 put_content_back(value, content)
         for parameter, gradient, flag in zip(parameters, gradients, trainable, strict=True):
             parameter.requires_grad_(flag)

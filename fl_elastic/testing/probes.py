@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, tensor_groups
+from fl_elastic.groups.torch_private import checkpoint_hook, hooked
 from fl_elastic.importance import Probe
 from fl_elastic.profiling.optimizers import OptimizerFn, shadow_of
 
@@ -177,14 +177,14 @@ def _foreign(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
     for name, parameter in model.named_parameters():
         seen[f"flag of {name}"] = parameter.requires_grad
         seen[f"attributes of {name}"] = sorted(vars(parameter))
-        seen[f"hooks of {name}"] = parameter._backward_hooks
+        seen[f"hooks of {name}"] = hooked(parameter)
     kinds = [nn.Module, torch.optim.Optimizer, torch.optim.SGD, torch.optim.Adam, torch.Tensor]
     if optimizer is not None:
         seen["attributes of the optimiser"] = sorted(vars(optimizer))
         kinds += type(optimizer).__mro__[:-1]
     for kind in kinds:
         seen[f"methods of {kind.__name__}"] = dict(vars(kind))
-    seen["torch's checkpoints"] = vars(torch.utils.checkpoint).get("_checkpoint_hook")
+    seen["torch's checkpoints"] = checkpoint_hook()
     seen["settings of the process"] = (
         gc.isenabled(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype(),
     )  # fmt: skip

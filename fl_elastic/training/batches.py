@@ -20,6 +20,7 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.clock import Clock
 
 __all__ = [
+    "NO_BATCH",
     "READ_ONCE",
     "Epochs",
     "LoaderSize",
@@ -59,7 +60,7 @@ class LoaderSize:
 READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
-_NO_BATCH = (
+NO_BATCH = (
     "the loader gave no batch, or none with an example: check the client's data and batch size"
 )
 _MOST_BATCHES = 1_000_000
@@ -83,7 +84,7 @@ def first_batches(
     given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
-        raise TrainingError(_NO_BATCH)
+        raise TrainingError(NO_BATCH)
     return batches
 
 
@@ -163,13 +164,15 @@ def loader_size(
                 "for example with itertools.islice in a re-iterable, or give the dataset a __len__"
             )
         return LoaderSize(sum(1 for size in sizes if size), sum(sizes))
-    examples = getattr(loader, "dataset_size", None)
+    examples: int | None = getattr(loader, "dataset_size", None)
     if examples is None and count_examples is None:
         examples = drawn_examples(loader, batches)
     if examples is None:
-        most = _to_draw_from(loader)
+        drawn_from = _to_draw_from(loader)
         guessed = batches * _size_of(first, count_examples)
-        return LoaderSize(batches, min(guessed, most or guessed), known=False, most=most)
+        return LoaderSize(
+            batches, min(guessed, drawn_from or guessed), known=False, most=drawn_from
+        )
     return LoaderSize(batches, int(examples))
 
 
@@ -257,7 +260,7 @@ class Epochs(Iterator[Batch]):
         """
         self._ahead.extend(islice(self._read, max(count - len(self._ahead), 0)))
         if not self._ahead:
-            raise TrainingError(_NO_BATCH)
+            raise TrainingError(NO_BATCH)
         return list(islice(self._ahead, count))
 
     def __iter__(self) -> Iterator[Batch]:

@@ -26,6 +26,7 @@ from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.batches import NO_BATCH
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
@@ -203,7 +204,7 @@ class _Gathered:
         if self._waiting:
             self._add_up()
         if self._sums is None or self._kind is None:
-            raise TrainingError("the loader gave no batch: check the client's data")
+            raise TrainingError(NO_BATCH)
         names = ModelState.of(model).names
         layer, classes = self._kind
         own = {id(each) for each in model.parameters()} & names.keys()
