@@ -19,6 +19,7 @@ __all__ = [
     "OptimizerFn",
     "adds_noise",
     "alike",
+    "check_callable",
     "made_by",
     "moves_by_gradient",
     "parts_of",
@@ -54,11 +55,7 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
     >>> [group["lr"] for group in made.param_groups]
     [0.1, 0.01]
     """
-    if not callable(optimizer_fn):
-        raise TrainingError(
-            f"optimizer_fn is a {type(optimizer_fn).__name__}, not a function: give one that makes the optimiser, "
-            "such as lambda parameters: torch.optim.SGD(parameters, lr=0.01)"
-        )
+    check_callable(optimizer_fn)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     given: Any = named if _wants_names(optimizer_fn) else [each for _, each in named]
     made: object = optimizer_fn(given)
@@ -108,6 +105,15 @@ def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
     driven = {id(each) for group in optimizer.param_groups for each in group["params"]}
     named = model.named_parameters()
     return [name for name, each in named if each.requires_grad and id(each) not in driven]
+
+
+def check_callable(optimizer_fn: object) -> None:
+    """Raise TrainingError for an optimiser in the place of what makes one, and for anything else that makes none."""
+    if not callable(optimizer_fn):
+        raise TrainingError(
+            f"optimizer_fn of type {type(optimizer_fn).__name__} cannot be called: give a function, such as "
+            "lambda p: torch.optim.SGD(p, lr=0.1)"
+        )
 
 
 def _wants_names(optimizer_fn: OptimizerFn) -> bool:

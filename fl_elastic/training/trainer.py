@@ -26,7 +26,12 @@ from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, moves_by_gradient
+from fl_elastic.profiling.optimizers import (
+    OptimizerFn,
+    adds_noise,
+    check_callable,
+    moves_by_gradient,
+)
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import (
     READ_ONCE,
@@ -439,16 +444,11 @@ def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget:
         If not: a class in place of an object, an optimiser in place of what makes one, a number as a budget.
     """
     uncompiled(model)
-    for name, given in (("loss_fn", loss_fn), ("optimizer_fn", optimizer_fn)):
-        if not callable(given):
-            example = (
-                "lambda p: torch.optim.SGD(p, lr=0.1)"
-                if name == "optimizer_fn"
-                else "cross_entropy"
-            )
-            raise TrainingError(
-                f"{name} {_seen(given)} cannot be called: give a function, such as {example}"
-            )
+    if not callable(loss_fn):
+        raise TrainingError(
+            f"loss_fn {_seen(loss_fn)} cannot be called: give a function, such as cross_entropy"
+        )
+    check_callable(optimizer_fn)
     if isinstance(loss_fn, type):
         raise TrainingError(f"loss_fn {_seen(loss_fn)} is no function{_made(loss_fn)}")
     if not isinstance(budget, Budget):

@@ -207,5 +207,5 @@ def test_mixed_precision_and_checkpointing_train_by_every_policy(
 def test_an_optimizer_in_the_place_of_what_makes_one_is_refused() -> None:
     model = conv_net()
     made: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TrainingError, match="optimizer_fn is a SGD, not a function"):
+    with pytest.raises(TrainingError, match="optimizer_fn of type SGD cannot be called"):
         ElasticTrainer(model, loss_fn, made, budget=Budget()).fit(images(2))
