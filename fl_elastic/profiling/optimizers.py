@@ -108,7 +108,7 @@ def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
 
 
 def check_callable(optimizer_fn: object) -> None:
-    """Raise TrainingError for an optimiser in the place of what makes one, and for anything else that makes none."""
+    """Raise TrainingError for an optimiser in the place of what makes one, or anything else that makes none."""
     if not callable(optimizer_fn):
         raise TrainingError(
             f"optimizer_fn of type {type(optimizer_fn).__name__} cannot be called: give a function, such as "
