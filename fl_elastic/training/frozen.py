@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.torch_private import NormWithStatistics, spared_group_norms
-from fl_elastic.groups.trainable import flags_kept
+from fl_elastic.groups.trainable import flags_kept, trainable
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.optimizers import moves_by_gradient
 
@@ -258,16 +258,19 @@ class StillThroughSteps:
     ----------
     anything_moves : bool
         Whether a step may move what has no gradient.
+    still : list of Parameter
+        What is put back: of what the optimiser may know, so not a base that its owner has frozen.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
         trained = {id(model.get_parameter(name)) for name in plan.trained_parameters}
         self.anything_moves = not moves_by_gradient(optimizer)
-        self._still = (
-            [each for each in model.parameters() if id(each) not in trained]
-            if self.anything_moves
-            else []
-        )
+        driven = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.still = [
+            each
+            for each in (model.parameters() if self.anything_moves else ())
+            if id(each) not in trained and (id(each) in driven or trainable(each))
+        ]
         self._values: list[Tensor] = []
         self._within = 0
 
@@ -275,13 +278,13 @@ class StillThroughSteps:
     def remember(self) -> None:
         """Copy what is to stay, before a step; a step may take another one, as that of a class derived from it."""
         if not self._within:
-            self._values = [each.detach().clone() for each in self._still]
+            self._values = [each.detach().clone() for each in self.still]
         self._within += 1
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Put back what a step has moved."""
-        for parameter, value in zip(self._still, self._values, strict=True):
+        for parameter, value in zip(self.still, self._values, strict=True):
             if not torch.equal(parameter, value):
                 parameter.copy_(value)
             parameter.grad = None

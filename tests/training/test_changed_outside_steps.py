@@ -18,6 +18,7 @@ from fl_elastic.errors import ElasticError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
+from fl_elastic.training.frozen import StillThroughSteps
 from fl_elastic.update import Manifest
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -76,6 +77,18 @@ def test_any_optimiser_trains_what_the_plan_says_and_nothing_else(kind: str, pol
     # A class that a fit has changed would fail in the user's own loop from then on.
     assert step == (torch.optim.Optimizer.step, type(OPTIMIZERS[kind](twin.parameters())).step)
     by_hand(net(), OPTIMIZERS[kind], data())
+
+
+def test_a_base_that_its_owner_has_frozen_is_not_copied_for_any_optimiser() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    plan = plan_for(model, cross_entropy, data(), budget=Budget(), policy="head")
+    for parameters in (model[2:].parameters(), model.parameters()):
+        optimizer = OPTIMIZERS["zealous"](parameters)
+        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        still = StillThroughSteps(model, plan, optimizer).still
+        assert {id(each) for each in still} == known - {id(each) for each in model[4].parameters()}
+    assert not StillThroughSteps(model, plan, sgd(model.parameters())).still
 
 
 def test_an_optimiser_that_only_says_in_its_step_that_it_needs_a_closure_is_refused() -> None:
