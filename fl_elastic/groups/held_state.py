@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,9 @@ __all__ = ["Attributes", "content_of", "followers", "put_content_back"]
 # Bytes of all parameters of one shape.
 _SMALL = 1 << 20
 # Methods that an instance has in place of its class's, as while a part of a model runs another way, are no state.
+# Containers in containers, and objects in them, that are looked into.
+_DEPTH = 4
+_NOTHING = (bool, int, float, str, bytes, nn.Parameter, nn.Module)
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
 
 
@@ -25,7 +30,7 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
 class Attributes:
     """Copies of what modules hold in plain attributes, as recurrent models hold the state of the batch before.
 
-    Tensors, arrays and plain containers of them are copied; of any other object it is known which one it was.
+    What `content_of` knows how to copy is copied; of any other object it is known which one it was.
     Parameters, buffers, modules and hooks are none of these.
 
     Examples
@@ -117,22 +122,30 @@ def _own(module: nn.Module) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in vars(module).items() if name not in _OF_TORCH]
 
 
-def content_of(value: Any) -> Any:
-    """Return a copy of what a tensor, an array or a plain container of them holds; None for any other object.
+def content_of(value: Any, depth: int = _DEPTH) -> Any:
+    """Return a copy of what a value holds; None for an object that holds nothing which could change.
 
-    Parameters are other objects: who holds one in a list does not own it.
+    Tensors, arrays, generators of random numbers, plain containers, and objects with such attributes have content.
+    Parameters and modules are other objects: who holds one in a list does not own it.
     """
-    if isinstance(value, nn.Parameter):
+    if value is None or isinstance(value, _NOTHING):
+        return None
+    if type(value) is tuple and all(type(each) is int for each in value):
+        # Kernels, strides and other sizes: a model has hundreds of them.
         return None
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
-    if isinstance(value, Mapping):
-        return {key: (each, content_of(each)) for key, each in value.items()}
-    if isinstance(value, (list, tuple, deque)):
-        return [(each, content_of(each)) for each in value]
-    return None
+    state = _state_of_generator(value)
+    if state is not None:
+        return state
+    held = _held_by(value)
+    if held is None or not depth:
+        return None
+    if isinstance(held, Mapping):
+        return {key: (each, content_of(each, depth - 1)) for key, each in held.items()}
+    return [(each, content_of(each, depth - 1)) for each in held]
 
 
 def put_content_back(value: Any, copied: Any) -> None:
@@ -146,19 +159,58 @@ def put_content_back(value: Any, copied: Any) -> None:
             with torch.no_grad():
                 value.copy_(copied)
     elif isinstance(value, np.ndarray):
-        value[...] = copied
-    elif isinstance(value, Mapping):
-        for each, content in copied.values():
+        if not _same(value, copied):
+            value[...] = copied
+    elif isinstance(value, torch.Generator):
+        value.set_state(copied)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = copied
+    elif isinstance(value, random.Random):
+        value.setstate(copied)
+    else:
+        held = _inside(value)
+        pairs = copied.values() if isinstance(copied, dict) else copied
+        for each, content in pairs:
             put_content_back(each, content)
-        if isinstance(value, MutableMapping) and not _same(value, copied):
-            value.clear()
-            value.update({key: each for key, (each, _) in copied.items()})
-    elif isinstance(value, (list, tuple, deque)):
-        for each, content in copied:
-            put_content_back(each, content)
-        if isinstance(value, MutableSequence) and not _same(value, copied):
-            value.clear()
-            value.extend(each for each, _ in copied)
+        if _same(value, copied):
+            return
+        if isinstance(held, MutableMapping):
+            held.clear()
+            held.update({key: each for key, (each, _) in copied.items()})
+        elif isinstance(held, MutableSequence):
+            held.clear()
+            held.extend(each for each, _ in copied)
+
+
+def _state_of_generator(value: Any) -> Any:
+    """Return where a generator of random numbers stands, None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return deepcopy(value.bit_generator.state)
+    return value.getstate() if isinstance(value, random.Random) else None
+
+
+def _inside(value: Any) -> Any:
+    """Return what a container holds, or the attributes of an object."""
+    return value if isinstance(value, (Mapping, list, tuple, deque)) else vars(value)
+
+
+def _held_by(value: Any) -> Any:
+    """Return what a container holds, or the attributes of an object among which are tensors; else None."""
+    if isinstance(value, (Mapping, list, tuple, deque)):
+        return value
+    if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
+        return None
+    attributes = vars(value)
+    inside = [each for one in attributes.values() for each in (one, *_entries(one))]
+    return attributes if any(isinstance(each, Tensor | np.ndarray) for each in inside) else None
+
+
+def _entries(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, deque)) else []
 
 
 def _same(value: Any, copied: Any) -> bool:
@@ -169,13 +221,15 @@ def _same(value: Any, copied: Any) -> bool:
         return value.shape == copied.shape and torch.equal(value.detach(), copied)
     if isinstance(value, np.ndarray):
         return np.array_equal(value, copied)
-    if isinstance(value, Mapping):
-        return value.keys() == copied.keys() and all(
-            value[key] is each and _same(each, content) for key, (each, content) in copied.items()
+    state = _state_of_generator(value)
+    if state is not None:
+        return torch.equal(state, copied) if isinstance(state, Tensor) else bool(state == copied)
+    held = _inside(value)
+    if isinstance(held, Mapping):
+        return held.keys() == copied.keys() and all(
+            held[key] is each and _same(each, content) for key, (each, content) in copied.items()
         )
-    if isinstance(value, (list, tuple, deque)):
-        return len(value) == len(copied) and all(
-            now is each and _same(now, content)
-            for now, (each, content) in zip(value, copied, strict=True)
-        )
-    return True
+    return len(held) == len(copied) and all(
+        now is each and _same(now, content)
+        for now, (each, content) in zip(held, copied, strict=True)
+    )

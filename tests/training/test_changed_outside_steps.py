@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from odd_optimizers import OPTIMIZERS, sgd
@@ -268,6 +271,8 @@ class Recurrent(nn.Module):
         self.cell: Any = nn.LSTM(3, 8) if kind == "pair" else nn.GRU(3, 8)
         self.head = nn.Linear(8, 3)
         self.hidden: Any = [] if kind == "list" else {} if kind == "dict" else None
+        if kind == "object":
+            self.hidden = SimpleNamespace(states=[torch.zeros(1, 6, 8)], seen=0)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -276,6 +281,8 @@ class Recurrent(nn.Module):
             known = self.hidden[-1] if self.hidden else None
         elif self.kind == "dict":
             known = self.hidden.get("state")
+        elif self.kind == "object":
+            known = self.hidden.states[-1]
         if self.kind == "in place" and known is not None:
             # What the way back needs is not written.
             known = known.clone()
@@ -287,6 +294,9 @@ class Recurrent(nn.Module):
             self.hidden.append(state.detach())
         elif self.kind == "dict":
             self.hidden["state"] = state.detach()
+        elif self.kind == "object":
+            self.hidden.states.append(state.detach())
+            self.hidden.seen += 1
         elif self.kind == "in place" and self.hidden is not None:
             self.hidden.copy_(state.detach())
         else:
@@ -295,7 +305,7 @@ class Recurrent(nn.Module):
         return found
 
 
-HELD = ["plain", "pair", "list", "dict", "in place"]
+HELD = ["plain", "pair", "list", "dict", "in place", "object"]
 BUDGETS = {"none": Budget(), "memory": Budget(memory=60_000), "speedup": Budget(speedup=1.3)}
 
 
@@ -334,6 +344,39 @@ def test_a_model_that_has_run_before_is_priced_under_a_memory_budget(kind: str) 
     model(data()[0][0])
     trainer = ElasticTrainer(model, cross_entropy, sgd, budget=BUDGETS["memory"], policy="last_k")
     assert trainer.fit(data()).steps == 5
+
+
+class Noisy(nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.below, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.of_torch = torch.Generator().manual_seed(1)
+        self.of_numpy, self.of_python = np.random.default_rng(1), random.Random(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape[0], 8, generator=self.of_torch)
+        noise += torch.from_numpy(self.of_numpy.normal(size=8)).float() + self.of_python.random()
+        found: Tensor = self.head(torch.relu(self.below(x)) + 0.1 * noise)
+        return found
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic"])
+def test_generators_of_a_models_own_go_on_as_in_a_plain_loop(policy: str) -> None:
+    model, twin = Noisy(), Noisy()
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy=policy)
+    trainer.fit(data())
+    evaluate(model, cross_entropy, data(2))
+    trainer.fit(data())
+    optimizer = sgd(twin.parameters())
+    for x, y in data() * 2:
+        optimizer.zero_grad()
+        cross_entropy(twin(x), y).backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 class RecurrentBelow(nn.Module):
