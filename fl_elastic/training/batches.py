@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
@@ -28,6 +28,7 @@ __all__ = [
     "loader_size",
     "refuse_nothing",
     "says_its_length",
+    "within",
 ]
 
 
@@ -64,6 +65,7 @@ NO_BATCH = (
     "the loader gave no batch, or none with an example: check the client's data and batch size"
 )
 _MOST_BATCHES = 1_000_000
+_T = TypeVar("_T")
 _SHARE_FOR_COUNTING, _LEAST_SHARE = 0.1, 1e-3
 
 
@@ -201,6 +203,26 @@ def _length(loader: Any) -> int | None:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:
         return None
+
+
+def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:
+    """Yield batches, at least one, as long as one more is likely to be read and worked on in that time.
+
+    What one takes is taken to be what the longest took so far.
+
+    Examples
+    --------
+    >>> list(within([1, 2, 3], math.inf)), list(within([1, 2, 3], -1.0))
+    ([1, 2, 3], [1])
+    """
+    started = time.monotonic()
+    until, longest = started + seconds, 0.0
+    for batch in batches:
+        yield batch
+        now = time.monotonic()
+        longest, started = max(longest, now - started), now
+        if now + longest > until:
+            return
 
 
 class Epochs(Iterator[Batch]):

@@ -20,6 +20,7 @@ from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.batches import within
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
 __all__ = [
@@ -85,10 +86,10 @@ def squared_gradients(
             "no parameter of the model requires a gradient: set requires_grad on what shall forget"
         )
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-    examples, device, until = 0, model_device(model), time.monotonic() + seconds
+    examples, device = 0, model_device(model)
     with untouched(model), torch.enable_grad():
         model.eval()
-        for batch in loader:
+        for batch in within(loader, seconds):
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
                 if count > 1:
                     raise TrainingError(
@@ -103,8 +104,6 @@ def squared_gradients(
                     parameters[name].grad = None
                     if longest > 0:
                         sums[name] += (gradient.float() / longest) ** 2
-            if time.monotonic() > until:
-                break
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
     return SquaredGradients({name: each.cpu().numpy() for name, each in sums.items()}, examples)

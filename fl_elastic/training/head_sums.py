@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -26,7 +25,7 @@ from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.batches import NO_BATCH
+from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
@@ -92,11 +91,10 @@ def head_sums(
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
-    until = time.monotonic() + seconds
     model.eval()
     try:
         with torch.no_grad():
-            for given, size in counted(loader):
+            for given, size in within(counted(loader), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
                 if size:
@@ -106,8 +104,6 @@ def head_sums(
                         outputs = call_model(model, inputs, size)
                     layer, features, wanted, classes = _features_of(seen, outputs, targets)
                     gathered.add(layer, features, wanted, classes, _keys(inputs, features))
-                if time.monotonic() > until:
-                    break
     finally:
         for hook in hooks:
             hook.remove()

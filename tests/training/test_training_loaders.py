@@ -25,7 +25,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
+from fl_elastic.training.batches import LoaderSize, first_batches, loader_size, within
 
 
 def loaders() -> dict[str, Callable[[list[Batch]], Iterable[Batch]]]:
@@ -142,3 +142,25 @@ def test_examples_of_several_inputs_and_outputs_are_those_of_each() -> None:
     assert loader_size([one] * 3, one) == LoaderSize(3, 3)
     with pytest.raises(TrainingError, match="the loader is None"):
         first_batches(cast(Any, None), 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "given"), [(0.0, 1), (35.0, 3), (30.0, 3), (29.0, 2), (95.0, 9), (1e9, 12)]
+)
+def test_no_batch_is_begun_that_there_is_no_time_for(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, given: int
+) -> None:
+    """Reading takes 6 seconds and the work on a batch 4."""
+    now = [100.0]
+    monkeypatch.setattr("fl_elastic.training.batches.time.monotonic", lambda: now[0])
+
+    def loader() -> Iterator[int]:
+        for index in range(12):
+            now[0] += 6.0
+            yield index
+
+    done = []
+    for batch in within(loader(), seconds):
+        now[0] += 4.0
+        done.append(batch)
+    assert done == list(range(given)) and (now[0] <= 100 + seconds or given == 1)
