@@ -9,12 +9,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import BudgetError
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
-from fl_elastic.planning.sending import most_to_send
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -54,7 +52,7 @@ class ElasticPolicy(Policy):
         if request.fits(everything):
             return request.plan_of_mask("elastic", everything)
         if not request.fits_bytes(request.head_mask()):
-            self._refuse(request)
+            raise request.head_refusal()
         if len(request.profile) <= _FEW:
             return request.plan_of_mask("elastic", _best_of_all(request))
         search = _Search(request)
@@ -88,30 +86,6 @@ class ElasticPolicy(Policy):
             if (worth := request.expected_decrease(filled)) > value:
                 best, value = filled, worth
         return best
-
-    def _refuse(self, request: PlanRequest) -> None:
-        profile, budget, head = request.profile, request.budget, request.head_mask()
-        memory = mask_bytes(profile, head, lean=request.lean)
-        sent = float(profile.parameter_bytes[head].sum())
-        reasons = []
-        if budget.memory is not None and memory > budget.memory:
-            reasons.append(
-                f"it needs {memory:.0f} bytes of memory, the budget is {budget.memory:.0f}: raise it to "
-                f"{memory:.0f} or lower the batch size"
-            )
-        if budget.uplink is not None and sent > budget.uplink:
-            seconds = budget.sending_seconds(sent)
-            limit = most_to_send(budget)
-            if limit is not None and budget.uplink >= limit:
-                reasons.append(
-                    f"sending its {sent:.0f} bytes takes {seconds:.3g} s, more than half of the deadline of "
-                    f"{budget.deadline:.3g} s: allow at least {2 * seconds:.3g} s or use a smaller codec"
-                )
-            else:
-                reasons.append(
-                    f"it sends {sent:.0f} bytes, the uplink budget is {budget.uplink:.0f}: raise it to {sent:.0f}"
-                )
-        raise BudgetError(f"not even the head fits: {'; and '.join(reasons)}")
 
 
 @dataclass
