@@ -222,3 +222,48 @@ def test_inference_takes_at_least_what_is_counted_on(name: str, tmp_path: Path) 
     with untouched(model), torch.no_grad():
         taken = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
     assert in_flight(profile.graph).inference <= taken
+
+
+def decoder(*up: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 24, 4, 2, 1), nn.ReLU(), *up)
+
+
+DECODERS: dict[str, Callable[[], nn.Module]] = {
+    "transposed, one channel": lambda: decoder(nn.ConvTranspose2d(24, 1, 4, 2, 1)),
+    "transposed, three channels": lambda: decoder(nn.ConvTranspose2d(24, 3, 4, 2, 1)),
+    "upsampled": lambda: decoder(nn.Upsample(scale_factor=2), nn.Conv2d(24, 3, 3, padding=1)),
+    "segmenting": lambda: nn.Sequential(conv(1, 24), nn.ReLU(), nn.Conv2d(24, 2, 1)),
+    "signals": lambda: nn.Sequential(
+        nn.Conv1d(1, 24, 4, 2, 1), nn.ReLU(), nn.ConvTranspose1d(24, 1, 4, 2, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_needs_no_more_than_its_peak_beyond_inference(name: str, tmp_path: Path) -> None:
+    """Maps of few channels, whose reordering inference pays as well."""
+    torch.manual_seed(0)
+    model = DECODERS[name]()
+    inputs = torch.randn(8, 1, *((4096,) if name == "signals" else (64, 64)))
+    targets = torch.zeros_like(model(inputs))
+
+    def distance(outputs: Tensor, wanted: Tensor) -> Tensor:
+        return (outputs - wanted).square().mean()
+
+    batch = inputs, targets
+    profile = profile_model(model, distance, batch, optimizer_fn=sgd)
+    request = PlanRequest(profile, Budget(), np.ones(len(profile)))
+    with untouched(model), torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(inputs), tmp_path)
+    for mask in (request.head_mask(), np.ones(len(profile), dtype=bool)):
+        plan = request.plan_of_mask("test", mask)
+        with untouched(model), realised(plan, model):
+            taken = peak_bytes(
+                lambda: compute_loss(model, distance, batch).backward(),
+                tmp_path,  # type: ignore[no-untyped-call]
+            )
+        moment = step_memory(profile, plan.modes).moment
+        # The loss keeps a map of differences, which inference does not make.
+        most = 1.5 * max(taken - inference, 0) + 2 * targets.nbytes
+        assert moment <= most, (mask, moment, taken, inference)
+        assert taken <= max(inference, 1.3 * (in_flight(profile.graph).inference + moment))
