@@ -27,6 +27,8 @@ _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
     "MaxPool", "AvgPool", "Gelu",
 )  # fmt: skip
+# Processors multiply by a mask.
+_DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +43,16 @@ class InFlight:
         holds as much at the same place.
     ending : array
         The same of a node that passes nothing on.
+    dropping : array
+        ``passing`` of nodes that inference may leave out: a dropout, and with it the weights of an attention, which
+        torch never holds where it drops nothing. 0 of others.
     inference : float
         The least that one inference holds at its peak: what a device must have in any case.
     """
 
     passing: Seconds
     ending: Seconds
+    dropping: Seconds
     inference: float
 
 
@@ -87,7 +93,13 @@ def in_flight(graph: BackwardGraph) -> InFlight:
     for index, node in enumerate(graph.nodes):
         if "Convolution" in node.name:
             ordered[index] = _ordered_in_backward(graph, node)
-    return InFlight(passing + ordered, passing - made[:count] + ordered, inference)
+    dropping = np.where([_may_drop(node) for node in graph.nodes], passing, 0.0)
+    return InFlight(passing + ordered, passing - made[:count] + ordered, dropping, inference)
+
+
+def _may_drop(node: BackwardNode) -> bool:
+    """Whether it multiplies what comes in with what no layer made, as a dropout's mask."""
+    return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)
 
 
 def _ordered_in_backward(graph: BackwardGraph, node: BackwardNode) -> float:

@@ -181,6 +181,10 @@ def _most_at_once(
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
     # What is on its way in the forward pass is so in inference too.
     forward = below - held + np.minimum(flight.passing, flight.inference)
+    # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
+    masks = profile.node_saved_bytes
+    dropping = np.where((flight.dropping > 0) & (masks > 0), flight.dropping + masks, 0.0)
+    forward = np.where(running, forward, np.maximum(forward, below + dropping))
     if lean:
         backward += table.work
         forward += np.where(running, table.work, 0.0)
