@@ -23,6 +23,7 @@ __all__ = [
     "path_activation_bytes",
     "recompute_seconds",
     "step_memory",
+    "trial_bytes",
 ]
 
 _FLOAT = 4
@@ -136,6 +137,16 @@ def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
     return _with_code((_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum()) + moment)
+
+
+def trial_bytes(profile: CostProfile) -> float:
+    """Return what a plain step of everything takes that lets each gradient go as soon as it is there."""
+    everything = [Mode.FULL] * len(profile)
+    running, passing = profile.running_nodes(np.ones(len(profile), dtype=bool))
+    held = _kept(profile, everything, running, lean=False).held_at_nodes()
+    numbers = np.zeros(len(profile))
+    moment = _most_at_once(profile, held, None, numbers, running, passing, lean=False)
+    return _with_code(moment + float(profile.parameter_bytes.max(initial=0.0)))
 
 
 def _with_code(bytes_: float) -> float:
