@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
 from torch.utils._python_dispatch import TorchDispatchMode as OperationMode
@@ -57,6 +58,11 @@ def output_shape(node: Any) -> tuple[int, ...]:
     """Return the shape of what a node's operation put out, empty where torch does not say."""
     outputs = getattr(node, "_input_metadata", ())
     return tuple(int(length) for length in outputs[0].shape) if outputs else ()
+
+
+def mark_of(storage: torch.UntypedStorage) -> StorageWeakRef:
+    """Return what tells a storage apart, also from later ones at its address, without keeping its memory."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def writes_to(tensor: Tensor) -> int:

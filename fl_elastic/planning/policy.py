@@ -17,6 +17,7 @@ from fl_elastic.groups.graph import Block
 from fl_elastic.importance.base import Probe, Scores
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.sending import too_much_to_send
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -193,18 +194,16 @@ class PlanRequest:
 
             found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
             if found is None:
-                least = least_memory(profile, modes, lean=self.lean)
+                least = math.ceil(least_memory(profile, modes, lean=self.lean))
                 raise BudgetError(
-                    f"policy {policy!r} needs {least:.0f} bytes for a step at the least, memory budget is "
-                    f"{budget.memory:.0f}: raise it to {least:.0f}, lower the batch size, or use policy 'elastic'"
+                    f"policy {policy!r} needs {least} bytes for a step at the least, memory budget is "
+                    f"{budget.memory:.0f}: raise it to {least} or lower the batch size{self._instead()}"
                 )
             recomputed, memory = found.blocks, found.bytes
         sent = self.uplink_bytes(modes)
         if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
-            raise BudgetError(
-                f"policy {policy!r} sends {sent:.0f} bytes, uplink budget is {budget.uplink:.0f}: "
-                f"raise it to {sent:.0f} or use policy 'elastic'"
-            )
+            reason = too_much_to_send(budget, sent, f"policy {policy!r}")
+            raise BudgetError(f"{reason}{self._instead()}")
         again = sum(recompute_seconds(profile, block) for block in recomputed)
         everything = np.ones(len(profile), dtype=bool)
         trained = np.array([not mode.is_frozen for mode in modes])
@@ -225,6 +224,37 @@ class PlanRequest:
             layers=profile.graph.group_layers,
         )
 
+    def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
+        """Return the error of a step that breaks memory or uplink: each as given, and the least that would do.
+
+        Parameters
+        ----------
+        what : str
+            What does not fit, up to the colon.
+        memory, sent : float
+            Bytes that its step takes, and that its update does.
+        """
+        budget, reasons = self.budget, []
+        if budget.memory is not None and memory > budget.memory:
+            least = math.ceil(memory)
+            reasons.append(
+                f"it needs {least} bytes of memory, the budget is {budget.memory:.0f}: raise it to {least} or "
+                "lower the batch size"
+            )
+        if budget.uplink is not None and sent > budget.uplink:
+            reasons.append(too_much_to_send(budget, sent))
+        return BudgetError(f"{what} {'; and '.join(reasons)}")
+
+    def head_refusal(self) -> BudgetError:
+        """Return the error of a budget whose memory or uplink do not admit the head."""
+        head = self.head_mask()
+        sent = float(self.profile.parameter_bytes[head].sum())
+        memory = mask_bytes(self.profile, head, lean=self.lean)
+        return self.refusal("not even the head fits:", memory, sent)
+
+    def _instead(self) -> str:
+        return ", or use policy 'elastic'" if self.fits_bytes(self.head_mask()) else ""
+
     def _allowed_besides_sending(self, policy: str, sent: float) -> float:
         """Return the time for each step once the update's way to the server is taken off."""
         allowed = self.allowed_step_seconds - self.sending_seconds_per_byte * sent
@@ -238,7 +268,11 @@ class PlanRequest:
 
     def plan_of_mask(self, policy: str, mask: Mask) -> Plan:
         """Return the plan that trains the groups in ``mask`` in full."""
-        return self.plan(policy, [Mode.FULL if on else Mode.FROZEN for on in mask])
+        return self.plan(policy, self.modes_of(mask))
+
+    def modes_of(self, mask: Mask) -> list[Mode]:
+        """Return the modes that train the groups in ``mask`` in full."""
+        return [Mode.FULL if on else Mode.FROZEN for on in mask]
 
 
 def sent_bytes(group: TensorGroup, mode: Mode) -> float:

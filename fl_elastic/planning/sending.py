@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fl_elastic.budget import Budget
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["most_to_send", "sendable", "sending_seconds_per_byte", "with_sending"]
+__all__ = [
+    "most_to_send",
+    "sendable",
+    "sending_seconds_per_byte",
+    "too_much_to_send",
+    "with_sending",
+]
 
 _MOST_OF_DEADLINE = 0.5
 
@@ -49,3 +56,33 @@ def most_to_send(budget: Budget) -> float | None:
     if budget.deadline is None or budget.bandwidth is None:
         return None
     return _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth
+
+
+def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
+    """Return why an update of that size is too large for a budget from `sendable`, by the limit that was given.
+
+    >>> too_much_to_send(Budget(uplink=100.0), 250.0)
+    'it sends 250 bytes, the uplink budget is 100: raise it to 250'
+    """
+    most, sent = most_to_send(budget), math.ceil(sent_bytes)
+    assert budget.uplink is not None
+    if most is None or budget.uplink < most:
+        limit = f"{budget.uplink:.0f}"
+        return f"{who} sends {sent} bytes, the uplink budget is {limit}: raise it to {sent}"
+    seconds = budget.sending_seconds(sent_bytes)
+    late = (
+        f"sending its {sent} bytes takes {seconds:.3g} s, more than half of the deadline of "
+        f"{budget.deadline:.3g} s: allow at least {_rounded_up(seconds / _MOST_OF_DEADLINE):.3g} s or use a "
+        "smaller codec"
+    )
+    return late if who == "it" else f"{who}: {late}"
+
+
+def _rounded_up(seconds: float) -> float:
+    """Return the next number of three digits, so that what is said does: 120.04 s are 121 s.
+
+    >>> _rounded_up(120.04), _rounded_up(120.0)
+    (121.0, 120.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return math.ceil(seconds / unit * (1 - 1e-9)) * unit

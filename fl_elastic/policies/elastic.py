@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import BudgetError
 from fl_elastic.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
-from fl_elastic.planning.sending import most_to_send
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -27,7 +27,12 @@ _ALLOWANCES = 6
 _NEAR = 0.9
 _FILLED = 2
 _FINE, _COARSE = 4096, 512
-_FEW = 8
+# Groups of which every choice is looked at; what a step takes of memory is dear to tell.
+_FEW, _MORE_WITHOUT_MEMORY = 8, 4
+# Groups of models in which they are exchanged, and two for one: more would take longer than they are worth.
+_MOST_EXCHANGED, _MOST_IN_PAIRS = 40, 20
+# Exchanges at the most, what is tried for each, how many at once, and how many are filled.
+_EXCHANGES, _MOST_TRIED, _AT_ONCE, _MOST_FILLED = 20, 1024, 256, 24
 
 
 @POLICIES.register("elastic")
@@ -35,15 +40,17 @@ class ElasticPolicy(Policy):
     """Train the head and the best part of the rest that the budget pays for.
 
     The prefix knapsack charges parallel branches as one chain; its answer is re-costed on the real graph, solved
-    again with what that leaves over, and the last slack is filled group by group. A memory budget limits the
-    depth; memory and uplink put a price on each group's bytes. Where memory is limited, the groups of most worth,
-    and of most worth by their own memory, are tried as well. If everything fits, everything is trained.
+    again with what that leaves over, and the last slack is filled group by group. On a chain within a step's time,
+    or within an uplink alone, that is the best choice up to the solver's rounding. With branches it need not be: in
+    models of up to 40 groups others are exchanged for those of more worth while they fit. A memory budget limits
+    the depth; memory and uplink put a price on each group's bytes. Where memory is limited, the groups of most
+    worth, and of most worth by their own memory, are tried as well. If everything fits, everything is trained.
 
     Where steps may be traded (a deadline for the round, or a speed-up below the floor), the plan is the one whose
     importance times the share of steps that it leaves is largest: near the floor most of a step is spent on the
     forward pass whatever is trained, and fewer, deeper steps decrease the loss more per second.
 
-    Of a model of a few groups every choice is looked at.
+    Of a model of up to 12 groups, 8 under a memory budget, every choice is looked at.
     """
 
     uses_importance = True
@@ -54,15 +61,15 @@ class ElasticPolicy(Policy):
         if request.fits(everything):
             return request.plan_of_mask("elastic", everything)
         if not request.fits_bytes(request.head_mask()):
-            self._refuse(request)
-        if len(request.profile) <= _FEW:
+            raise request.head_refusal()
+        if len(request.profile) <= _FEW + _MORE_WITHOUT_MEMORY * (request.budget.memory is None):
             return request.plan_of_mask("elastic", _best_of_all(request))
         search = _Search(request)
         best, suffix = search.within(request), _best_suffix(request)
         assert best is not None
         if request.importance[suffix].sum() > request.importance[best].sum():
             best = suffix
-        best = _fill(request, best)
+        best = _exchanged(request, _fill(request, best))
         if (
             request.may_trade_steps
             and request.allowed_step_seconds < request.profile.full_step_seconds
@@ -84,34 +91,10 @@ class ElasticPolicy(Policy):
             if mask is not None:
                 found.append((request.expected_decrease(mask), len(found), dearer, mask))
         for _, _, dearer, mask in sorted(found, reverse=True)[:_FILLED]:
-            filled = _fill(dearer, mask)
+            filled = _exchanged(dearer, _fill(dearer, mask))
             if (worth := request.expected_decrease(filled)) > value:
                 best, value = filled, worth
         return best
-
-    def _refuse(self, request: PlanRequest) -> None:
-        profile, budget, head = request.profile, request.budget, request.head_mask()
-        memory = mask_bytes(profile, head, lean=request.lean)
-        sent = float(profile.parameter_bytes[head].sum())
-        reasons = []
-        if budget.memory is not None and memory > budget.memory:
-            reasons.append(
-                f"it needs {memory:.0f} bytes of memory, the budget is {budget.memory:.0f}: raise it to "
-                f"{memory:.0f} or lower the batch size"
-            )
-        if budget.uplink is not None and sent > budget.uplink:
-            seconds = budget.sending_seconds(sent)
-            limit = most_to_send(budget)
-            if limit is not None and budget.uplink >= limit:
-                reasons.append(
-                    f"sending its {sent:.0f} bytes takes {seconds:.3g} s, more than half of the deadline of "
-                    f"{budget.deadline:.3g} s: allow at least {2 * seconds:.3g} s or use a smaller codec"
-                )
-            else:
-                reasons.append(
-                    f"it sends {sent:.0f} bytes, the uplink budget is {budget.uplink:.0f}: raise it to {sent:.0f}"
-                )
-        raise BudgetError(f"not even the head fits: {'; and '.join(reasons)}")
 
 
 @dataclass
@@ -169,10 +152,22 @@ class _Search:
             else:
                 low = middle + 1
             middle = (low + high) // 2
-        if request.budget.memory is None:
-            return best
-        masks = [best, *_by_worth_and_memory(request, self.worth)]
+        masks = [best]
+        if request.budget.uplink is not None:
+            masks += self._by_uplink(request)
+        if request.budget.memory is not None:
+            masks += _by_worth_and_memory(request, self.worth)
         return max(masks, key=lambda mask: float(self.worth[mask].sum()))
+
+    def _by_uplink(self, request: PlanRequest) -> list[Mask]:
+        """Return the mask of most worth within the uplink, if it fits the rest: the best if nothing else binds."""
+        sizes, uplink = request.profile.parameter_bytes, request.budget.uplink
+        assert uplink is not None
+        found = prefix_knapsack(
+            sizes, np.zeros(len(sizes)), self.worth, uplink,
+            forced=np.flatnonzero(request.head_mask()).tolist(),
+        )  # fmt: skip
+        return [found.mask] if request.fits(found.mask) else []
 
     def _in_time(self, request: PlanRequest, worth: Scores, resolution: int) -> Mask:
         """Solve, re-cost on the real graph, and solve again with the slack that branches leave."""
@@ -278,8 +273,8 @@ def _beside_head(request: PlanRequest, groups: NDArray[np.int64]) -> Mask:
     return mask
 
 
-def _fill(request: PlanRequest, mask: Mask) -> Mask:
-    """Add groups while they fit, most importance per second first."""
+def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
+    """Add groups while they fit, most importance per second first, but for those that are closed."""
     mask, profile = mask.copy(), request.profile
     allowed = request.allowed_step_seconds * (1 + 1e-9)
     depth = int(np.flatnonzero(mask)[-1])
@@ -289,6 +284,7 @@ def _fill(request: PlanRequest, mask: Mask) -> Mask:
     density = np.where(mask, 0.0, request.importance.clip(min=0) / np.maximum(extra, 1e-12))
     if request.reachable is not None:
         density[request.reachable :] = 0.0
+    density[[*closed]] = 0.0
     left = np.argsort(-density, kind="stable")[: np.count_nonzero(density)]
     while len(left):
         with_one = np.repeat(mask[None], len(left), axis=0)
@@ -302,3 +298,49 @@ def _fill(request: PlanRequest, mask: Mask) -> Mask:
                 break
             mask[group] = False
     return mask
+
+
+def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
+    """Give one group or two up for one of more worth, while that fits on the real graph, and fill what it leaves.
+
+    A chain overcharges branches, so that its best answer may hold groups which the real graph prices higher.
+    """
+    if len(mask) > _MOST_EXCHANGED:
+        return mask
+    worth, head = request.importance.clip(min=0), request.head_mask()
+    allowed = request.allowed_step_seconds * (1 + 1e-9)
+    open_to = worth > 0
+    if request.reachable is not None:
+        open_to[request.reachable :] = False
+    for _ in range(_EXCHANGES):
+        given, taken = np.flatnonzero(mask & ~head), np.flatnonzero(~mask & open_to)
+        left: list[tuple[int, ...]] = [(each,) for each in given.tolist()]
+        if len(mask) <= _MOST_IN_PAIRS:
+            left += combinations(given.tolist(), 2)
+        gains = worth[taken][:, None] - [float(worth[[*each]].sum()) for each in left]
+        order = np.argsort(-gains, axis=None, kind="stable")[: np.count_nonzero(gains > 0)]
+        for start in range(0, min(len(order), _MOST_TRIED), _AT_ONCE):
+            into, out = np.unravel_index(order[start : start + _AT_ONCE], gains.shape)
+            masks = np.repeat(mask[None], len(into), axis=0)
+            masks[np.arange(len(into)), taken[into]] = True
+            for row, place in enumerate(out.tolist()):
+                masks[row, [*left[place]]] = False
+            fitting = np.flatnonzero(request.profile.seconds_of(masks) <= allowed).tolist()
+            found = next((masks[row] for row in fitting if request.fits_bytes(masks[row])), None)
+            if found is not None:
+                break
+        else:
+            value = float(worth[mask].sum())
+            others = (_without(request, mask, each) for each in left[:_MOST_FILLED])
+            found = next((each for each in others if worth[each].sum() > value * (1 + 1e-9)), None)
+            if found is None:
+                return mask
+        mask = _fill(request, found)
+    return mask
+
+
+def _without(request: PlanRequest, mask: Mask, given: tuple[int, ...]) -> Mask:
+    """Return the mask without some groups, filled with others."""
+    mask = mask.copy()
+    mask[[*given]] = False
+    return _fill(request, mask, given)

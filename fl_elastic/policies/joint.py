@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +57,12 @@ class JointPolicy(Policy):
         if request.may_trade_steps and request.allowed_step_seconds < full:
             requests += dearer_steps(request)
         found: list[_Found] = []
-        refusal: BudgetError | None = None
         for blocks in _recomputations(request):
             options = group_options(request, self.modes, blocks)
             for each in requests:
-                try:
+                # What the solver refuses may fit all the same: its sums are upper bounds.
+                with suppress(BudgetError):
                     found += _solutions(each, options, blocks)
-                except BudgetError as error:
-                    refusal = error
         if request.fits_bytes(request.head_mask()):
             # The solver's sums overstate branches, and the peak of a step: whole groups may be worth more.
             whole = ElasticPolicy().plan(request)
@@ -71,9 +70,7 @@ class JointPolicy(Policy):
             value = float(request.importance[whole.mask].sum())
             found.append(_Found(whole.modes, (), value, seconds))
         if not found:
-            if refusal is not None and not request.fits_bytes(request.head_mask()):
-                raise refusal
-            found = [_head(request)]
+            found = [_head(request, group_options(request, self.modes))]
 
         def worth(one: _Found) -> float:
             return one.value * request.gain_of(one.modes, one.seconds)
@@ -140,7 +137,31 @@ def _is_used(request: PlanRequest, modes: Sequence[Mode], block: Block) -> bool:
     return bool(running[list(block.nodes)].any())
 
 
-def _head(request: PlanRequest) -> _Found:
-    modes = [Mode.FROZEN] * len(request.profile)
-    modes[request.profile.graph.head] = Mode.FULL
-    return _Found(tuple(modes), (), 0.0, request.profile.plan_seconds(modes))
+def _head(request: PlanRequest, options: GroupOptions) -> _Found:
+    """Return the head alone in the mode of most worth that fits memory and uplink.
+
+    Raises
+    ------
+    BudgetError
+        If none does.
+    """
+    profile, budget, head = request.profile, request.budget, request.profile.graph.head
+    worth, offered = options.choices.value[head], options.choices.available[head].copy()
+    offered[0] = False
+    needs: list[tuple[float, float]] = []
+    for column in sorted(np.flatnonzero(offered).tolist(), key=lambda each: -worth[each]):
+        modes = [Mode.FROZEN] * len(profile)
+        modes[head] = options.modes[column]
+        memory = step_memory(profile, modes, lean=request.lean).total
+        needs.append((memory, request.uplink_bytes(modes)))
+        limits = (budget.memory, budget.uplink)
+        if all(
+            limit is None or need <= limit for need, limit in zip(needs[-1], limits, strict=True)
+        ):
+            seconds = profile.plan_seconds(modes)
+            return _Found(tuple(modes), (), float(worth[column]), seconds)
+
+    def excess(need: tuple[float, float]) -> float:
+        return max(need[0] / (budget.memory or np.inf), need[1] / (budget.uplink or np.inf))
+
+    raise request.refusal("not even the head fits:", *min(needs, key=excess))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Width
 from fl_elastic.importance.base import Probe
@@ -118,7 +118,12 @@ class SliceOutPolicy(Policy):
             if seconds <= request.allowed_step_seconds * (1 + 1e-9) or windows.rate <= _NARROW:
                 break
         if last is None:
-            raise _too_much(request, narrow, windows, modes)
+            raise request.refusal(
+                f"policy {self.name!r} with the narrowest windows keeps or sends too much (let windows last for a "
+                "fit, or use policy 'elastic'):",
+                _memory(request, narrow, modes),
+                _sent(request, narrow, windows, modes),
+            )
         narrow, windows = last
         sending = narrow if _sends_windows(windows) else _with_groups(narrow, request)
         plan = sending.plan(self.name, modes)
@@ -211,15 +216,3 @@ def _fits_bytes(
     if uplink is not None and _sent(request, narrow, windows, modes) > uplink * (1 + 1e-9):
         return False
     return memory is None or _memory(request, narrow, modes) <= memory
-
-
-def _too_much(
-    request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: list[Mode]
-) -> BudgetError:
-    memory, uplink = _memory(request, narrow, modes), _sent(request, narrow, windows, modes)
-    limits = {"memory": request.budget.memory, "uplink": request.budget.uplink}
-    said = ", ".join(f"{name} {value:.0f}" for name, value in limits.items() if value is not None)
-    return BudgetError(
-        f"policy 'slice_out' with the narrowest windows keeps {memory:.0f} bytes for a step, sends {uplink:.0f}, "
-        f"and the budget is {said}: allow more, let windows last for a fit, or use policy 'elastic'"
-    )

@@ -21,13 +21,15 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.macs import node_macs, passing_nodes
+from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.prefix import measure_prefix
-from fl_elastic.profiling.profile import CostProfile, ModeCosts, Seconds
+from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors, Seconds
 from fl_elastic.profiling.profile_key import model_device, profile_key
 
 __all__ = ["estimate_profile", "estimated_modes"]
@@ -42,6 +44,10 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 # processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
+# Python's objects for a node of the graph and its hooks.
+_NODE_BYTES = 5_000.0
+# Products in the time in which a number is read or written.
+_PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
 _TINY = 1e-6
 
@@ -121,9 +127,13 @@ def _estimated(
             raise TrainingError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
-        # To have memory for all gradients of a large model, and to give it back, is a part of a step.
-        with nullcontext() if memory is None else _gradients_let_go(model):
-            forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)
+        profile = _without_seconds(trace.graph, profile_key(model, batch, optimizer_fn), saved)
+        if memory is None or trial_bytes(profile) + _NODE_BYTES * len(trace.nodes) <= memory:
+            # To have memory for all gradients of a large model, and to give it back, is a part of a step.
+            with nullcontext() if memory is None else _gradients_let_go(model):
+                forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)
+        else:
+            forward, backward, nodes = _by_operations(model, loss_fn, part, trace.graph, timer)
         graph = _scaled_graph(trace.graph, scale)
         del trace
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
@@ -132,8 +142,8 @@ def _estimated(
     optimizer, state = _optimizer_costs(
         graph, made_by(optimizer_fn, model), timer, most, model_device(model)
     )
-    profile = CostProfile(
-        key=profile_key(model, batch, optimizer_fn),
+    profile = replace(
+        profile,
         graph=graph,
         node_update_seconds=update,
         node_path_seconds=path,
@@ -147,6 +157,54 @@ def _estimated(
         estimated=True,
     )
     return measure_prefix(profile, model, batch, timer, repeats=1) if prefix else profile
+
+
+def _without_seconds(graph: BackwardGraph, key: ProfileKey, saved: SavedTensors) -> CostProfile:
+    """Return a profile that tells what a step takes of memory, and nothing of its time."""
+    groups, nodes = np.zeros(len(graph.groups)), np.zeros(len(graph.nodes))
+    return CostProfile(
+        key=key,
+        graph=graph,
+        node_update_seconds=nodes,
+        node_path_seconds=nodes,
+        optimizer_seconds=groups,
+        forward_seconds=groups,
+        fixed_seconds=0.0,
+        node_saved_bytes=saved_bytes_by_node(graph, saved),
+        optimizer_bytes_per_weight=0.0,
+        saved=saved,
+    )
+
+
+def _by_operations(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, graph: BackwardGraph, timer: Clock
+) -> tuple[float, float, Seconds]:
+    """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operations.
+
+    Where not even a part of the batch may take a step: a layer's products take twice as long as in the forward
+    pass, for its weights and its inputs, and the first layer's once; of other operations their numbers count.
+    """
+    try:
+        with torch.no_grad():
+            forward = _seconds_of_forward(model, loss_fn, batch, timer)
+    except TrainingError:
+        # It takes gradients in its forward pass, as for forces.
+        forward = _seconds_of_forward(model, loss_fn, batch, timer)
+    products = node_macs(graph)
+    sizes = np.array([float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes])
+    moved = sizes + [sum(sizes[below] for below in node.inputs) for node in graph.nodes]
+    once = _PRODUCTS_PER_NUMBER * moved + products
+    passing = passing_nodes(graph, np.ones(len(graph.groups), dtype=bool))
+    shares = np.where(passing, once + products, once)
+    seconds = forward * shares / max(float(once.sum()), 1.0)
+    return forward, float(seconds.sum()), seconds
+
+
+def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: Clock) -> float:
+    compute_loss(model, loss_fn, batch)
+    started = timer()
+    compute_loss(model, loss_fn, batch)
+    return timer() - started
 
 
 def _time_step(

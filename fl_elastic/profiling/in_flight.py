@@ -8,13 +8,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.profiling.profile import Seconds
 
 __all__ = ["InFlight", "in_flight"]
 
 _FLOAT = 4
 _BLOCK = 16
+# Channels of an input that a library's convolutions take as they are, as pictures have.
+_FIRST_CHANNELS = 3
 # They hand the error gradient on as it is, in another shape at most.
 _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
@@ -25,6 +27,8 @@ _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
     "MaxPool", "AvgPool", "Gelu",
 )  # fmt: skip
+# Processors multiply by a mask.
+_DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +43,16 @@ class InFlight:
         holds as much at the same place.
     ending : array
         The same of a node that passes nothing on.
+    dropping : array
+        ``passing`` of nodes that inference may leave out: a dropout, and with it the weights of an attention, which
+        torch never holds where it drops nothing. 0 of others.
     inference : float
         The least that one inference holds at its peak: what a device must have in any case.
     """
 
     passing: Seconds
     ending: Seconds
+    dropping: Seconds
     inference: float
 
 
@@ -70,6 +78,8 @@ def in_flight(graph: BackwardGraph) -> InFlight:
             if node.name.startswith("MaxPool"):
                 # Where each maximum was, as eight bytes, also where nobody asks for it.
                 at_once += 2 * sizes[index]
+            if "Convolution" in node.name:
+                at_once += _ordered_in_inference(graph, node)
             inference = max(inference, at_once)
     started, ended, made = (np.zeros(count + 1) for _ in range(3))
     for index in range(count):
@@ -82,11 +92,44 @@ def in_flight(graph: BackwardGraph) -> InFlight:
     ordered = np.zeros(count)
     for index, node in enumerate(graph.nodes):
         if "Convolution" in node.name:
-            # What a library puts into an order of its own: weights, and maps whose channels are no whole blocks.
-            weights = 0 if node.group is None else graph.groups[node.group].numel
-            maps = [node.shape, *(graph.nodes[below].shape for below in node.inputs)]
-            ordered[index] = _FLOAT * (weights + sum(_blocked(shape) for shape in maps))
-    return InFlight(passing + ordered, passing - made[:count] + ordered, inference)
+            ordered[index] = _ordered_in_backward(graph, node)
+    dropping = np.where([_may_drop(node) for node in graph.nodes], passing, 0.0)
+    return InFlight(passing + ordered, passing - made[:count] + ordered, dropping, inference)
+
+
+def _may_drop(node: BackwardNode) -> bool:
+    """Whether it multiplies what comes in with what no layer made, as a dropout's mask."""
+    return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)
+
+
+def _ordered_in_backward(graph: BackwardGraph, node: BackwardNode) -> float:
+    """Return the bytes of what a library puts into an order of its own: weights, and maps of no whole blocks."""
+    weights = 0 if node.group is None else graph.groups[node.group].numel
+    numbers = weights + sum(_blocked(graph.nodes[below].shape) for below in node.inputs)
+    # A transposed layer's few channels are what goes into the convolution that it transposes, and stay as they are.
+    if not (_is_transposed(graph, node) and node.shape[1] <= _FIRST_CHANNELS):
+        numbers += _blocked(node.shape)
+    return float(_FLOAT * numbers)
+
+
+def _ordered_in_inference(graph: BackwardGraph, node: BackwardNode) -> float:
+    """Return the bytes that a convolution's maps take in blocks in any case, besides its input and output.
+
+    Its output is in blocks before it is put in order; its input is no more by then.
+    """
+    if _is_transposed(graph, node):
+        return 0.0
+    given = [graph.nodes[below].shape for below in node.inputs]
+    entering = sum(_blocked(shape) for shape in given if shape and shape[1] > _BLOCK)
+    leaving, plain = _blocked(node.shape), math.prod(node.shape)
+    return float(_FLOAT * max(leaving, entering + leaving - plain))
+
+
+def _is_transposed(graph: BackwardGraph, node: BackwardNode) -> bool:
+    """Whether the first axis of a convolution's weight is its input's channels, as far as shapes tell."""
+    if node.group is None or len(node.shape) < 2:
+        return False
+    return max(graph.groups[node.group].shapes, key=math.prod)[0] != node.shape[1]
 
 
 def _blocked(shape: tuple[int, ...]) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "path_activation_bytes",
     "recompute_seconds",
     "step_memory",
+    "trial_bytes",
 ]
 
 _FLOAT = 4
@@ -138,6 +139,16 @@ def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
     return _with_code((_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum()) + moment)
 
 
+def trial_bytes(profile: CostProfile) -> float:
+    """Return what a plain step of everything takes that lets each gradient go as soon as it is there."""
+    everything = [Mode.FULL] * len(profile)
+    running, passing = profile.running_nodes(np.ones(len(profile), dtype=bool))
+    held = _kept(profile, everything, running, lean=False).held_at_nodes()
+    numbers = np.zeros(len(profile))
+    moment = _most_at_once(profile, held, None, numbers, running, passing, lean=False)
+    return _with_code(moment + float(profile.parameter_bytes.max(initial=0.0)))
+
+
 def _with_code(bytes_: float) -> float:
     """Add the code that a process loads when it first trains: nothing up to 2 MB, all of it from 6 MB on.
 
@@ -181,6 +192,10 @@ def _most_at_once(
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
     # What is on its way in the forward pass is so in inference too.
     forward = below - held + np.minimum(flight.passing, flight.inference)
+    # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
+    masks = profile.node_saved_bytes
+    dropping = np.where((flight.dropping > 0) & (masks > 0), flight.dropping + masks, 0.0)
+    forward = np.where(running, forward, np.maximum(forward, below + dropping))
     if lean:
         backward += table.work
         forward += np.where(running, table.work, 0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.torch_private import CheckpointedPart, next_number, number_of
+from fl_elastic.groups.torch_private import CheckpointedPart, mark_of, next_number, number_of
 from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
@@ -79,37 +79,64 @@ def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
     return list(pairs.items())
 
 
+class _Gone(Exception):
+    """A backward pass inside of the forward pass asks for what was not kept."""
+
+
 def saved_tensors(
     run_forward: Callable[[], Trace], model: nn.Module, parts: Sequence[CheckpointedPart] = ()
 ) -> SavedTensors:
     """Return which tensors each node keeps for the backward pass, told apart by their storage.
 
+    They are noted and not kept, so that the pass takes no more memory than inference does. A model that takes
+    gradients in its forward pass, as for forces, runs again and keeps them all.
+
     What ``parts`` of the forward pass keep of their inputs, as noted while it runs, each of their nodes keeps.
     """
+    try:
+        return _noted(run_forward, model, parts, keeping=False)
+    except _Gone:
+        return _noted(run_forward, model, parts, keeping=True)
+
+
+def _noted(
+    run_forward: Callable[[], Trace],
+    model: nn.Module,
+    parts: Sequence[CheckpointedPart],
+    *,
+    keeping: bool,
+) -> SavedTensors:
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
-    alive: list[Tensor] = []
+    # A storage's mark must live on, or another would get it.
+    marks: dict[int, Any] = {}
     outputs: dict[Any, tuple[int, int]] = {}
 
-    def pack(tensor: Tensor) -> int:
+    def marked(storage: torch.UntypedStorage) -> tuple[int, int]:
+        mark = mark_of(storage)
+        marks.setdefault(mark.cdata, mark)
+        return mark.cdata, storage.nbytes()
+
+    def pack(tensor: Tensor) -> Tensor | None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             # The node that saves this tensor was numbered just before.
-            kept.setdefault(next_number() - 1, []).append((storage.data_ptr(), storage.nbytes()))
-        # A hook that hands an operation its own output makes a cycle that is never freed. The storage must live on
-        # all the same, or another would get its address.
-        alive.append(tensor.detach())
-        return len(alive) - 1
+            kept.setdefault(next_number() - 1, []).append(marked(storage))
+        # A hook that hands an operation its own output makes a cycle that is never freed.
+        return tensor.detach() if keeping else None
+
+    def unpack(tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise _Gone
+        return tensor
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.grad_fn is not None:
-            storage = output.untyped_storage()
-            outputs.setdefault(output.grad_fn, (storage.data_ptr(), storage.nbytes()))
-            alive.append(output.detach())
+            outputs.setdefault(output.grad_fn, marked(output.untyped_storage()))
 
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, alive.__getitem__):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             trace = run_forward()
     finally:
         for handle in handles:
@@ -118,7 +145,7 @@ def saved_tensors(
     by_number = _by_known_number(kept, list(places))
     for part in parts:
         inputs = [each.untyped_storage() for each in part.inputs]
-        held = [(each.data_ptr(), each.nbytes()) for each in inputs if each.data_ptr() not in own]
+        held = [marked(each) for each in inputs if each.data_ptr() not in own]
         for number in places:
             if part.first <= number < part.end:
                 by_number.setdefault(number, []).extend(held)

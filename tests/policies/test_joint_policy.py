@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -105,12 +106,50 @@ def test_memory_and_uplink_are_held(measured: CostProfile, share: float) -> None
     assert plan.mask.sum() > 1
 
 
-def test_a_memory_budget_that_nobody_can_meet_names_what_would_do(measured: CostProfile) -> None:
-    request = PlanRequest(measured, Budget(memory=10), np.ones(len(measured)))
-    with pytest.raises(BudgetError, match=r"memory must be at least|needs [0-9]+ bytes"):
-        POLICIES.make("joint").plan(request)
-    with pytest.raises(BudgetError, match=r"raise it to [0-9]+"):
-        POLICIES.make("full").plan(request)
+@pytest.mark.parametrize(
+    "given", [{"memory": 10.4}, {"uplink": 10.4}, {"memory": 10.4, "uplink": 9.0}]
+)
+@pytest.mark.parametrize("policy", ["joint", "elastic", "full", "last_k", "head", "bias", "random"])
+def test_a_refusal_names_the_budgets_that_were_given_and_the_least_that_do(
+    measured: CostProfile, policy: str, given: dict[str, float]
+) -> None:
+    def plan(budget: Budget) -> Plan:
+        return POLICIES.make(policy).plan(PlanRequest(measured, budget, np.ones(len(measured))))
+
+    limits = dict(given)
+    for _ in given:
+        # A policy may name one limit after the other.
+        with pytest.raises(BudgetError) as caught:
+            plan(Budget(**limits))
+        said = str(caught.value)
+        assert "forced" not in said and "limit" not in said and "infeasible" not in said
+        for name, limit in limits.items():
+            if found := re.search(rf"{name}[^;]* budget is {limit:.0f}: raise it to (\d+)", said):
+                limits[name] = float(found[1])
+        if all(limits[name] > given[name] for name in given):
+            break
+    plan(Budget(**limits))
+    for name, least in limits.items():
+        with pytest.raises(BudgetError):
+            plan(Budget(**{**limits, name: least - 1}))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_that_fits_in_a_cheaper_mode_alone_is_trained_in_it(seed: int) -> None:
+    request = request_of(Budget(), seed=seed)
+    head = request.profile.graph.head
+    modes = [Mode.FROZEN] * N
+    needs = []
+    for mode in (Mode.FULL, *STANDARD_MODES):
+        modes[head] = mode
+        needs.append(step_memory(request.profile, modes, lean=True).total)
+    assert min(needs) < needs[0]
+    tight = replace(request, budget=Budget(memory=min(needs)))
+    plan = POLICIES.make("joint").plan(tight)
+    assert plan.mask.tolist() == [index == head for index in range(N)]
+    assert plan.predicted_step_bytes == min(needs)
+    with pytest.raises(BudgetError, match=rf"needs {int(np.ceil(min(needs)))} bytes"):
+        POLICIES.make("joint").plan(replace(tight, budget=Budget(memory=min(needs) - 1)))
 
 
 def test_filtering_as_published_takes_the_last_four_convolutions() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import chain, loss_fn, vectors
+from kept_bytes import kept_bytes
+from peak_bytes import peak_bytes
+from small_models import chain, loss_fn, sgd, vectors
 from torch import nn
 
-from fl_elastic.profiling import estimate
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.profiling import CostProfile, estimate
 from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.node_timer import sums_by_node
 from fl_elastic.testing import made_up_profile
@@ -188,3 +193,101 @@ def test_on_an_accelerator_nodes_share_what_a_backward_pass_takes_whole(
     nodes = found.node_update_seconds.sum() + found.node_path_seconds.sum()
     assert nodes == pytest.approx(1) and found.fixed_seconds == pytest.approx(0)
     assert (found.forward_seconds == 1).all()
+
+
+def deep() -> nn.Module:
+    layers = [
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        for _ in range(12)
+    ]
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        *layers,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+def unrolled() -> nn.Module:
+    """A network of many steps, each of whose maps a backward pass needs."""
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(12)), nn.Linear(512, 3)
+    )
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize(
+    ("made_of", "shape"), [(deep, (4, 3, 64, 64)), (deep, (8, 3, 64, 64)), (unrolled, (2048, 512))]
+)
+def test_an_estimate_keeps_to_the_budget_it_is_made_for(
+    made_of: Callable[[], nn.Module], shape: tuple[int, ...], share: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, batch = made_of(), (torch.randn(shape), torch.arange(shape[0]) % 3)
+
+    def estimated(memory: float) -> CostProfile:
+        return estimate_profile(model, loss_fn, batch, optimizer_fn=sgd, memory=memory)
+
+    known = estimated(1e12)
+    budget = share * float(known.saved.tensor_bytes.sum())  # type: ignore[union-attr]
+    with untouched(model), torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
+    found: list[CostProfile] = []
+    taken = peak_bytes(lambda: found.append(estimated(budget)), tmp_path)
+    # An optimiser is tried out on a weight of its own.
+    trial = 4 * 4 * (1 << 17)
+    assert taken <= inference + max(budget, trial)
+    saved = [float(each.saved.tensor_bytes.sum()) for each in (known, found[0])]  # type: ignore[union-attr]
+    assert saved[0] == saved[1]
+    seconds = found[0]
+    assert (seconds.forward_seconds > 0).all() and (seconds.update_seconds > 0).all()
+
+
+def test_where_no_step_may_be_taken_layers_share_the_time_by_their_products() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(100, 200, bias=False),
+        nn.Linear(200, 400, bias=False),
+        nn.Linear(400, 10, bias=False),
+    )
+    batch = (torch.randn(64, 100), torch.arange(64) % 10)
+    profile = estimate_profile(
+        model, nn.functional.cross_entropy, batch, optimizer_fn=sgd, memory=1.0
+    )
+    last, middle, first = (profile.node_update_seconds + profile.node_path_seconds)[
+        [nodes[0] for nodes in profile.graph.group_nodes()]
+    ]
+    # 400 x 10, 200 x 400 and 100 x 200 products a row, twice where the error goes on, and 16 for each number moved.
+    assert middle / last == pytest.approx((160_000 + 16 * 600) / (8_000 + 16 * 410))
+    # Numbers of the inputs count where they are copied.
+    assert 160_000 / (20_000 + 16 * 300) < middle / first < 170_000 / (20_000 + 16 * 200)
+    assert profile.estimated
+
+
+class Forces(nn.Module):
+    """An energy and its gradient, taken in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if x.requires_grad else x.requires_grad_()
+        energy = self.energy(x)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, force], dim=1)
+
+
+def test_a_model_that_takes_gradients_in_its_forward_pass_is_looked_at_again() -> None:
+    torch.manual_seed(0)
+    model, batch = Forces(), (torch.randn(8, 6), torch.randn(8, 7))
+    profile = estimate_profile(model, nn.functional.mse_loss, batch, optimizer_fn=sgd, memory=1e9)
+    kept = kept_bytes(
+        lambda: nn.functional.mse_loss(model(batch[0].clone()), batch[1]), besides=model
+    )
+    # A quarter of the batch was looked at.
+    counted = float(profile.saved.tensor_bytes.sum())  # type: ignore[union-attr]
+    assert 0.7 * kept <= counted <= 1.3 * kept
+    small = estimate_profile(model, nn.functional.mse_loss, batch, optimizer_fn=sgd, memory=1.0)
+    assert (small.update_seconds > 0).all()

@@ -222,3 +222,122 @@ def test_inference_takes_at_least_what_is_counted_on(name: str, tmp_path: Path) 
     with untouched(model), torch.no_grad():
         taken = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
     assert in_flight(profile.graph).inference <= taken
+
+
+def decoder(*up: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 24, 4, 2, 1), nn.ReLU(), *up)
+
+
+DECODERS: dict[str, Callable[[], nn.Module]] = {
+    "transposed, one channel": lambda: decoder(nn.ConvTranspose2d(24, 1, 4, 2, 1)),
+    "transposed, three channels": lambda: decoder(nn.ConvTranspose2d(24, 3, 4, 2, 1)),
+    "upsampled": lambda: decoder(nn.Upsample(scale_factor=2), nn.Conv2d(24, 3, 3, padding=1)),
+    "segmenting": lambda: nn.Sequential(conv(1, 24), nn.ReLU(), nn.Conv2d(24, 2, 1)),
+    "signals": lambda: nn.Sequential(
+        nn.Conv1d(1, 24, 4, 2, 1), nn.ReLU(), nn.ConvTranspose1d(24, 1, 4, 2, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_needs_no_more_than_its_peak_beyond_inference(name: str, tmp_path: Path) -> None:
+    """Maps of few channels, whose reordering inference pays as well."""
+    torch.manual_seed(0)
+    model = DECODERS[name]()
+    inputs = torch.randn(8, 1, *((4096,) if name == "signals" else (64, 64)))
+    targets = torch.zeros_like(model(inputs))
+
+    def distance(outputs: Tensor, wanted: Tensor) -> Tensor:
+        return (outputs - wanted).square().mean()
+
+    batch = inputs, targets
+    profile = profile_model(model, distance, batch, optimizer_fn=sgd)
+    request = PlanRequest(profile, Budget(), np.ones(len(profile)))
+    with untouched(model), torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(inputs), tmp_path)
+    for mask in (request.head_mask(), np.ones(len(profile), dtype=bool)):
+        plan = request.plan_of_mask("test", mask)
+        with untouched(model), realised(plan, model):
+            taken = peak_bytes(
+                lambda: compute_loss(model, distance, batch).backward(),
+                tmp_path,  # type: ignore[no-untyped-call]
+            )
+        moment = step_memory(profile, plan.modes).moment
+        # The loss keeps a map of differences, which inference does not make.
+        most = 1.5 * max(taken - inference, 0) + 2 * targets.nbytes
+        assert moment <= most, (mask, moment, taken, inference)
+        assert taken <= max(inference, 1.3 * (in_flight(profile.graph).inference + moment))
+
+
+class Attending(nn.Module):
+    """Attention written out, with a dropout of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three = nn.Linear(48, 3 * 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.three(x).chunk(3, dim=-1)
+        weights = functional.softmax(query @ key.transpose(1, 2), dim=-1)
+        return functional.dropout(weights, 0.1, self.training) @ value
+
+
+class Weighing(nn.Module):
+    """Torch's attention where somebody asks for its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(48, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer, _ = self.attention(x, x, x, need_weights=True)
+        return torch.as_tensor(answer)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(48, 4, 96, dropout=0.1, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+class Sequences(nn.Module):
+    """A head on the mean of what a body makes of a sequence."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.middle, self.head = nn.Linear(48, 48), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.middle(self.body(x)).mean(1))
+        return out
+
+
+DROPPING: dict[str, Callable[[], nn.Module]] = {
+    "encoder": encoder,
+    "written out": Attending,
+    "weights asked for": Weighing,
+    "wide": lambda: nn.Sequential(nn.Linear(48, 512), nn.Dropout(0.2), nn.Linear(512, 48)),
+    "channels": lambda: nn.Sequential(nn.Conv1d(150, 150, 1), nn.ReLU(), nn.Dropout1d(0.2)),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropping_out_takes_memory_also_below_what_is_trained(name: str, tmp_path: Path) -> None:
+    """Inference drops nothing, and torch's attention then never holds its weights."""
+    torch.manual_seed(0)
+    model, batch = Sequences(DROPPING[name]()), (torch.randn(8, 150, 48), torch.arange(8) % 3)
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    request = PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile)))
+    with untouched(model), torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
+    counted_on = in_flight(profile.graph).inference
+    for count in (1, 2, 3, len(profile)):
+        plan = request.plan_of_mask("test", np.arange(len(profile)) < count)
+        with untouched(model), realised(plan, model):
+            taken = peak_bytes(
+                lambda: compute_loss(model, loss_fn, batch).backward(),
+                tmp_path,  # type: ignore[no-untyped-call]
+            )
+        moment = step_memory(profile, plan.modes, lean=True).moment
+        assert taken <= max(inference, 1.2 * (counted_on + moment)) + 20_000, (count, moment)
+        assert moment <= 1.1 * taken, (count, taken)
