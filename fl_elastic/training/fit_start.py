@@ -52,12 +52,16 @@ class FitStart:
         self._model = model
         self._state = ModelState.of(model)
         self._attributes = Attributes.of(model)
-        parameters = {id(each) for each in model.parameters()}
-        self._travelling = {
-            module_name
-            for module_name, names in self._state.by_module_name.items()
+        # Asked for once: torch walks all modules for each look.
+        self._named = list(model.named_parameters(remove_duplicate=False))
+        parameters = {id(each) for _, each in self._named}
+        sent = {
+            key
+            for key, names in self._state.names.items()
             if any(name in manifest.index for name in names)
         }
+        buffers = model.named_buffers(remove_duplicate=False)
+        self._travelling = {name for name, each in (*self._named, *buffers) if id(each) in sent}
         # A tied tensor has several names, all of which travel. A state may hold what is neither a parameter
         # nor a buffer.
         self.weights = {
@@ -77,12 +81,14 @@ class FitStart:
             self._buffers.append((own, dict(own), values))
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
         self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
-        following = {id(each) for each in followers(model)}
-        self.followers = {n: each for n, each in model.named_parameters() if id(each) in following}
+        found = followers(model)
+        following = {id(each) for each in found}
+        first_names = {id(each): name for name, each in reversed(self._named)}
+        self.followers = {first_names[id(each)]: each for each in found}
         # Counted by torch for whoever writes by its operations, and another place for who exchanges the data.
         self._written = {
             name: (each, writes_to(each), each.data_ptr())
-            for name, each in model.named_parameters()
+            for name, each in self._named
             if id(each) not in following
         }
         if self.followers:
@@ -106,10 +112,9 @@ class FitStart:
 
     def unmoved(self, but: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return the remembered values of parameters by the names that modules have for them, but for some."""
-        named = self._model.named_parameters(remove_duplicate=False)
         return {
             name: self._parameters[id(each)][1]
-            for name, each in named
+            for name, each in self._named
             if id(each) in self._parameters and name not in but
         }
 
