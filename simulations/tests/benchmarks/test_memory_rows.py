@@ -135,8 +135,10 @@ def test_a_row_holds_all_ways_and_what_was_predicted(
     row = memory_row(MemoryCell("small", "joint", 3), small, full, repeats=1)
     assert row["budget_bytes"] == pytest.approx(full.bytes / 3)
     assert row["predicted_bytes"] <= row["budget_bytes"]
-    # What lean layers save shows where they are tested; a plan of few groups here may have nothing to save.
-    assert 0 < row["saved_bytes_lean"] <= row["saved_bytes_vanilla"] <= row["saved_bytes_full"]
+    # What lean layers save shows where they are tested; a plan of few groups here may have nothing to save. A lean
+    # rectifier adds a bit per output where the next layer keeps that output anyway.
+    assert 0 < row["saved_bytes_lean"] <= row["saved_bytes_vanilla"] * (1 + 1 / 32)
+    assert row["saved_bytes_vanilla"] <= row["saved_bytes_full"]
     peaks = [row[f"peak_bytes_{way}"] for way in ("full", "lean", "vanilla")]
     assert peaks == [1000, 2000, 3000]
     assert [job.plan.lean for job in asked] == [False, True, False]
