@@ -165,7 +165,7 @@ def federated(case: Drawn, seed: int, rounds: int) -> tuple[dict[str, Any], list
     return as_weights(result.arrays), clients
 
 
-def check(seed: int) -> None:
+def check_against_plain(seed: int) -> None:
     case = drawn(seed)
     reference = ByHand(case, seed)
     for number in range(2):
@@ -205,10 +205,10 @@ def assert_evaluates(
 
 @pytest.mark.parametrize("seed", range(FEW))
 def test_a_random_federation_ends_where_the_plain_one_does(seed: int) -> None:
-    check(seed)
+    check_against_plain(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FEW, SEEDS))
 def test_many_random_federations_end_where_the_plain_ones_do(seed: int) -> None:
-    check(seed)
+    check_against_plain(seed)
