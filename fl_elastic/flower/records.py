@@ -77,6 +77,8 @@ _Metrics = Mapping[str, Any]
 _MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
 # What clients and servers of the library say to each other.
 _OWN = "fl_elastic."
+# Of a fit's report.
+_TEXTS = ("based-on",)
 _BEYOND = 1e308
 
 
@@ -387,7 +389,7 @@ def left_out_of(metrics: Mapping[str, Any]) -> str:
     faults = [
         (name, fault)
         for name, value in metrics.items()
-        if not str(name).startswith(_OWN) and (fault := _fault(name, value))
+        if not _is_own(name) and (fault := _fault(name, value))
     ]
     beyond = sum(not _fault(name, value) for name, value in metrics.items()) - _MOST
     said = [f"{str(name)[:_SHOWN]!r} ({fault})" for name, fault in faults[:_NAMED]]
@@ -396,6 +398,11 @@ def left_out_of(metrics: Mapping[str, Any]) -> str:
     if beyond > 0:
         said.append(f"{beyond} beyond the first {_MOST}")
     return ", ".join(said)
+
+
+def _is_own(name: object) -> bool:
+    """Whether the library itself says it, not as a metric: some of it is text for whoever reads the reply."""
+    return str(name).startswith(_OWN) or name in _TEXTS
 
 
 def _fault(name: object, value: object) -> str:

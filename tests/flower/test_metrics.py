@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from small_federation import arrays_of, as_record, elastic_client, quiet, run
 from small_models import conv_net
+from torch import nn
 
+from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, elastic_client_app
 from fl_elastic.flower.records import as_asked, believed_metrics, evaluate_reply, left_out_of
 from fl_elastic.flower.tracking import round_metrics
@@ -109,3 +112,13 @@ def test_a_strategy_of_flowers_own_gets_them_too() -> None:
     asked = RecordDict({"arrays": as_record({"w": np.zeros(2)}), "config": ConfigRecord({})})
     told = as_asked(asked, evaluate_reply(0.5, 3, dict.fromkeys(NAMES, 1.0)))["metrics"]
     assert {*told} == {*NAMES, "loss", *record}
+
+
+def test_what_a_fit_reports_leaves_nothing_to_complain_of() -> None:
+    """A warning for each client in each round hid all others."""
+    model = nn.Linear(3, 2)
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    client = ElasticClient(model, data, data, budget=Budget(), policy="full")
+    _, _, metrics = client.fit(client.get_parameters({}), {})
+    assert isinstance(metrics["based-on"], str) and not left_out_of(metrics)
+    assert left_out_of({**metrics, "note": "text"}) == "'note' (no finite number)"
