@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_elastic import Budget, ElasticTrainer
+from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms
 from fl_elastic.planning import policies
@@ -70,9 +70,11 @@ def by_hand(trained: set[str], steps: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("policy", ["full", "head", "last_k", "bias", "random"])
 def test_steps_are_those_of_the_engine(policy: str, budget: str) -> None:
     model, optimizer, loader, engine = private(noise=0.0, poisson=False)
+    # By measured times a plan may change in the middle, as the machine's load does.
     trainer = ElasticTrainer(
-        model, cross_entropy, lambda _: optimizer, budget=BUDGETS[budget], policy=policy
-    )
+        model, cross_entropy, lambda _: optimizer, budget=BUDGETS[budget], policy=policy,
+        options=TrainerOptions(closed_loop=False, deep_every=0),
+    )  # fmt: skip
     report = trainer.fit(loader)
     assert len({plan.trained_parameters for _, plan in report.plans}) == 1
     expected = by_hand(set(report.plan.trained_parameters), report.steps)
