@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from fl_elastic.groups.forward import (
     all_finite,
     call_model,
     refusing_misfits,
+    scores_of,
     split_batch,
     to_device,
 )
@@ -31,6 +32,8 @@ from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
+    "as_numbers",
+    "example_keys",
     "head_sums",
     "held_out",
     "put_head",
@@ -103,7 +106,7 @@ def head_sums(
                         inputs, targets = split_batch(batch)
                         outputs = call_model(model, inputs, size)
                     layer, features, wanted, classes = _features_of(seen, outputs, targets)
-                    gathered.add(layer, features, wanted, classes, _keys(inputs, features))
+                    gathered.add(layer, features, wanted, classes, example_keys(inputs, features))
     finally:
         for hook in hooks:
             hook.remove()
@@ -278,7 +281,7 @@ class _HeldOut:
         return tuple(Fold.of(rows[i:j], goals[i:j]) for i, j in pairwise(bounds))
 
 
-def _keys(inputs: Any, features: Tensor) -> Tensor:
+def example_keys(inputs: Any, features: Tensor) -> Tensor:
     """Return a number for each example, the same for equal inputs; of features where inputs are no rows."""
     try:
         found = sample_ids(inputs)
@@ -293,7 +296,7 @@ def _features_of(
     seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
 ) -> tuple[nn.Linear, Tensor, Tensor, bool]:
     """Return the last linear layer, what entered it, and what should have come out."""
-    scores = _scores_of(outputs)
+    scores = scores_of(outputs)
     heads = [(layer, given) for layer, given, out in seen if out is scores]
     if not heads or scores is None or scores.ndim != 2:
         shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
@@ -304,18 +307,10 @@ def _features_of(
             "ElasticTrainer, without such a head"
         )
     layer, features = heads[-1]
-    return layer, features, *_as_numbers(targets, scores)
+    return layer, features, *as_numbers(targets, scores)
 
 
-def _scores_of(outputs: Any) -> Tensor | None:
-    """Return the outputs if they are a tensor, else what models of transformers call their class scores."""
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
-    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
-
-
-def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
+def as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
     """Return targets as one number per output, and whether they are classes."""
     if isinstance(targets, Tensor) and len(targets) == len(outputs):
         if targets.is_floating_point() and targets.shape == outputs.shape:

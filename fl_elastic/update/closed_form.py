@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["PARTS", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in"]
+__all__ = ["PARTS", "PENALTIES", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in"]
 
 PARTS = 5
 """All clients' examples are left out in so many parts."""
@@ -28,7 +28,7 @@ STILL = 1e-6
 
 _Floats = NDArray[np.float64]
 # In shares of the number of examples.
-_PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
+PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 # Least squares say how far an example's own class lies above the others in the mean; class scores are stretched so
 # that this is as sure as it is right, within these bounds: no example is sure for certain.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
@@ -183,7 +183,7 @@ class _System:
             products = np.vstack([products, np.zeros_like(self.goal)])
         few = 2 * len(rows) < len(products)
         own = rows.T @ rows if not few else None
-        for penalty in _PENALTIES:
+        for penalty in PENALTIES:
             diagonal = values + penalty * examples
             if self.intercept:
                 diagonal = np.append(diagonal, self.examples)
@@ -202,16 +202,16 @@ def _best_penalty(system: _System, sums: Sequence[HeadSums]) -> tuple[float, flo
     errors, examples = _held_out_errors(system, sums)
     known = examples > 0
     if not known.any() or system.variance <= 0:
-        return float(_PENALTIES[-1]), 1.0 if system.variance > 0 else 0.0
+        return float(PENALTIES[-1]), 1.0 if system.variance > 0 else 0.0
     means = errors[known] / examples[known, None] / system.variance
     expected = np.array([_inner_mean(each, examples[known]) for each in means.T])
     best = int(expected.argmin())
-    return float(_PENALTIES[best]), min(float(expected[best]), 1.0)
+    return float(PENALTIES[best]), min(float(expected[best]), 1.0)
 
 
 def _held_out_errors(system: _System, sums: Sequence[HeadSums]) -> tuple[_Floats, _Floats]:
     """Return the squared errors on what is held out by client and penalty, and of how many examples they are."""
-    errors, examples = np.zeros((len(sums), len(_PENALTIES))), np.zeros(len(sums))
+    errors, examples = np.zeros((len(sums), len(PENALTIES))), np.zeros(len(sums))
     for part in range(PARTS):
         out = held_out_in(part, sums)
         if not out:
