@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,8 +94,9 @@ class BetweenRounds:
             deadline=record.deadline, places=read, examples=-(-EXAMPLES // max(len(asked), 1))
         )
         replies = self._asked(asked, outbox, told, record, timeout)
-        manifest = Manifest.of_arrays(weights)
+        manifest, began = Manifest.of_arrays(weights), time.thread_time()
         chosen = with_chosen_places(replies, weights, manifest, self._limits, record, read)
+        record.server_seconds = time.thread_time() - began
         self._close(record, outbox)
         return chosen
 
@@ -114,10 +116,12 @@ class BetweenRounds:
             keep=terms.sends_changes and zero,
         )  # fmt: skip
         replies = self._asked(messages, outbox, told, record, timeout)
+        began = time.thread_time()
         solved = with_closed_form_head(
             replies, weights, Manifest.of_arrays(weights), self._limits, record,
             self._downlink.holds if zero else lambda *_: None,
         )  # fmt: skip
+        record.server_seconds = time.thread_time() - began
         weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer

@@ -51,6 +51,7 @@ from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.readout.place import places_of
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
@@ -269,7 +270,8 @@ class ElasticClient(NumPyClient):
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
-        self._own_model, self._places = model, ""
+        # A model that was read elsewhere before may be given as it is.
+        self._own_model, self._places = model, places_of(ModelState.of(model).tensors)
         self._own_manifest = Manifest.of(model).with_base(model)
         self._state = ClientState(
             None if state_dir is None else Path(state_dir), self._own_manifest

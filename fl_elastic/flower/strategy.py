@@ -348,6 +348,9 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
         manifest = self._remember(arrays, server_round)
+        if not self.terms.steps:
+            self._round = None
+            return []
         self._round = this = Round(
             self._weights,
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
@@ -409,6 +412,8 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the partial updates that fit; log and leave out the others."""
+        if not self.terms.steps:
+            return self._arrays(), None
         this = self._known_round()
         intake = Intake(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
         intake.take_all(replies)

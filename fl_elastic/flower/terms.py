@@ -65,6 +65,8 @@ class RoundTerms:
         places of the model, or of its input, at which a few clients' examples are told best by a head that has not
         seen them (`fl_elastic.readout.choice`); or names of places such as ``"features.3@grid8+features.6@grid4"``.
         The model then ends there: it is a `fl_elastic.readout.readout.Readout` from round zero on.
+    steps : bool
+        Whether rounds train at all: without, the head in closed form of round zero is the result.
     solve_every : int
         After so many rounds, and after the last, the server solves for the head again, from sums of the features as
         they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
@@ -115,6 +117,7 @@ class RoundTerms:
     step_back: bool = True
     round_zero: Literal["none", "closed_form"] = "none"
     read: str = "last"
+    steps: bool = True
     solve_every: int = 5
     cut: str = "none"
     codecs: Sequence[str] = ()
@@ -138,6 +141,10 @@ class RoundTerms:
         if self.read != "last" and self.round_zero == "none":
             raise RegistryError(
                 f"read {self.read!r} is where a head in closed form reads: set round_zero='closed_form' as well"
+            )
+        if not self.steps and self.round_zero == "none":
+            raise RegistryError(
+                "without steps there is a head in closed form alone: set round_zero='closed_form'"
             )
         if self.cut not in ("none", "moving") and not self.cut_group:
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")

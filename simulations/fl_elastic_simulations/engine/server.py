@@ -24,6 +24,7 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile
+from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -234,7 +235,15 @@ def _evaluation(
     manifest = Manifest.of(model)
     batches = test_batches(simulation.scenario, simulation.data_root)
 
+    models = {"": (model, manifest)}
+
     def test(weights: Weights, server_round: int) -> tuple[float, float]:
+        read = places_of(weights)
+        if read not in models:
+            method = simulation.scenario.method_named(cell.method)
+            made = method_model(simulation.scenario, method, simulation.data_root, cell.seed, read)
+            models[read] = made, Manifest.of(made)
+        model, manifest = models[read]
         load_weights(model, manifest, weights)
         counted = Counter[tuple[int, bool]]()
 
@@ -258,6 +267,7 @@ def _evaluation(
             )
         return accuracy, result.loss
 
+    ends = not simulation.scenario.method_named(cell.method).steps
     after_round = (
         _by_rounds(training, cell, test, progress)
         if training.tests is None
@@ -267,7 +277,7 @@ def _evaluation(
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         found = after_round(server_round, {name: each.numpy() for name, each in arrays.items()})
         limit = training.simulated_seconds
-        if limit is not None and cell.simulated_seconds >= limit:
+        if limit is not None and (cell.simulated_seconds >= limit or (ends and server_round)):
             raise _TimeIsUp
         return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})
 
@@ -322,6 +332,7 @@ def _bookkeeping(
         at_least = max((record.deadline or 0.0) if late else 0.0, told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
+        cell.spent["simulated_seconds"] += record.server_seconds
         if not record.trains:
             cell.spend(done, scenario.clients, lost, left_out, at_least)
         else:
@@ -341,7 +352,7 @@ def _client_round(reply: AcceptedReply) -> ClientRound:
     metrics = reply.metrics
     return ClientRound(
         client=int(metrics["client"]),
-        tensors=frozenset(reply.steps),
+        tensors=frozenset(name.removeprefix(f"{BODY}.") for name in reply.steps),
         host_seconds=metrics["predicted-seconds"],
         step_seconds=metrics["step-seconds"],
         steps=int(metrics["steps"]),

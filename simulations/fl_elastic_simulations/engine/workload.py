@@ -182,8 +182,10 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
     return make
 
 
-def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
-    """Measure the scenario's step on this host, with one thread and its own time.
+def measure_profile(
+    scenario: Scenario, data_root: str | None, model: nn.Module | None = None
+) -> CostProfile:
+    """Measure the scenario's step on this host, or that of another model, with one thread and its own time.
 
     The cheaper modes of its methods' policies are measured with it, once for all clients.
     """
@@ -192,7 +194,7 @@ def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
     from fl_elastic.profiling.modes import with_modes
 
     batch = first_batch(scenario, data_root)
-    model = scenario_model(scenario, data_root, seed=0).train()
+    model = (scenario_model(scenario, data_root, seed=0) if model is None else model).train()
     profile = profile_model(
         model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
     )
