@@ -44,7 +44,12 @@ from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.place import FEATURE_BYTES, PEAK_BYTES, Place
-from fl_elastic_simulations.engine.workload import measure_profile, optimizer_fn
+from fl_elastic_simulations.engine.workload import (
+    at_speed,
+    measure_profile,
+    optimizer_fn,
+    speed_of_host,
+)
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
@@ -128,7 +133,7 @@ class _Role:
         return cls(
             place=place,
             config=config,
-            profile=_profile_of(place, read, measured is not None and str(config["profile"]))
+            profile=_profile_of(place, read, str(config.get("profile", "")))
             if read
             else measured or measure_profile(scenario, data_root),
             choosing=_choosing(str(config.get("choosing", ""))),
@@ -431,19 +436,20 @@ def _choosing(text: str) -> ChoosingCosts | None:
 
 
 @lru_cache(maxsize=4)
-def _profile_of(place: Place, read: str, measured: str | bool) -> CostProfile:
-    """Return the profile of a model that ends where its head reads: measured once, and kept."""
-    scenario, data_root = place.scenario, place.data_root
-    path = None
-    if measured:
-        digest = hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
-        path = Path(str(measured)).with_name(f"profile-{digest}.json")
-        known = _profile(str(path)) if path.exists() else None
-        if known is not None:
-            return known
+def _profile_of(place: Place, read: str, measured: str) -> CostProfile:
+    """Return the profile of a model that ends where its head reads, measured once and kept beside the whole one's.
+
+    Its seconds are those of the host that measured the other one.
+    """
+    scenario, data_root, whole = place.scenario, place.data_root, _profile(measured)
+    digest = hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
+    path = Path(measured).with_name(f"profile-{digest}.json")
+    if whole is not None and path.exists():
+        return load_profile(path)
     model = method_model(scenario, place.method, data_root, 0, read)
     profile = measure_profile(scenario, data_root, model)
-    if path is not None:
+    if whole is not None:
+        profile = at_speed(profile, speed_of_host(scenario, data_root, whole))
         save_profile(profile, path)
     return profile
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +38,12 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
-from fl_elastic_simulations.engine.workload import label_counts, measure_profile, test_batches
+from fl_elastic_simulations.engine.workload import (
+    label_counts,
+    measure_profile,
+    speed_of_host,
+    test_batches,
+)
 from fl_elastic_simulations.peers import PEERS, Peer
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
@@ -187,7 +193,8 @@ def run_cell(
     model = method_model(scenario, method, simulation.data_root, seed)
     peer = None if method.peer is None else PEERS.make(method.peer)
     evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
-    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last))
+    speed = cache(lambda: speed_of_host(scenario, simulation.data_root, profile))
+    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), speed)
     strategy = method_strategy(scenario, method, told, profile.graph)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -275,7 +282,10 @@ def _evaluation(
     )
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        found = after_round(server_round, {name: each.numpy() for name, each in arrays.items()})
+        weights = {name: each.numpy() for name, each in arrays.items()}
+        # Without steps no later round changes the model.
+        ended = ends and server_round > 0
+        found = after_round(training.rounds if ended else server_round, weights)
         limit = training.simulated_seconds
         if limit is not None and (cell.simulated_seconds >= limit or (ends and server_round)):
             raise _TimeIsUp
@@ -313,7 +323,11 @@ def _by_rounds(
 
 
 def _bookkeeping(
-    scenario: Scenario, cell: Cell, profile: CostProfile, runs_until: Callable[[int], None]
+    scenario: Scenario,
+    cell: Cell,
+    profile: CostProfile,
+    runs_until: Callable[[int], None],
+    speed: Callable[[], float],
 ) -> Callable[[RoundRecord], None]:
     """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
 
@@ -332,7 +346,8 @@ def _bookkeeping(
         at_least = max((record.deadline or 0.0) if late else 0.0, told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
-        cell.spent["simulated_seconds"] += record.server_seconds
+        if record.server_seconds:
+            cell.spent["simulated_seconds"] += record.server_seconds * speed()
         if not record.trains:
             cell.spend(done, scenario.clients, lost, left_out, at_least)
         else:

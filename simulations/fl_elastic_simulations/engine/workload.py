@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +34,7 @@ from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 
 __all__ = [
+    "at_speed",
     "client_batches",
     "first_batch",
     "label_counts",
@@ -40,6 +42,7 @@ __all__ = [
     "optimizer_fn",
     "scenario_dataset",
     "scenario_model",
+    "speed_of_host",
     "test_batches",
 ]
 
@@ -180,6 +183,18 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
         return kind(parameters, lr=rate, weight_decay=decay)
 
     return make
+
+
+def speed_of_host(scenario: Scenario, data_root: str | None, known: CostProfile) -> float:
+    """Return by what seconds of this host now are multiplied to be those of the host that measured a profile."""
+    now = measure_profile(scenario, data_root)
+    return known.full_step_seconds / now.full_step_seconds
+
+
+def at_speed(profile: CostProfile, factor: float) -> CostProfile:
+    """Return a profile with all of its seconds multiplied."""
+    timed = [each.name for each in fields(CostProfile) if "seconds" in each.name]
+    return replace(profile, **{name: factor * getattr(profile, name) for name in timed})
 
 
 def measure_profile(
