@@ -44,6 +44,7 @@ def pooling_for(place: Place, shape: tuple[int, ...]) -> nn.Module:
 
     Examples
     --------
+    >>> import torch
     >>> pooling_for(Place.parse("features.6@grid2"), (3, 8, 8))(torch.ones(5, 3, 8, 8)).shape
     torch.Size([5, 12])
     """
