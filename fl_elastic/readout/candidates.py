@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.examples import take_examples
+from fl_elastic.errors import PlanError
+from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
-from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.losses import squared_outputs
+from fl_elastic.ops.inference import traced
 from fl_elastic.readout.place import INPUT, Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 
-__all__ = ["MOST_FEATURES", "candidate_places", "few_of", "last_layer"]
+__all__ = ["MOST_FEATURES", "candidate_places", "last_layer"]
 
 MOST_FEATURES = 2560
 """More features than this are read only if asked for: the work of a head grows with their square."""
@@ -54,7 +53,7 @@ def candidate_places(
     >>> [str(place) for place in found]
     ['input@grid4', 'input@grid8', 'input@random1024', 'in:3@flat']
     """
-    batch = few_of(batch)
+    batch = few_of(split_batch(batch))
     ends, last = _block_ends(model, batch)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
     places += [Place(INPUT, "flat"), Place(INPUT, "random", min(_RANDOM, most_features))]
@@ -99,15 +98,6 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def few_of(batch: Batch) -> Batch:
-    """Return two of a batch's examples, which tell shapes as well as all do; the batch if it cannot be divided."""
-    inputs, targets = split_batch(batch)
-    try:
-        return take_examples(inputs, [0, 1]), take_examples(targets, [0, 1])
-    except (ModelError, IndexError):
-        return inputs, targets
-
-
 def _block_ends(
     model: nn.Module, batch: Batch
 ) -> tuple[list[tuple[str, bool, tuple[int, ...]]], str]:
@@ -115,19 +105,7 @@ def _block_ends(
 
     With the shape that is there per example. What is trained and what is frozen makes no difference.
     """
-    flags = [(each, each.requires_grad) for each in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with untouched(model):
-            model.eval()
-            for each, _ in flags:
-                each.requires_grad_(each.is_floating_point())
-            graph = trace_step(model, squared_outputs, batch).graph
-    finally:
-        for each, flag in flags:
-            each.requires_grad_(flag)
-        for module, mode in modes:
-            module.training = mode
+    graph = traced(model, batch)
     ends = [
         (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
         for cut in reversed(graph.cuts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
+from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
     all_finite,
     call_model,
@@ -25,6 +26,7 @@ from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
@@ -96,7 +98,8 @@ def head_sums(
     ]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as stack:
+            lay_out: Callable[[Any], Any] | None = None
             for given, size in within(counted(loader), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
@@ -104,7 +107,12 @@ def head_sums(
                     block = nullcontext() if running is None else running(batch)
                     with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
-                        outputs = call_model(model, inputs, size)
+                        if running is None:
+                            lay_out = lay_out or stack.enter_context(
+                                as_inference(model, few_of((inputs, targets)))
+                            )
+                        laid = inputs if lay_out is None else lay_out(inputs)
+                        outputs = call_model(model, laid, size)
                     layer, features, wanted, classes = _features_of(seen, outputs, targets)
                     gathered.add(layer, features, wanted, classes, example_keys(inputs, features))
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
-from fl_elastic.groups.examples import take_examples
+from fl_elastic.groups.examples import few_of, take_examples
 from fl_elastic.groups.forward import (
     all_finite,
     call_model,
@@ -24,9 +26,10 @@ from fl_elastic.groups.forward import (
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.readout.candidates import candidate_places, few_of
+from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import pooling_for
@@ -101,9 +104,10 @@ def place_sample(
     spent: dict[Place, float] = {}
     left, outputs, classes = examples, 0, True
     poolings: dict[Place, nn.Module] = {}
+    lay_out: Callable[[Any], Any] | None = None
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as stack:
             for given, size in within(counted(loader), seconds):
                 batch = to_device(as_pair(given), model_device(model))
                 if not size:
@@ -114,6 +118,9 @@ def place_sample(
                     inputs, targets = split_batch(batch)
                     if places is None:
                         places = candidate_places(model, batch, most_features)
+                    if lay_out is None:
+                        small, read = few_of((inputs, targets)), {each.module for each in places}
+                        lay_out = stack.enter_context(as_inference(model, small, read))
                     if not outputs:
                         outputs = outputs_of(model, inputs)
                     started = now()
@@ -122,7 +129,7 @@ def place_sample(
                         spent[place] = spent.get(place, 0.0) + now() - started
 
                     firsts = {(each.module, each.at_input): each for each in reversed(places)}
-                    found = reaching(model, tuple(firsts.values()), inputs, reached=note)
+                    found = reaching(model, tuple(firsts.values()), lay_out(inputs), reached=note)
                     at = dict(zip(firsts, found, strict=True))
                     rows: dict[Place, Tensor] = {}
                     for place in places:
