@@ -132,11 +132,6 @@ class ClientRegistry:
         for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if asked else ():
             self._learn(reply)
 
-    def whole_round_seconds(self, grid: Grid, config: ConfigRecord) -> float | None:
-        """Return how long a round without a cut may take; None if it may take as long as it likes."""
-        self.meet(grid, config, Instructions(keep=self.terms.sends_changes))
-        return self.deadline_seconds()
-
     def forget_capabilities(self) -> None:
         """Ask every node again what it can do, as it may do other things now."""
         self.capabilities.clear()

@@ -215,7 +215,7 @@ class _Role:
         packed, examples, metrics = client.fit(arrays, config)
         passes = min(told.examples, examples) / self.scenario.training.batch_size
         spent = self.profile.full_step_seconds
-        spent += _POOLED * passes * float(self.profile.forward_seconds[0])
+        spent += _POOLED * passes * self._inference_batch
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
@@ -235,13 +235,21 @@ class _Role:
             profile += costs.adding(summed, features) + costs.writing(summed, features - 1)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
+    @property
+    def _inference_batch(self) -> float:
+        """Seconds of a batch as inference: of all of the model what it saves below the cut nearest to the loss."""
+        profile = self.profile
+        plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
+        saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
+        return float(profile.forward_seconds[0]) * min(saved, 1.0)
+
     def _inference_seconds(
         self, told: Instructions, examples: int, metrics: Mapping[str, Any]
     ) -> float:
         """Return what a pass over so many examples takes on this host, of which features were found for some."""
         per_batch = self.scenario.training.batch_size
         if not told.cut:
-            return examples / per_batch * float(self.profile.forward_seconds[0])
+            return examples / per_batch * self._inference_batch
         options = self.place.options(cut=told.cut)
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
@@ -261,7 +269,8 @@ class _Role:
         if self.place.server_round:
             options = self.place.options(cut=told.cut)
             profile = lasting_costs(profile, options, batches.dataset_size)
-        each = float(profile.forward_seconds[0]) * self.client.device.slowdown
+        each = float(profile.forward_seconds[0]) if told.cut else self._inference_batch
+        each *= self.client.device.slowdown
         count = max(1, int(told.deadline / each))
         return batches if count >= len(batches) else _Begun(batches, count)
 
