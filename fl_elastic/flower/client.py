@@ -481,8 +481,9 @@ class ElasticClient(NumPyClient):
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         seconds = self._budget(told).deadline or math.inf
         return head_sums_above_cut(
-            self.model, self.train_loader, graph, options, seconds=seconds, together=_TOGETHER
-        )
+            self.model, self.train_loader, graph, options,
+            seconds=seconds, together=_TOGETHER, loss_fn=self.loss_fn,
+        )  # fmt: skip
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""

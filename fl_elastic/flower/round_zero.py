@@ -172,7 +172,9 @@ def with_closed_form_head(
         weight, sum(sent.sums.num_examples for sent in kept), len(kept), head.error,
     )  # fmt: skip
     solved = dict(weights)
-    solved[weight] = head.weight.astype(manifest.array_dtype(weight))
+    solved[weight] = head.weight.astype(manifest.array_dtype(weight)).reshape(
+        manifest.shape(weight)
+    )
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
     return Solved(solved, weight.removesuffix("weight").removesuffix("."), head.error)
