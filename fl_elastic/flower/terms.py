@@ -85,7 +85,8 @@ class RoundTerms:
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``), by the server making weights
         smaller (`fl_elastic.losses.squared_outputs` tells which). A number is how many times as much a weight must
         matter to them as to everything; True leaves that to the share of examples that are to be forgotten. False
-        does not listen to such wishes, for who may say what is to be forgotten can do harm to the model.
+        does not listen to such wishes, for who may say what is to be forgotten can do harm to the model. A head in
+        closed form is solved for anew instead, at once, from sums without the examples.
 
     Raises
     ------
