@@ -96,12 +96,20 @@ class BetweenRounds:
             deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
             keep=terms.sends_changes and zero,
+            clip=None if terms.sums_privacy is None else terms.sums_privacy.clip,
+            noise=None if terms.sums_privacy is None else terms.sums_privacy.noise,
         )  # fmt: skip
         replies = self._asked(messages, outbox, told, record, timeout)
-        solved = with_closed_form_head(
-            replies, weights, Manifest.of_arrays(weights), self._limits, record,
-            self._downlink.holds if zero else lambda *_: None,
-        )  # fmt: skip
+        manifest = Manifest.of_arrays(weights)
+        holds = self._downlink.holds if zero else lambda *_: None
+        if terms.sums_privacy is not None:
+            from fl_elastic.flower.secret_round_zero import with_private_head
+
+            solved = with_private_head(
+                replies, weights, manifest, record, holds, terms.sums_privacy
+            )
+        else:
+            solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
         weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer

@@ -72,6 +72,12 @@ class Instructions:
         Names of the groups to train, as a JSON list; empty to let the client choose.
     round_zero : bool
         Whether to send sums for a head in closed form instead of training.
+    fixed_point : str
+        How to write these sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON.
+    clip : float, optional
+        To what length features are scaled down in these sums, for differential privacy.
+    noise : float, optional
+        Standard deviation of the noise that the client adds to them then; left out, the server does.
     cut : str
         The deepest group that anybody trains; empty for none.
     kept_head : str
@@ -105,6 +111,9 @@ class Instructions:
     keep: bool = False
     groups: str = ""
     round_zero: bool = False
+    fixed_point: str = ""
+    clip: float | None = None
+    noise: float | None = None
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False

@@ -48,8 +48,10 @@ __all__ = [
     "put_head",
     "refuse_frozen_head",
     "solve_head",
+    "sums_apart",
 ]
 
+_NONE_COUNTS = "no target counts: every class is one that is ignored"
 _AT_ONCE = 256
 _MOST_AT_ONCE = 4096
 _FOLDS = 5
@@ -104,11 +106,75 @@ def head_sums(
     >>> found.weight, found.num_examples, found.targets[-1].tolist()
     ('weight', 4, [1.0, 2.0, 1.0])
     """
+    gathered = _Gathered()
+    _pass_over(model, loader, seconds, running, loss_fn, gathered.add)
+    return gathered.sums(model, together)
+
+
+def sums_apart(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    seconds: float = float("inf"),
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    loss_fn: LossFn | None = None,
+    clip: float | None = None,
+) -> tuple[HeadSums, HeadSums]:
+    """Return the sums over all examples, and those over about a fifth of them, for sums that only add up.
+
+    Whether an example is among the fifth depends on nothing but itself, so that no other one's sums change with it.
+
+    Parameters
+    ----------
+    model, loader, seconds, running, loss_fn
+        See `head_sums`.
+    clip : float, optional
+        Features are given in shares of this length, and those of an example that are longer are scaled down to it.
+
+    Raises
+    ------
+    TrainingError
+        As `head_sums` does, and where an input has several rows, each of which would be clipped for itself.
+    """
+    gathered = _Gathered(), _Gathered()
+
+    def take(rows: Rows, keys: list[int]) -> None:
+        rows = rows if clip is None else _clipped(rows, clip)
+        apart = torch.tensor([key % _FOLDS == 0 for key in keys], dtype=torch.bool)[rows.inputs]
+        for some, each in zip((apart, ~apart), gathered, strict=True):
+            each.add(rows.where(some), keys)
+
+    _pass_over(model, loader, seconds, running, loss_fn, take)
+    held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
+    if not held.num_examples + rest.num_examples:
+        raise TrainingError(_NONE_COUNTS)
+    return held + rest, held
+
+
+def _clipped(rows: Rows, clip: float) -> Rows:
+    """Return rows whose features are in shares of a length, and none longer."""
+    if rows.several or not rows.classes:
+        raise TrainingError(
+            "differential privacy for sums is of one class for each input: what one input adds to the sums of "
+            "tokens, of places or of numbers has no known length"
+        )
+    features = rows.features.cpu().double()
+    return replace(rows, features=features / features.norm(dim=1, keepdim=True).clamp(min=clip))
+
+
+def _pass_over(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    seconds: float,
+    running: Callable[[Batch], AbstractContextManager[None]] | None,
+    loss_fn: LossFn | None,
+    take: Callable[[Rows, list[int]], None],
+) -> None:
+    """Hand over each batch as rows of the last layer, with what tells its inputs apart; leave no trace."""
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     seen: list[tuple[LastLayer, Tensor, Tensor]] = []
     odds: bool | None = None
-    gathered = _Gathered()
     hooks = [
         module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
         for module in model.modules()
@@ -129,14 +195,13 @@ def head_sums(
                     again = partial(_outputs, model, batch, size, running, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
                 rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
-                gathered.add(rows.without_ignored(), _keys(inputs, rows))
+                take(rows.without_ignored(), _keys(inputs, rows))
     finally:
         for hook in hooks:
             hook.remove()
         held.put_back()
         for module, mode in modes:
             module.training = mode
-    return gathered.sums(model, together)
 
 
 def solve_head(
@@ -222,8 +287,8 @@ class _Gathered:
         if sum(len(each) for each, *_ in self._waiting) >= _AT_ONCE:
             self._add_up()
 
-    def sums(self, model: nn.Module, together: int) -> HeadSums:
-        """Return the sums over all batches; raises TrainingError if there was none."""
+    def sums(self, model: nn.Module, together: int, *, empty: bool = False) -> HeadSums:
+        """Return the sums over all batches; TrainingError if there was none, or none with an example."""
         if self._waiting:
             self._add_up()
         if self._sums is None or self._kind is None:
@@ -242,8 +307,8 @@ class _Gathered:
                 "learning rate"
             )
         products, targets, squares = (each.numpy() for each in self._sums)
-        if not products[-1, -1]:
-            raise TrainingError("no target counts: every class is one that is ignored")
+        if not products[-1, -1] and not empty:
+            raise TrainingError(_NONE_COUNTS)
         folds = self._held.folds(together)
         weight = names[id(layer.weight)][0]
         return HeadSums(weight, products, targets, squares, classes, folds)

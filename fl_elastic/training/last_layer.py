@@ -61,11 +61,13 @@ class Rows:
     def without_ignored(self) -> Rows:
         """Return the rows whose class counts."""
         known = ~self.wanted.isnan().all(dim=1)
-        if not self.classes or bool(known.all()):
-            return self
+        return self if not self.classes or bool(known.all()) else self.where(known)
+
+    def where(self, some: Tensor) -> Rows:
+        """Return the rows for which this is true, shape (R,)."""
         return replace(
-            self, features=self.features[known.to(self.features.device)], wanted=self.wanted[known],
-            inputs=self.inputs[known],
+            self, features=self.features[some.to(self.features.device)], wanted=self.wanted[some],
+            inputs=self.inputs[some],
         )  # fmt: skip
 
 

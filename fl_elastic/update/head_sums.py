@@ -20,7 +20,7 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums"]
+__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "layer_shape"]
 
 _Floats = NDArray[np.float64]
 # What sums lose when they are written as fp32, and the largest that can still be squared and added up.
@@ -206,7 +206,7 @@ def decode_head_sums(
         raise UpdateError("sums are of one weight of a linear layer")
     examples = field(header, "num_examples", int)
     check_count("num_examples", examples, 1, (limits or Limits()).max_examples)
-    outputs, features = _layer_shape(manifest.shapes[indices[0]])
+    outputs, features = layer_shape(manifest.shapes[indices[0]])
     counts = _fold_counts(header, examples, features)
     rest = examples - sum(count for count, _ in counts)
     few = [features, outputs, outputs] * (len(counts) + (rest > 0))
@@ -307,7 +307,7 @@ def _from_triangle(triangle: _Floats, features: int) -> _Floats:
     return found
 
 
-def _layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
+def layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
     """Return how many outputs and features a layer has; UpdateError if its weight is of no linear layer."""
     if len(weight) < 2 or any(size != 1 for size in weight[2:]):
         raise UpdateError("sums are of one weight of a linear layer")
@@ -315,7 +315,7 @@ def _layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _shapes(weight: tuple[int, ...]) -> Any:
-    outputs, features = _layer_shape(weight)
+    outputs, features = layer_shape(weight)
     return (features + 1, features + 1), (features + 1, outputs), (outputs,)
 
 
