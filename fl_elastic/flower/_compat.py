@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flwr.server.client_manager import ClientManager
     from flwr.server.client_proxy import ClientProxy
     from flwr.server.strategy import Strategy as LegacyStrategy
+    from flwr.server.workflow import SecAggPlusWorkflow
 
 __all__ = [
     "ClientManager",
@@ -35,6 +36,7 @@ __all__ = [
     "LegacyStrategy",
     "NumPyClient",
     "Parameters",
+    "SecAggPlusWorkflow",
     "bytes_to_ndarray",
     "ndarray_to_bytes",
     "ndarrays_to_parameters",
@@ -51,6 +53,7 @@ _HOMES = {
     "FitRes": ("flwr.common", "FitRes"),
     "LegacyStrategy": ("flwr.server.strategy", "Strategy"),
     "Parameters": ("flwr.common", "Parameters"),
+    "SecAggPlusWorkflow": ("flwr.server.workflow", "SecAggPlusWorkflow"),
     "ndarrays_to_parameters": ("flwr.common", "ndarrays_to_parameters"),
     "parameters_to_ndarrays": ("flwr.common", "parameters_to_ndarrays"),
     "secaggplus_mod": ("flwr.client.mod", "secaggplus_mod"),

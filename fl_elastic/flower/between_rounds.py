@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
@@ -28,7 +29,7 @@ from fl_elastic.flower.round import (
     in_fixed_order,
     one_line,
 )
-from fl_elastic.flower.round_zero import LastSolved, with_closed_form_head
+from fl_elastic.flower.round_zero import LastSolved, Solved, with_closed_form_head
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 
@@ -107,25 +108,43 @@ class BetweenRounds:
         weights: _Weights,
         record: RoundRecord,
         timeout: float,
+        *,
+        forgets: bool = False,
     ) -> _Weights:
-        """Ask for sums by these messages; return the model with the head that they give."""
+        """Ask for sums by these messages; return the model with the head that they give.
+
+        Where the model was just made to forget examples, it is taken whatever it is worth.
+        """
         terms, zero = self._fleet.terms, record.server_round == 0
         told = Instructions(
             deadline=record.deadline, round_zero=True, read=self._fleet.read, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
             keep=terms.sends_changes and zero,
+            clip=None if terms.sums_privacy is None else terms.sums_privacy.clip,
+            noise=None if terms.sums_privacy is None else terms.sums_privacy.noise,
         )  # fmt: skip
         replies = self._asked(messages, outbox, told, record, timeout)
         began = time.thread_time()
-        solved = with_closed_form_head(
-            replies, weights, Manifest.of_arrays(weights), self._limits, record,
-            self._downlink.holds if zero else lambda *_: None,
-        )  # fmt: skip
+        manifest = Manifest.of_arrays(weights)
+        holds = self._downlink.holds if zero else lambda *_: None
+        if terms.sums_privacy is not None:
+            from fl_elastic.flower.secret_round_zero import with_private_head
+
+            solved = with_private_head(
+                replies, weights, manifest, record, holds, terms.sums_privacy
+            )
+        else:
+            solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
         record.server_seconds = time.thread_time() - began
         weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer
-            record.stepped_back, weights = self._solved.take(solved), self._solved.weights
+            gone = self._solved.nodes - set(outbox.grid.get_node_ids())
+            record.stepped_back = self._solved.take(
+                solved, anyway=forgets,
+                before=partial(self._solved_before, record, outbox, timeout) if gone else None,
+            )  # fmt: skip
+            weights = self._solved.weights
             if record.stepped_back:
                 self._fleet.slow_down()
                 _LOG.warning(
@@ -135,8 +154,31 @@ class BetweenRounds:
         self._close(record, outbox)
         return weights
 
+    def _solved_before(self, record: RoundRecord, outbox: Outbox, timeout: float) -> Solved:
+        """Return the model of the last time with the head that the sums of those give who are here now."""
+        nodes = sorted(each.node_id for each in record.accepted)
+        before, served = self._solved.weights, dict(self._downlink.weights)
+        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        told = Instructions(deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group)
+        self._downlink.amend(before)
+        try:
+            replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
+        finally:
+            self._downlink.amend(served)
+        record.downlink_total_bytes += again.total_bytes
+        return with_closed_form_head(
+            replies, before, Manifest.of_arrays(before), self._limits,
+            RoundRecord(record.server_round, trains=False), lambda *_: None,
+        )  # fmt: skip
+
     def solve_again(
-        self, outbox: Outbox, weights: _Weights, ended: RoundRecord, timeout: float
+        self,
+        outbox: Outbox,
+        weights: _Weights,
+        ended: RoundRecord,
+        timeout: float,
+        *,
+        forgets: bool = False,
     ) -> _Weights | None:
         """Solve for the head of the model as it is after a round, from sums of those who answered in it.
 
@@ -144,6 +186,8 @@ class BetweenRounds:
         Returns None where rounds go on from the model as it is: where it is not the time for a head, which the
         run's last round always is, or for one that is only tested. It lasts no longer than the round's deadline: a
         client that cannot go through all of its data sends sums over some of them.
+
+        Where a client had examples forgotten after the round it is always time: the new head knows nothing of them.
         """
         terms, number = self._fleet.terms, ended.server_round
         # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
@@ -151,14 +195,18 @@ class BetweenRounds:
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
         last = terms.solve_every > 0 and number == self.last_round
-        due = terms.looks_after(number) or last
+        due = terms.looks_after(number) or last or forgets
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        solved = self.solve(outbox.blank(sorted(nodes)), again, weights, record, timeout)
-        goes_on = terms.solves_after(number) or last or record.stepped_back
+        solved = self.solve(
+            outbox.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
+        )
+        if forgets and not record.accepted:
+            self._fleet.wishes.not_yet(number)
+        goes_on = terms.solves_after(number) or last or forgets or record.stepped_back
         return solved if goes_on else None
 
     def forget(
@@ -167,9 +215,11 @@ class BetweenRounds:
         weights: _Weights,
         ended: RoundRecord,
         timeout: float,
-        settled: Callable[[_Weights], _Weights],
+        trained: Collection[str],
     ) -> _Weights | None:
         """Return the model without what clients of a round want forgotten; None where nobody does.
+
+        A head in closed form needs nothing but to be solved for again. What was trained by steps is dampened.
 
         Everybody who answered is asked for squares of gradients: what matters to the examples of one may matter to
         all. A client that cannot go through all of its data within the round's deadline speaks for all by some.
@@ -177,8 +227,8 @@ class BetweenRounds:
 
         Parameters
         ----------
-        settled : callable
-            Puts back in a model what nobody may change.
+        trained : collection of str
+            Names of the tensors that may change in rounds.
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
@@ -186,6 +236,12 @@ class BetweenRounds:
         if not wishes:
             return None
         fleet.wishes.taken_up(wishes, number)
+        stepped = {
+            n for n in trained if not fleet.kept_head or n.rpartition(".")[0] != fleet.kept_head
+        }
+        if not stepped:
+            fleet.wishes.tried(wishes, number)
+            return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         told = Instructions(deadline=ended.deadline, squares=True, read=self._fleet.read)
@@ -194,7 +250,8 @@ class BetweenRounds:
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
         )
-        new, kept = settled(new), any(came.values())
+        new = {name: each if name in stepped else weights[name] for name, each in new.items()}
+        kept = any(came.values())
         if kept:
             reason = self._not_borne(outbox, new, ended, record, timeout)
             if reason:

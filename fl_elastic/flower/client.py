@@ -344,6 +344,10 @@ class ElasticClient(NumPyClient):
         self._follow_flags()
         self._read_from(told.read)
         version, metrics = self._load_weights(parameters, config, told)
+        if told.fixed_point:
+            from fl_elastic.flower.secret_round_zero import secret_answer
+
+            return secret_answer(self, told)
         if not told.trains:
             packed, examples = self._answer(told, metrics)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
@@ -450,7 +454,7 @@ class ElasticClient(NumPyClient):
 
     def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
         """Return what the server asks for instead of training, packed, and its examples; some is in the metrics."""
-        if adds_noise(made_by(self.optimizer_fn, self.model)):
+        if told.noise is None and adds_noise(made_by(self.optimizer_fn, self.model)):
             raise TrainingError(
                 "the optimiser adds noise for privacy, and the server asks for what comes from the data without "
                 "any: use round_zero='none', cut='none' or 'fixed:GROUP', and no forgetting"
@@ -477,6 +481,10 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
 
+        if told.noise is not None:
+            from fl_elastic.flower.secret_round_zero import noisy_answer
+
+            return noisy_answer(self, told), 1
         sums, forward = self._head_sums(told)
         refuse_frozen_head(sums.weight, self.manifest.index)
         metrics |= {} if forward is None else forward.to_metrics()
@@ -524,8 +532,20 @@ class ElasticClient(NumPyClient):
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         seconds = self._budget(told).deadline or math.inf
         return head_sums_above_cut(
-            self.model, self.train_loader, graph, options, seconds=seconds, together=_TOGETHER
-        )
+            self.model, self.train_loader, graph, options,
+            seconds=seconds, together=_TOGETHER, loss_fn=self.loss_fn,
+        )  # fmt: skip
+
+    def sums_apart(self, told: Instructions) -> tuple[HeadSums, HeadSums]:
+        """Return the sums over all examples, and those over about a fifth, features clipped as the server says."""
+        from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
+
+        found = sums_apart(
+            self.model, self.train_loader, seconds=self._budget(told).deadline or math.inf,
+            loss_fn=self.loss_fn, clip=told.clip,
+        )  # fmt: skip
+        refuse_frozen_head(found[0].weight, self.manifest.index)
+        return found
 
     def _cut_worth(self, told: Instructions) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""

@@ -162,13 +162,15 @@ class LeftAlone:
         self, weights: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
         """Return the weights, with what nobody may train as before; norms keep their statistics there."""
-        ((may_train, votes),) = self._said.most_common(1) or [(frozenset[int](), 0)]
+        may_train = self.may_train()
+        return {name: each if name in may_train else before[name] for name, each in weights.items()}
+
+    def may_train(self) -> frozenset[str]:
+        """Return the names of what may be trained."""
+        ((said, votes),) = self._said.most_common(1) or [(frozenset[int](), 0)]
+        names = self._manifest.names
         if 2 * votes <= self._clients:
             if self._clients:
                 _LOG.warning("clients do not agree on what lies above the fleet's cut")
-            return dict(weights)
-        index = self._manifest.index
-        return {
-            name: each if index[name] in may_train else before[name]
-            for name, each in weights.items()
-        }
+            return frozenset(names)
+        return frozenset(names[index] for index in said)

@@ -90,6 +90,12 @@ class Wishes:
         self._failures.update(wishes.values())
         self.tried({n: wish for n, wish in wishes.items() if self._failures[wish] >= _ATTEMPTS}, 0)
 
+    def not_yet(self, server_round: int) -> None:
+        """Note that the wishes met after a round are not: no head was solved for without their examples."""
+        self._tried = {
+            wish: number for wish, number in self._tried.items() if number != server_round
+        }
+
     def undone(self, server_round: int) -> None:
         """Note that the model before a round was put back, and with it what clients wanted forgotten after it."""
         undone = [wish for wish, number in self._tried.items() if number == server_round]

@@ -81,6 +81,12 @@ class Instructions:
         training; empty for no such question.
     examples : int
         How many examples that is of.
+    fixed_point : str
+        How to write these sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON.
+    clip : float, optional
+        To what length features are scaled down in these sums, for differential privacy.
+    noise : float, optional
+        Standard deviation of the noise that the client adds to them then; left out, the server does.
     cut : str
         The deepest group that anybody trains; empty for none.
     kept_head : str
@@ -117,6 +123,9 @@ class Instructions:
     read: str = ""
     places: str = ""
     examples: int = 0
+    fixed_point: str = ""
+    clip: float | None = None
+    noise: float | None = None
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False

@@ -34,7 +34,7 @@ _FEWEST, _LEFT_OUT = 3, 5
 # Other clients' examples may be a little harder; of the mean's error so much is nothing.
 _SPOILED, _NOTHING = 1.25, 0.02
 # No tensor's name begins with a dot.
-_ERROR = ".error"
+_ERROR, _NODES = ".error", ".nodes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The model with a head in closed form, the layer that it is, and its error on what clients held out.
+    """The model with a head in closed form, the layer that it is, its error on what was held out, and whose it is.
 
     Without a layer, and of unknown error, where no client sent sums.
     """
@@ -61,6 +61,7 @@ class Solved:
     weights: dict[str, NDArray[Any]]
     layer: str = ""
     error: float = float("nan")
+    nodes: frozenset[int] = frozenset()
 
 
 class LastSolved:
@@ -78,43 +79,75 @@ class LastSolved:
     ----------
     weights : dict of str to array
         The model; empty as long as no head was solved for.
+    nodes : frozenset of int
+        Whose sums its head is from.
     went_back : bool
         Whether the last time a model was put back.
     """
 
     def __init__(self, snapshot: Callable[[], Callable[[], None]] = lambda: lambda: None) -> None:
         self.weights: dict[str, NDArray[Any]] = {}
+        self.nodes: frozenset[int] = frozenset()
         self.went_back = False
         self._least = float("inf")
         self._snapshot = snapshot
         self._undo: Callable[[], None] = lambda: None
 
-    def take(self, solved: Solved) -> str:
-        """Take over a model; return why it was not, and the one before is put back; empty if it was."""
-        self.went_back = _spoiled(solved.error, self._least) and bool(self.weights)
-        if self.went_back:
-            self._undo()
-            self._undo = self._snapshot()
-            return (
-                f"the solved head's squared error is {solved.error:.2f} of the mean's, and was {self._least:.2f} "
-                "before: training spoils the features"
-            )
+    def take(
+        self,
+        solved: Solved,
+        *,
+        anyway: bool = False,
+        before: Callable[[], Solved] | None = None,
+    ) -> str:
+        """Take over a model; return why it was not, and the one before is put back; empty if it was.
+
+        Parameters
+        ----------
+        solved : Solved
+            The model as it is now.
+        anyway : bool
+            Take it whatever it is worth, as where it has forgotten examples that the one before knows.
+        before : callable, optional
+            Returns `weights` with a head solved for anew, where some of those are gone whose sums are in the old
+            one: that head does not come back, and the new one's error tells whether features or examples changed.
+        """
+        self.went_back, least = False, self._least
+        if not anyway and self.weights and _spoiled(solved.error, least):
+            old = before() if before is not None else None
+            if old is not None and old.layer:
+                least = old.error
+            self.went_back = _spoiled(solved.error, least)
+            if self.went_back:
+                self._undo()
+                self._undo = self._snapshot()
+                if old is not None and old.layer:
+                    self.weights, self.nodes, self._least = old.weights, old.nodes, least
+                return (
+                    f"the solved head's squared error is {solved.error:.2f} of the mean's, and was {least:.2f} "
+                    "before: training spoils the features"
+                )
         self._undo = self._snapshot()
-        self._least = min(self._least, solved.error)
-        self.weights = solved.weights
+        self._least = solved.error if anyway else min(least, solved.error)
+        self.weights, self.nodes = solved.weights, solved.nodes
         return ""
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
-        return {**self.weights, _ERROR: np.array(self._least)} if self.weights else {}
+        if not self.weights:
+            return {}
+        nodes = np.array(sorted(self.nodes), dtype=np.uint64)
+        return {**self.weights, _ERROR: np.array(self._least), _NODES: nodes}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
         weights = dict(arrays)
         least = float(weights.pop(_ERROR, np.array(np.inf)))
+        nodes = weights.pop(_NODES, np.zeros(0, dtype=np.uint64))
         if not least >= 0:
             raise ValueError(f"an error of {least} is no state of a run")
         self.weights, self._least = weights, least
+        self.nodes = frozenset(int(node) for node in nodes.reshape(-1))
 
 
 def _spoiled(error: float, least: float) -> bool:
@@ -172,10 +205,13 @@ def with_closed_form_head(
         weight, sum(sent.sums.num_examples for sent in kept), len(kept), head.error,
     )  # fmt: skip
     solved = dict(weights)
-    solved[weight] = head.weight.astype(manifest.array_dtype(weight))
+    solved[weight] = head.weight.astype(manifest.array_dtype(weight)).reshape(
+        manifest.shape(weight)
+    )
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
-    return Solved(solved, weight.removesuffix("weight").removesuffix("."), head.error)
+    nodes = frozenset(sent.node for sent in kept)
+    return Solved(solved, weight.removesuffix("weight").removesuffix("."), head.error, nodes)
 
 
 def _read(

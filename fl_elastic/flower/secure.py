@@ -24,15 +24,17 @@ from fl_elastic.flower._compat import (
     FitRes,
     LegacyStrategy,
     Parameters,
+    SecAggPlusWorkflow,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
 from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.instructions import IMPORTANCE, read_importance
+from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_importance
 from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.update.secret_sums import FixedPoint
 
 __all__ = ["SecurePartialUpdates"]
 
@@ -55,7 +57,11 @@ class SecurePartialUpdates(LegacyStrategy):
     inner : flwr.server.strategy.Strategy
         Samples clients and takes the mean, as a legacy strategy does; it sees whole models.
     terms : RoundTerms, optional
-        Deadline and quota; the plan is always the server's.
+        Deadline and quota; the plan is always the server's. With ``round_zero="closed_form"`` the first round that
+        comes about is one for sums: the head is solved for from the total of all clients, and of a fifth of their
+        examples. With ``sums_privacy`` the server adds noise to the total.
+    workflow : SecAggPlusWorkflow, optional
+        That the strategy is run by: sums are written in its steps, so round zero needs it.
 
     Raises
     ------
@@ -63,7 +69,13 @@ class SecurePartialUpdates(LegacyStrategy):
         If the terms ask for what cannot be had under secure aggregation.
     """
 
-    def __init__(self, inner: LegacyStrategy, *, terms: RoundTerms | None = None) -> None:
+    def __init__(
+        self,
+        inner: LegacyStrategy,
+        *,
+        terms: RoundTerms | None = None,
+        workflow: SecAggPlusWorkflow | None = None,
+    ) -> None:
         self.inner = inner
         self.fleet = ClientRegistry(terms or RoundTerms(plan_source="server"))
         if self.fleet.terms.plan_source != "server" or self.fleet.terms.sends_changes:
@@ -72,6 +84,16 @@ class SecurePartialUpdates(LegacyStrategy):
                 "without delta_downlink or a cut"
             )
         self._arrays: list[NDArray[Any]] = []
+        self._fixed: FixedPoint | None = None
+        if self.fleet.terms.round_zero != "none":
+            if workflow is None or self.fleet.terms.solve_every:
+                raise RegistryError(
+                    "round zero under secure aggregation writes sums in the workflow's steps, and solves for the "
+                    "head once: give workflow=SecAggPlusWorkflow(...), and solve_every=0 in the terms"
+                )
+            self._fixed = FixedPoint(
+                workflow.quantization_range, workflow.clipping_range, workflow.max_weight
+            )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Delegate."""
@@ -85,6 +107,11 @@ class SecurePartialUpdates(LegacyStrategy):
         chosen = self.inner.configure_fit(
             server_round=server_round, parameters=parameters, client_manager=client_manager
         )
+        if self._fixed is not None:
+            zero = self._question(self._fixed).to_config()
+            return [
+                (proxy, FitIns(told.parameters, {**told.config, **zero})) for proxy, told in chosen
+            ]
         for proxy, _ in chosen:
             self._ask(proxy, server_round)
         self.fleet.gather(proxy.node_id for proxy, _ in chosen)
@@ -105,6 +132,8 @@ class SecurePartialUpdates(LegacyStrategy):
 
         A tensor that was not trained keeps its value, whatever the inner strategy does with it.
         """
+        if self._fixed is not None:
+            return self._solved(server_round, self._fixed, results), {}
         try:
             trained = self._trained(results)
         except UpdateError as error:
@@ -154,6 +183,44 @@ class SecurePartialUpdates(LegacyStrategy):
     ) -> tuple[float, dict[str, Any]] | None:
         """Delegate."""
         return self.inner.evaluate(server_round, parameters)
+
+    def _question(self, fixed: FixedPoint) -> Instructions:
+        """Return what is asked in place of training in the first round."""
+        privacy = self.fleet.terms.sums_privacy
+        return Instructions(
+            round_zero=True, fixed_point=fixed.to_text(), keep_statistics=True,
+            clip=None if privacy is None else privacy.clip,
+        )  # fmt: skip
+
+    def _solved(
+        self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
+    ) -> Parameters | None:
+        """Return the model with the head that the total of all sums gives; None where it is no such total."""
+        from fl_elastic.flower.secret_round_zero import SUMS_OF, secret_head
+
+        # Rounds begin as without where there is none.
+        self._fixed = None
+        try:
+            if not results:
+                raise UpdateError("no client sent any")
+            (means,) = parameters_to_ndarrays(results[0][1].parameters)
+            found, head, _ = secret_head(
+                (fit.metrics.get(SUMS_OF) for _, fit in results), means, len(results), fixed,
+                self._arrays, self.fleet.terms.sums_privacy,
+            )  # fmt: skip
+        except (UpdateError, ValueError) as error:
+            _LOG.warning(
+                "round %s: no head in closed form, it stays as it is: %s",
+                server_round, one_line(str(error)),
+            )  # fmt: skip
+            return None
+        _LOG.info(
+            "round %s: a head in closed form from the total of %d clients; its squared error is %.2f of the mean's",
+            server_round, len(results), head.error,
+        )  # fmt: skip
+        return ndarrays_to_parameters(
+            [found.get(index, array) for index, array in enumerate(self._arrays)]
+        )
 
     def _ask(self, proxy: ClientProxy, server_round: int) -> None:
         """Ask a client what it can do, again and ever more rarely if it does not say."""

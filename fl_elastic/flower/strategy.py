@@ -432,17 +432,19 @@ class PartialUpdates(Strategy):
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
         timeout = self.patience() or _PATIENCE_SECONDS
-        solved = None
+        solved = forgotten = None
         if self.terms.forget:
-            before, alone = self._weights, this.left_alone
+            alone = this.left_alone
+            trained = self._weights if alone is None else alone.may_train()
             forgotten = self._between.forget(
-                this.outbox, before, this.record, timeout,
-                lambda new: new if alone is None else alone.put_back(new, before),
-            )  # fmt: skip
+                this.outbox, self._weights, this.record, timeout, trained
+            )
             if forgotten is not None:
                 self._amend(forgotten)
         if self.fleet.kept_head:
-            solved = self._between.solve_again(this.outbox, self._weights, this.record, timeout)
+            solved = self._between.solve_again(
+                this.outbox, self._weights, this.record, timeout, forgets=forgotten is not None
+            )
             if solved is not None:
                 self._amend(solved)
         if undo is not None and (solved is None or not self.solved.went_back):

@@ -237,6 +237,12 @@ class StreamClient(ElasticClient):
         sums, forward = super()._head_sums(told)
         return sums.of_outputs(self.manifest.shape(sums.weight)[0]), forward
 
+    def sums_apart(self, told: Instructions) -> tuple[HeadSums, HeadSums]:
+        """Return the sums for the server's outputs."""
+        total, held = super().sums_apart(told)
+        outputs = self.manifest.shape(total.weight)[0]
+        return total.of_outputs(outputs), held.of_outputs(outputs)
+
     def _take(self, weights: dict[str, NDArray[Any]]) -> None:
         """Join the global model with the learner's; samples of the store are what is trained on."""
         seen = self._visited()

@@ -12,6 +12,7 @@ from fl_elastic.update import CODECS
 
 if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline
+    from fl_elastic.update.sums_privacy import SumsPrivacy
 
 __all__ = ["RoundTerms"]
 
@@ -80,6 +81,9 @@ class RoundTerms:
         (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays
         bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
         it travels, to clients as well.
+    sums_privacy : SumsPrivacy, optional
+        Differential privacy of the sums for a head, which is then solved for once (``solve_every=0``): clients clip
+        their features and add noise before they send, or the server does to the total of secure aggregation.
     codecs : sequence of str
         Codecs in which clients send, one after the other, in place of their own: the next one from the round on in
         which the fleet's loss has levelled off (`fl_elastic.flower.precision`), the last one in the last fifth of
@@ -93,7 +97,8 @@ class RoundTerms:
         Whether a client may have examples forgotten (``ElasticClient(forget=...)``), by the server making weights
         smaller (`fl_elastic.losses.squared_outputs` tells which). A number is how many times as much a weight must
         matter to them as to everything; True leaves that to the share of examples that are to be forgotten. False
-        does not listen to such wishes, for who may say what is to be forgotten can do harm to the model.
+        does not listen to such wishes, for who may say what is to be forgotten can do harm to the model. A head in
+        closed form is solved for anew instead, at once, from sums without the examples.
 
     Raises
     ------
@@ -119,6 +124,7 @@ class RoundTerms:
     read: str = "last"
     steps: bool = True
     solve_every: int = 5
+    sums_privacy: SumsPrivacy | None = None
     cut: str = "none"
     codecs: Sequence[str] = ()
     feature_precisions: Sequence[str] = ()
@@ -166,6 +172,11 @@ class RoundTerms:
             raise RegistryError(
                 f"forget {self.forget} must be True, False, or a number above 0 such as 3"
             )
+        if self.sums_privacy is not None and (self.round_zero == "none" or self.solve_every):
+            raise RegistryError(
+                "sums_privacy is of one round zero, and each later solve would spend its epsilon again: use it "
+                "with round_zero='closed_form' and solve_every=0"
+            )
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")
 
@@ -183,7 +194,11 @@ class RoundTerms:
     def uncovered(self) -> str:
         """What differential privacy does not cover of these terms, and what to use instead; empty for nothing."""
         told = (
-            (self.round_zero != "none", "round zero sends exact sums", "round_zero='none'"),
+            (
+                self.round_zero != "none" and self.sums_privacy is None,
+                "round zero sends exact sums",
+                "round_zero='none', or sums_privacy",
+            ),
             (self.forget, "forgetting takes squares of gradients", "forget=False"),
             (self.codecs, "codecs go by the losses of clients", "codecs=()"),
             (

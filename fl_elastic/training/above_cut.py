@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fl_elastic.groups import Batch
+from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile_key import model_device
@@ -70,6 +70,7 @@ def head_sums_above_cut(
     *,
     seconds: float,
     together: int = 1,
+    loss_fn: LossFn | None = None,
 ) -> tuple[HeadSums, ForwardReport | None]:
     """Return the sums of round zero over a loader, and what was done to the features at the cut on the way.
 
@@ -81,7 +82,7 @@ def head_sums_above_cut(
         Left out, the whole model runs and no features are kept.
     seconds : float
         No batch is begun after that time.
-    together : int
+    together, loss_fn
         See `fl_elastic.training.head_sums.head_sums`.
 
     Raises
@@ -95,7 +96,9 @@ def head_sums_above_cut(
     from fl_elastic.training.head_sums import head_sums
 
     if graph is None:
-        return head_sums(model, loader, seconds=seconds, together=together), None
+        return head_sums(model, loader, seconds=seconds, together=together, loss_fn=loss_fn), None
     with passing_above_cut(model, loader, graph, options) as forward:
-        sums = head_sums(model, loader, seconds=seconds, running=forward.step, together=together)
+        sums = head_sums(
+            model, loader, seconds=seconds, running=forward.step, together=together, loss_fn=loss_fn
+        )
     return sums, forward.report()

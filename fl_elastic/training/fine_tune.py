@@ -172,7 +172,7 @@ def fine_tune(
                 optimizer_fn=optimizer_fn, budget=budget or Budget(), options=options,
             )  # fmt: skip
             if not cut:
-                _, head = solve_head(model, islice(loader, _ROUGH_BATCHES))
+                _, head = solve_head(model, islice(loader, _ROUGH_BATCHES), loss_fn=loss_fn)
                 rough = replace(
                     options,
                     kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head)),
@@ -183,7 +183,7 @@ def fine_tune(
                 )
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, cut=cut)
-            start, head = _solve_above_cut(model, loader, profile, options)
+            start, head = _solve_above_cut(model, loss_fn, loader, profile, options)
             options = replace(
                 options, kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head))
             )
@@ -192,7 +192,7 @@ def fine_tune(
                 budget=budget or Budget(), policy=policy, profile=profile, options=options,
             )  # fmt: skip
             report = trainer.fit(loader, epochs=epochs)
-            end, _ = _solve_above_cut(model, loader, profile, options)
+            end, _ = _solve_above_cut(model, loss_fn, loader, profile, options)
     except BaseException:
         model.load_state_dict(before)
         raise
@@ -217,7 +217,11 @@ def _refuse_read_once(loader: Iterable[Batch]) -> None:
 
 
 def _solve_above_cut(
-    model: nn.Module, loader: Iterable[Batch], profile: CostProfile, options: TrainerOptions
+    model: nn.Module,
+    loss_fn: LossFn,
+    loader: Iterable[Batch],
+    profile: CostProfile,
+    options: TrainerOptions,
 ) -> tuple[ClosedFormHead, str]:
     with passing_above_cut(model, loader, profile.graph, options) as forward:
-        return solve_head(model, loader, forward.step)
+        return solve_head(model, loader, forward.step, loss_fn)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,10 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
+    LossFn,
     all_finite,
     call_model,
     refusing_misfits,
-    scores_of,
     split_batch,
     to_device,
 )
@@ -29,25 +31,38 @@ from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import NO_BATCH, within
+from fl_elastic.training.last_layer import (
+    LastLayer,
+    Rows,
+    is_linear,
+    log_odds,
+    rows_of,
+    shaped_like,
+    takes_log_odds,
+)
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
-    "as_numbers",
     "example_keys",
     "head_sums",
     "held_out",
     "put_head",
     "refuse_frozen_head",
     "solve_head",
+    "sums_apart",
 ]
 
+_NONE_COUNTS = "no target counts: every class is one that is ignored"
 _AT_ONCE = 256
+_MOST_AT_ONCE = 4096
 _FOLDS = 5
 # So many examples are held out in turn, or half as many as there are features: their rows are no more numbers than
 # the products of all features.
 _HELD_OUT = 320
+# Of inputs with many rows each at least so many are held out, each with no more rows than give the same sums.
+_INPUTS = 20
 
 
 def head_sums(
@@ -57,6 +72,7 @@ def head_sums(
     seconds: float = float("inf"),
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     together: int = 1,
+    loss_fn: LossFn | None = None,
 ) -> HeadSums:
     """Return the sums over a loader of what enters the model's last linear layer, and of its targets.
 
@@ -66,15 +82,21 @@ def head_sums(
     Parameters
     ----------
     model : nn.Module
-        Whose output, or its ``logits`` as of transformers, is that of a linear layer, of shape (N, C).
+        Whose output, or its ``logits`` as of transformers, is that of a linear layer, of shape (N, C) or (N, T, C),
+        or of a 1 x 1 convolution, (N, C, H, W): each token or place is an example then.
     loader : iterable of batches
-        Targets are classes, shape (N,), or numbers, shape (N, C).
+        Targets are classes, of the same shape without C, of which -100 is ignored, or numbers, of the same shape:
+        several labels are such, as 0 and 1.
     seconds : float
         No batch is begun after that time; sums over some of the data are sums as well.
     running : callable, optional
         Gives the block in which the model runs on a batch; as it is, if left out.
     together : int
-        About how many examples a fold has at least, unless it has all of them.
+        About how many inputs a fold has at least, unless it has all of them.
+    loss_fn : callable, optional
+        What the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy does, the
+        sums are of those (`fl_elastic.training.last_layer.log_odds`); classes of tokens or places that it does not
+        compare with the scores there are refused.
 
     Raises
     ------
@@ -87,53 +109,119 @@ def head_sums(
     >>> found.weight, found.num_examples, found.targets[-1].tolist()
     ('weight', 4, [1.0, 2.0, 1.0])
     """
+    gathered = _Gathered()
+    _pass_over(model, loader, seconds, running, loss_fn, gathered.add)
+    return gathered.sums(model, together)
+
+
+def sums_apart(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    seconds: float = float("inf"),
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    loss_fn: LossFn | None = None,
+    clip: float | None = None,
+) -> tuple[HeadSums, HeadSums]:
+    """Return the sums over all examples, and those over about a fifth of them, for sums that only add up.
+
+    Whether an example is among the fifth depends on nothing but itself, so that no other one's sums change with it.
+
+    Parameters
+    ----------
+    model, loader, seconds, running, loss_fn
+        See `head_sums`.
+    clip : float, optional
+        Features are given in shares of this length, and those of an example that are longer are scaled down to it.
+
+    Raises
+    ------
+    TrainingError
+        As `head_sums` does, and where an input has several rows, each of which would be clipped for itself.
+    """
+    gathered = _Gathered(), _Gathered()
+
+    def take(rows: Rows, keys: list[int]) -> None:
+        rows = rows if clip is None else _clipped(rows, clip)
+        apart = torch.tensor([key % _FOLDS == 0 for key in keys], dtype=torch.bool)[rows.inputs]
+        for some, each in zip((apart, ~apart), gathered, strict=True):
+            each.add(rows.where(some), keys)
+
+    _pass_over(model, loader, seconds, running, loss_fn, take)
+    held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
+    if not held.num_examples + rest.num_examples:
+        raise TrainingError(_NONE_COUNTS)
+    return held + rest, held
+
+
+def _clipped(rows: Rows, clip: float) -> Rows:
+    """Return rows whose features are in shares of a length, and none longer."""
+    if rows.several or not rows.classes:
+        raise TrainingError(
+            "differential privacy for sums is of one class for each input: what one input adds to the sums of "
+            "tokens, of places or of numbers has no known length"
+        )
+    features = rows.features.cpu().double()
+    return replace(rows, features=features / features.norm(dim=1, keepdim=True).clamp(min=clip))
+
+
+def _pass_over(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    seconds: float,
+    running: Callable[[Batch], AbstractContextManager[None]] | None,
+    loss_fn: LossFn | None,
+    take: Callable[[Rows, list[int]], None],
+) -> None:
+    """Hand over each batch as rows of the last layer, with what tells its inputs apart; leave no trace."""
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
-    seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    gathered = _Gathered()
+    seen: list[tuple[LastLayer, Tensor, Tensor]] = []
+    odds: bool | None = None
     hooks = [
         module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
         for module in model.modules()
-        if isinstance(module, nn.Linear)
+        if is_linear(module)
     ]
     model.eval()
     try:
         with torch.no_grad(), ExitStack() as stack:
-            lay_out: Callable[[Any], Any] | None = None
+            lay_out: _LayOut | None = None
             for given, size in within(counted(loader), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
-                if size:
-                    block = nullcontext() if running is None else running(batch)
-                    with refusing_misfits(batch), block:
-                        inputs, targets = split_batch(batch)
-                        if running is None:
-                            lay_out = lay_out or stack.enter_context(
-                                as_inference(model, few_of((inputs, targets)))
-                            )
-                        laid = inputs if lay_out is None else lay_out(inputs)
-                        outputs = call_model(model, laid, size)
-                    layer, features, wanted, classes = _features_of(seen, outputs, targets)
-                    gathered.add(layer, features, wanted, classes, example_keys(inputs, features))
+                if not size:
+                    continue
+                inputs, targets = split_batch(batch)
+                if running is None and lay_out is None:
+                    small = few_of((inputs, targets))
+                    lay_out = stack.enter_context(as_inference(model, small))
+                outputs = _outputs(model, batch, size, running, lay_out)
+                rows = rows_of(model, seen, outputs, targets)
+                if odds is None:
+                    again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
+                    odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
+                rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
+                take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))
     finally:
         for hook in hooks:
             hook.remove()
         held.put_back()
         for module, mode in modes:
             module.training = mode
-    return gathered.sums(model, together)
 
 
 def solve_head(
     model: nn.Module,
     loader: Iterable[Batch],
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    loss_fn: LossFn | None = None,
 ) -> tuple[ClosedFormHead, str]:
     """Put the head that a pass over the data gives in closed form into the model; return it and its weight's name.
 
     Parameters
     ----------
-    model, loader, running
+    model, loader, running, loss_fn
         See `head_sums`.
 
     Raises
@@ -148,7 +236,7 @@ def solve_head(
     >>> solve_head(model, data)[1], model(torch.tensor([[0.0], [3.0]])).argmax(1).tolist()
     ('weight', [0, 1])
     """
-    sums = head_sums(model, loader, running=running)
+    sums = head_sums(model, loader, running=running, loss_fn=loss_fn)
     head = closed_form_head(sums, intercept=_layer_of(model, sums.weight).bias is not None)
     put_head(model, head, sums.weight)
     return head, sums.weight
@@ -172,14 +260,14 @@ def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:
     """Write a head into the linear layer that has a weight of this name."""
     layer = _layer_of(model, weight)
     with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(head.weight))
+        layer.weight.copy_(torch.from_numpy(head.weight).reshape(layer.weight.shape))
         if layer.bias is not None:
             layer.bias.copy_(torch.from_numpy(head.bias))
 
 
-def _layer_of(model: nn.Module, weight: str) -> nn.Linear:
+def _layer_of(model: nn.Module, weight: str) -> LastLayer:
     layer = model.get_submodule(ModelState.of(model).parameter_of(weight).rpartition(".")[0])
-    assert isinstance(layer, nn.Linear)
+    assert isinstance(layer, LastLayer)
     return layer
 
 
@@ -187,27 +275,27 @@ class _Gathered:
     """Adds up many examples at a time: for few, writing D x D numbers takes longer than the products."""
 
     def __init__(self) -> None:
-        self._kind: tuple[nn.Linear, bool] | None = None
+        self._kind: tuple[LastLayer, bool] | None = None
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
         self._held = _HeldOut()
 
-    def add(
-        self, layer: nn.Linear, features: Tensor, wanted: Tensor, classes: bool, keys: Tensor
-    ) -> None:
-        """Take in a batch: what enters the layer, what should come out of it, and what tells examples apart."""
-        if self._kind not in (None, (layer, classes)):
+    def add(self, rows: Rows, keys: list[int]) -> None:
+        """Take in a batch, and what tells its inputs apart."""
+        kind = rows.layer, rows.classes
+        if self._kind not in (None, kind):
             raise TrainingError(
                 "a head in closed form needs one last layer and one kind of target for all batches"
             )
-        self._kind = layer, classes
+        self._kind = kind
+        own = torch.tensor(keys, dtype=torch.int64)[rows.inputs]
         # Not every device knows double precision.
-        self._waiting.append((features.cpu().double(), wanted, keys))
+        self._waiting.append((rows.features.cpu(), rows.wanted, own))
         if sum(len(each) for each, *_ in self._waiting) >= _AT_ONCE:
             self._add_up()
 
-    def sums(self, model: nn.Module, together: int) -> HeadSums:
-        """Return the sums over all batches; raises TrainingError if there was none."""
+    def sums(self, model: nn.Module, together: int, *, empty: bool = False) -> HeadSums:
+        """Return the sums over all batches; TrainingError if there was none, or none with an example."""
         if self._waiting:
             self._add_up()
         if self._sums is None or self._kind is None:
@@ -226,108 +314,127 @@ class _Gathered:
                 "learning rate"
             )
         products, targets, squares = (each.numpy() for each in self._sums)
+        if not products[-1, -1] and not empty:
+            raise TrainingError(_NONE_COUNTS)
         folds = self._held.folds(together)
         weight = names[id(layer.weight)][0]
         return HeadSums(weight, products, targets, squares, classes, folds)
 
     def _add_up(self) -> None:
-        features, wanted, keys = (torch.cat(each) for each in zip(*self._waiting, strict=True))
-        rows = nn.functional.pad(features, (0, 1), value=1.0)
-        found = rows.T @ rows, rows.T @ wanted, (wanted**2).sum(dim=0)
+        together = (torch.cat(each) for each in zip(*self._waiting, strict=True))
         self._waiting = []
-        self._held.add(features, wanted, keys)
-        before = self._sums
-        self._sums = (
-            found
-            if before is None
-            else (before[0] + found[0], before[1] + found[1], before[2] + found[2])
-        )
+        for given, wanted, keys in zip(
+            *(torch.split(each, _MOST_AT_ONCE) for each in together), strict=True
+        ):
+            rows = nn.functional.pad(given.double(), (0, 1), value=1.0)
+            squares = wanted**2
+            found = rows.T @ rows, rows.T @ wanted, squares.sum(dim=0)
+            self._held.add(rows, wanted, squares, keys)
+            before = self._sums
+            self._sums = (
+                found
+                if before is None
+                else (before[0] + found[0], before[1] + found[1], before[2] + found[2])
+            )
+
+
+_LayOut: TypeAlias = Callable[[Any], Any]
+_Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _HeldOut:
-    """Keeps the examples of the smallest keys: the same in every pass, in any order, and equal ones together."""
+    """Keeps the examples of the smallest keys: the same in every pass, in any order, and equal ones together.
+
+    Of an input with more rows than features it keeps as many as give the same sums.
+    """
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: _Kept | None = None
         self._below: int | None = None
 
-    def add(self, features: Tensor, wanted: Tensor, keys: Tensor) -> None:
-        """Take in examples, of which those of large keys are dropped."""
-        rows = features, wanted, keys
+    def add(self, rows: Tensor, wanted: Tensor, squares: Tensor, keys: Tensor) -> None:
+        """Take in rows, a constant last, of which those of large keys are dropped."""
+        new: _Kept = rows, wanted, squares, keys
         if self._below is not None:
-            rows = (
-                features[keys < self._below],
-                wanted[keys < self._below],
-                keys[keys < self._below],
-            )
-        kept = (
-            rows
-            if self._kept is None
-            else tuple(map(torch.cat, zip(self._kept, rows, strict=True)))
-        )
-        features, wanted, keys = kept
-        most = held_out(features.shape[1])
-        if len(keys) > most:
-            self._below = int(keys.sort().values[most])
-            some = keys < self._below
-            features, wanted, keys = features[some], wanted[some], keys[some]
-        self._kept = features, wanted, keys
+            new = _where(keys < self._below, new)
+        kept = new if self._kept is None else _together(self._kept, new)
+        features = rows.shape[1] - 1
+        found, counts = torch.unique(kept[-1], return_counts=True)
+        for key in found[counts > features + 1].tolist():
+            kept = _together(_where(kept[-1] != key, kept), _factor(_where(kept[-1] == key, kept)))
+        found, counts = torch.unique(kept[-1], return_counts=True)
+        fits = int((counts.cumsum(0) <= held_out(features)).sum())
+        stay = max(fits, min(_INPUTS, len(found))) if counts.numel() else 0
+        if stay < len(found):
+            self._below = int(found[stay])
+            kept = _where(kept[-1] < self._below, kept)
+        self._kept = kept
 
     def folds(self, together: int) -> tuple[Fold, ...]:
-        """Return up to five folds of about equal size, as many as have about so many examples, or one."""
+        """Return up to five folds of about equal size, as many as have about so many inputs, or one."""
         assert self._kept is not None
-        features, wanted, keys = self._kept
-        order = keys.argsort(stable=True)
-        rows, goals = features[order].numpy(), wanted[order].numpy()
-        counts = torch.unique_consecutive(keys[order], return_counts=True)[1]
-        ends, parts = counts.cumsum(0).tolist(), max(min(_FOLDS, len(keys) // max(together, 1)), 1)
+        order = self._kept[-1].argsort(stable=True)
+        rows, goals, squares, keys = (each[order] for each in self._kept)
+        counts = torch.unique_consecutive(keys, return_counts=True)[1]
+        ends = counts.cumsum(0).tolist()
+        parts = max(min(_FOLDS, len(ends) // max(together, 1)), 1)
         # Each ends where equal examples do, next to where equal folds would end.
         wished = [len(keys) * number / parts for number in range(1, parts + 1)]
         bounds = sorted(
             {0, *(min(ends, key=lambda end: abs(end - wish)) for wish in wished if ends)}
         )
-        return tuple(Fold.of(rows[i:j], goals[i:j]) for i, j in pairwise(bounds))
+        return tuple(
+            Fold(rows[i:j].numpy(), goals[i:j].numpy(), squares[i:j].sum(dim=0).numpy())
+            for i, j in pairwise(bounds)
+        )
 
 
-def example_keys(inputs: Any, features: Tensor) -> Tensor:
-    """Return a number for each example, the same for equal inputs; of features where inputs are no rows."""
+def _where(which: Tensor, kept: _Kept) -> _Kept:
+    rows, wanted, squares, keys = kept
+    return rows[which], wanted[which], squares[which], keys[which]
+
+
+def _together(one: _Kept, other: _Kept) -> _Kept:
+    rows, wanted, squares, keys = map(torch.cat, zip(one, other, strict=True))
+    return rows, wanted, squares, keys
+
+
+def _factor(kept: _Kept) -> _Kept:
+    """Return as few rows of one input as have the same products."""
+    turn, rows = torch.linalg.qr(kept[0])
+    squares = torch.zeros(len(rows), kept[2].shape[1], dtype=kept[2].dtype)
+    squares[0] = kept[2].sum(dim=0)
+    return rows, turn.T @ kept[1], squares, kept[3][: len(rows)]
+
+
+def example_keys(inputs: Any, count: int, features: Tensor) -> list[int]:
+    """Return a number for each of so many inputs, the same for equal ones; of features where inputs are no rows."""
     try:
         found = sample_ids(inputs)
     except ModelError:
         found = []
-    if len(found) != len(features):
-        found = sample_ids(features)
-    return torch.tensor([first for first, _ in found], dtype=torch.int64)
+    if len(found) != count:
+        found = sample_ids(features.reshape(count, -1))
+    return [first for first, _ in found]
 
 
-def _features_of(
-    seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
-) -> tuple[nn.Linear, Tensor, Tensor, bool]:
-    """Return the last linear layer, what entered it, and what should have come out."""
-    scores = scores_of(outputs)
-    heads = [(layer, given) for layer, given, out in seen if out is scores]
-    if not heads or scores is None or scores.ndim != 2:
-        shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
-        made = "" if heads else " that no linear layer put out"
-        raise TrainingError(
-            "a head in closed form needs a model whose output, or its 'logits', is that of a linear layer, of "
-            f"shape (N, C); this one gives {type(outputs).__name__} with {shape}{made}: train it by "
-            "ElasticTrainer, without such a head"
-        )
-    layer, features = heads[-1]
-    return layer, features, *as_numbers(targets, scores)
-
-
-def as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
-    """Return targets as one number per output, and whether they are classes."""
-    if isinstance(targets, Tensor) and len(targets) == len(outputs):
-        if targets.is_floating_point() and targets.shape == outputs.shape:
-            return targets.cpu().double(), False
-        whole = not targets.is_floating_point() and targets.ndim == 1
-        if whole and int(targets.min()) >= 0 and int(targets.max()) < outputs.shape[1]:
-            return nn.functional.one_hot(targets.cpu().long(), outputs.shape[1]).double(), True
-    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-    raise TrainingError(
-        f"a head in closed form needs classes of shape ({len(outputs)},) below {outputs.shape[1]}, or numbers of "
-        f"shape {tuple(outputs.shape)}; targets are {shape}"
-    )
+def _outputs(
+    model: nn.Module,
+    batch: Batch,
+    size: int | None,
+    running: Callable[[Batch], AbstractContextManager[None]] | None,
+    lay_out: _LayOut | None,
+    layer: LastLayer | None = None,
+    scores: Tensor | None = None,
+) -> Any:
+    """Return what the model puts out for a batch, or would if this layer put out these scores."""
+    hook = None
+    if layer is not None and scores is not None:
+        hook = layer.register_forward_hook(lambda layer, _, out: shaped_like(layer, scores, out))
+    try:
+        with refusing_misfits(batch), nullcontext() if running is None else running(batch):
+            inputs = split_batch(batch)[0]
+            return call_model(model, inputs if lay_out is None else lay_out(inputs), size)
+    finally:
+        if hook is not None:
+            hook.remove()

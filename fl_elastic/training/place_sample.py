@@ -35,7 +35,8 @@ from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 from fl_elastic.training.batches import NO_BATCH, within
-from fl_elastic.training.head_sums import as_numbers, example_keys
+from fl_elastic.training.head_sums import example_keys
+from fl_elastic.training.last_layer import as_numbers
 
 __all__ = ["PlaceSample", "outputs_of", "place_sample"]
 
@@ -138,8 +139,11 @@ def place_sample(
                             poolings[place] = pooling_for(place, tuple(tensor.shape[1:]))
                         rows[place] = poolings[place](tensor).float().cpu()
                     first = next(iter(rows.values()))
-                    wanted, classes = as_numbers(targets, torch.empty(len(first), outputs))
-                    gathered.append((rows, wanted, example_keys(inputs, first)))
+                    wanted, classes = as_numbers(None, targets, torch.empty(len(first), outputs))
+                    known = ~wanted.isnan().any(dim=1)
+                    keys = torch.tensor(example_keys(inputs, len(first), first), dtype=torch.int64)
+                    rows = {place: each[known] for place, each in rows.items()}
+                    gathered.append((rows, wanted[known], keys[known]))
                 left -= len(first)
                 if left <= 0:
                     break
@@ -154,12 +158,12 @@ def place_sample(
     finite = {place: rows.numpy() for place, rows in joined.items() if all_finite(rows)}
     if not finite:
         raise TrainingError("features are not finite at any place: check the data for NaN")
-    keys = torch.cat([keys for *_, keys in gathered]).numpy()
+    folds = (torch.cat([keys for *_, keys in gathered]) % _FOLDS).numpy()
     firsts = {(place.module, place.at_input): place for place in reversed(places)}
     sample = Sample.of(
         finite,
         torch.cat([wanted for _, wanted, _ in gathered]).numpy(),
-        np.asarray(keys % _FOLDS, dtype=np.int64),
+        np.asarray(folds, dtype=np.int64),
     )
     passes = {
         place: spent.get(firsts[place.module, place.at_input], 0.0) / count for place in finite

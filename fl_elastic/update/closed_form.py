@@ -23,6 +23,7 @@ __all__ = [
     "PENALTIES",
     "STILL",
     "ClosedFormHead",
+    "as_scores",
     "closed_form_head",
     "held_out_in",
     "parts_held_out",
@@ -97,9 +98,25 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
     total = _together(sums)
     system = _System.of(total, intercept)
     penalty, error = _best_penalty(system, sums)
-    weight, bias = system.layer(penalty)
-    stretch = _stretch(total, weight, bias) if total.classes else 1.0
-    offset = stretch * (bias - bias.mean()) if total.classes else bias
+    return as_scores(total, *system.layer(penalty), penalty, error)
+
+
+def as_scores(
+    sums: HeadSums, weight: _Floats, bias: _Floats, penalty: float, error: float
+) -> ClosedFormHead:
+    """Return a solved layer as a head: where targets are classes its scores are stretched, about a mean of zero.
+
+    Parameters
+    ----------
+    sums : HeadSums
+        Which the layer was solved from.
+    weight, bias : array, shapes (D, C) and (C,)
+        Of the layer.
+    penalty, error : float
+        See `ClosedFormHead`.
+    """
+    stretch = _stretch(sums, weight, bias) if sums.classes else 1.0
+    offset = stretch * (bias - bias.mean()) if sums.classes else bias
     return ClosedFormHead(
         weight=(stretch * weight.T).astype(np.float32),
         bias=offset.astype(np.float32),

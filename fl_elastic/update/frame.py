@@ -64,6 +64,7 @@ class Kind(IntEnum):
     HEAD_SUMS = 4
     SQUARES = 5
     PLACES = 6
+    NOISY_SUMS = 7
 
 
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:

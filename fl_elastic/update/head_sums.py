@@ -20,7 +20,7 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums"]
+__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "layer_shape"]
 
 _Floats = NDArray[np.float64]
 # What sums lose when they are written as fp32, and the largest that can still be squared and added up.
@@ -39,7 +39,7 @@ class HeadSums:
     Attributes
     ----------
     weight : str
-        Name of the layer's weight, of shape (C, D).
+        Name of the layer's weight, of shape (C, D), or (C, D, 1, 1) of a 1 x 1 convolution.
     products : array, shape (D + 1, D + 1)
         Sum of the outer products of each example's features with themselves, a constant 1 last.
     targets : array, shape (D + 1, C)
@@ -202,11 +202,11 @@ def decode_head_sums(
     """
     _, header, payload = unpack(data, manifest, Kind.HEAD_SUMS)
     indices = index_field(header, "indices", manifest)
-    if len(indices) != 1 or len(manifest.shapes[indices[0]]) != 2:
+    if len(indices) != 1:
         raise UpdateError("sums are of one weight of a linear layer")
     examples = field(header, "num_examples", int)
     check_count("num_examples", examples, 1, (limits or Limits()).max_examples)
-    outputs, features = manifest.shapes[indices[0]]
+    outputs, features = layer_shape(manifest.shapes[indices[0]])
     counts = _fold_counts(header, examples, features)
     rest = examples - sum(count for count, _ in counts)
     few = [features, outputs, outputs] * (len(counts) + (rest > 0))
@@ -307,8 +307,15 @@ def _from_triangle(triangle: _Floats, features: int) -> _Floats:
     return found
 
 
+def layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many outputs and features a layer has; UpdateError if its weight is of no linear layer."""
+    if len(weight) < 2 or any(size != 1 for size in weight[2:]):
+        raise UpdateError("sums are of one weight of a linear layer")
+    return weight[0], weight[1]
+
+
 def _shapes(weight: tuple[int, ...]) -> Any:
-    outputs, features = weight
+    outputs, features = layer_shape(weight)
     return (features + 1, features + 1), (features + 1, outputs), (outputs,)
 
 

@@ -25,8 +25,8 @@ _OUTER = 5
 # Nobody says that an error is more than so many times as large.
 _MOST = 2.0
 # Others' errors that grow by more than this over the number of clients, and by so many times what is usual among
-# honest ones, are no accident: a client that alone has a class makes them grow by a half of that.
-_HARM, _USUAL = 0.8, 6.0
+# honest ones, are no accident: of 1,980 honest clients, alike or with few classes each, one went beyond it.
+_HARM, _USUAL = 0.6, 4.0
 _HELD = 1e9
 
 

@@ -12,28 +12,41 @@ from zoo_checks import BUDGETS, trained, tuned
 # Why `fine_tune` cannot solve for the head.
 _NO_LINEAR = "scores of shape .* that no linear layer put out"
 _NO_SCORES = "with no class scores"
-_OF_PLACES = r"scores of shape \(\d+, \d+, \d+(, \d+)?\)"
+_OTHER_TARGETS = r"needs classes of shape \(\d+(, \d+)*\) below \d+"
+_TIED = "the last layer's weight is that of another layer as well"
+_NEXT_WORD = "as of a model that names the next word"
 _MODULES = {
-    "language_models": dict.fromkeys(
-        (
-            "roberta_masked_words", "electra_tokens", "gpt2_language", "gpt_neox_parallel_residual",
-            "opt_layer_drop", "llama_language", "llama_recomputes", "qwen2_tied", "gemma_language",
-            "bloom_language", "mamba_state_space", "mixtral_experts", "qwen2_experts",
-            "switch_experts", "t5_translates", "bart_layer_drop", "marian_translates",
-            "pegasus_summarises",
+    "language_models": {
+        **dict.fromkeys(
+            (
+                "roberta_masked_words", "gpt2_language", "opt_layer_drop", "qwen2_tied",
+                "gemma_language", "bloom_language", "mamba_state_space", "switch_experts",
+                "t5_translates",
+            ),
+            _TIED,
         ),
-        _OF_PLACES,
-    ) | {"gpt2_classifies": _NO_LINEAR},
+        **dict.fromkeys(
+            (
+                "gpt_neox_parallel_residual", "llama_language", "llama_recomputes",
+                "mixtral_experts", "qwen2_experts",
+            ),
+            _NEXT_WORD,
+        ),
+        **dict.fromkeys(
+            ("gpt2_classifies", "bart_layer_drop", "marian_translates", "pegasus_summarises"),
+            _NO_LINEAR,
+        ),
+    },
     "sensing_models": {
-        "segformer_pixels": _OF_PLACES,
-        "vit_masked_autoencoder": _OF_PLACES,
-        "detr_detects": _OF_PLACES,
-        "whisper_listens": _OF_PLACES,
-        "wav2vec2_masks_time": _OF_PLACES,
-        "hubert_listens": _OF_PLACES,
+        "segformer_pixels": _OTHER_TARGETS,
+        "vit_masked_autoencoder": _NO_LINEAR,
+        "detr_detects": _OTHER_TARGETS,
+        "whisper_listens": _TIED,
+        "wav2vec2_masks_time": _OTHER_TARGETS,
+        "hubert_listens": _OTHER_TARGETS,
         "patch_tst_forecasts": _NO_SCORES,
         "clip_contrasts": _NO_SCORES,
-        "image_to_text": _OF_PLACES,
+        "image_to_text": _TIED,
     },
     "vision_models": {
         "squeezenet": _NO_LINEAR,
@@ -47,13 +60,13 @@ _MODULES = {
     },
     "unusual_models": {},
     "timm_models": {"timm_deit_distilled": _NO_LINEAR, "timm_levit": _NO_LINEAR},
-    "adapted_models": dict.fromkeys(
-        (
-            "lora_on_gpt2", "lora_on_llama", "lora_on_t5", "dora_on_llama", "ia3_on_llama",
-            "prefix_on_gpt2", "prefix_projected_on_gpt2", "prompt_on_llama",
+    "adapted_models": {
+        **dict.fromkeys(
+            ("lora_on_gpt2", "lora_on_t5", "prefix_on_gpt2", "prefix_projected_on_gpt2"), _TIED
         ),
-        _OF_PLACES,
-    ),
+        **dict.fromkeys(("lora_on_llama", "dora_on_llama", "ia3_on_llama"), _NEXT_WORD),
+        "prompt_on_llama": _OTHER_TARGETS,
+    },
 }  # fmt: skip
 _SAMPLE = {
     "language_models": ("bert_classifies", "mixtral_experts", "t5_translates"),

@@ -280,9 +280,9 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     solved: list[int] = []
     original = BetweenRounds.solve
 
-    def solve(self: Any, *given: Any) -> Any:
+    def solve(self: Any, *given: Any, **options: Any) -> Any:
         solved.append(given[3].server_round)
-        return original(self, *given)
+        return original(self, *given, **options)
 
     monkeypatch.setattr(BetweenRounds, "solve", solve)
     limited = {"rounds": 1000, "simulated_seconds": 3.2 * one_pass, "tests": 20}

@@ -1,0 +1,220 @@
+"""Round zero in secret: sums that hide single examples by noise, or of which the server sees the total alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.instructions import Instructions
+from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.flower.round_zero import Solved
+from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
+from fl_elastic.update.head_sums import HeadSums, layer_shape
+from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
+from fl_elastic.update.sums_privacy import (
+    SumsPrivacy,
+    decode_noisy_sums,
+    encode_noisy_sums,
+    noised,
+    private_head,
+)
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["SUMS_OF", "noisy_answer", "secret_answer", "secret_head", "with_private_head"]
+
+_LOG = logging.getLogger("fl_elastic")
+SUMS_OF = "fl_elastic.sums-of"
+"""Metric key under which a client says of which layer and kind of target its sums are; nothing of its data."""
+
+# Who claims so many times as many examples as usual does not count.
+_UNUSUAL, _FEWEST = 10.0, 3
+_Weights = Mapping[str, NDArray[Any]]
+
+
+def noisy_answer(client: ElasticClient, told: Instructions) -> bytes:
+    """Return a client's sums of clipped features with noise, packed; how many examples it has is not said."""
+    total, _ = client.sums_apart(told)
+    if told.noise is None or told.clip is None:
+        raise UpdateError("sums with noise need a clip and its noise")
+    # From the system's entropy: a seed that is known would take the noise off.
+    sums = noised(total, told.noise, np.random.default_rng())
+    return encode_noisy_sums(sums, client.manifest)
+
+
+def secret_answer(
+    client: ElasticClient, told: Instructions
+) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
+    fixed = FixedPoint.of_text(told.fixed_point)
+    total, held = client.sums_apart(told)
+    index = client.manifest.index
+    bias = total.weight.removesuffix("weight") + "bias"
+    said = [index[total.weight], index.get(bias, -1), int(total.classes)]
+    # Noise on the total would need as much again for a part of it.
+    parts = [total] if told.clip is not None else [total, held]
+    numbers = fixed.write(np.concatenate([as_vector(each) for each in parts]))
+    return [numbers], 1, {SUMS_OF: json.dumps(said)}
+
+
+def secret_head(
+    said: Iterable[object],
+    means: NDArray[Any],
+    clients: int,
+    fixed: FixedPoint,
+    arrays: Sequence[NDArray[Any]],
+    privacy: SumsPrivacy | None,
+) -> tuple[dict[int, NDArray[Any]], ClosedFormHead, int]:
+    """Return weight and bias by the index of their tensors, the head, and how many examples it is from.
+
+    Parameters
+    ----------
+    said : iterable of object
+        What clients say under `SUMS_OF`.
+    means : array
+        What the workflow of secure aggregation makes of the clients' arrays.
+    clients : int
+        How many it added up.
+    fixed : FixedPoint
+        How numbers were written.
+    arrays : sequence of array
+        The model.
+    privacy : SumsPrivacy, optional
+        Of the total.
+
+    Raises
+    ------
+    UpdateError
+        If clients do not say the same, or the numbers are no sums over examples.
+    """
+    weight, bias, classes = _layer(said, arrays)
+    shape = layer_shape(arrays[weight].shape)
+    numbers = fixed.read(np.asarray(means, np.float64), clients)
+    if privacy is None:
+        total, held = (
+            of_vector(each, "head.weight", shape, classes) for each in np.split(numbers, 2)
+        )
+        _refuse_impossible(total)
+        head = closed_form_head(with_held_out(total, held), intercept=bias >= 0)
+    else:
+        total = of_vector(numbers, "head.weight", shape, classes)
+        _refuse_impossible(total)
+        noisy = noised(total, privacy.noise, np.random.default_rng())
+        head = private_head(noisy, privacy.noise, privacy.clip, intercept=bias >= 0)
+    found = {weight: head.weight.reshape(arrays[weight].shape).astype(arrays[weight].dtype)}
+    if bias >= 0:
+        found[bias] = head.bias.astype(arrays[bias].dtype)
+    return found, head, total.num_examples
+
+
+def with_private_head(
+    replies: Iterable[Message],
+    weights: _Weights,
+    manifest: Manifest,
+    record: RoundRecord,
+    holds: Callable[[int, int | None], None],
+    privacy: SumsPrivacy,
+) -> Solved:
+    """Return the model with the head that the clients' noisy sums give; as it is, if no client could send any.
+
+    Sums that no noise makes of clipped examples are left out and named in the log. Lies within the clip cannot be
+    told from noise.
+
+    Parameters
+    ----------
+    replies, weights, manifest, record, holds
+        See `fl_elastic.flower.round_zero.with_closed_form_head`.
+    privacy : SumsPrivacy
+        What clients were told to do.
+    """
+    left_out = partial(record.leave_out, what="round zero")
+    noise, found = privacy.noise, list[tuple[AcceptedReply, HeadSums]]()
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                raise UpdateError(message.error.reason or "no reason given")
+            reply = read_train_reply(message.content)
+            sums = decode_noisy_sums(reply.packed, manifest, noise)
+        except UpdateError as error:
+            left_out(node, str(error))
+            continue
+        holds(node, reply.have)
+        metrics = believed_metrics(reply.metrics)
+        found.append((AcceptedReply(node, {}, 1, len(reply.packed), metrics), sums))
+    named = [each.weight for _, each in found]
+    most = max(named, key=named.count, default="")
+    usual = median(float(each.products[-1, -1]) for _, each in found) if found else 0.0
+    kept = []
+    for accepted, sums in found:
+        count = float(sums.products[-1, -1])
+        if sums.weight != most:
+            left_out(accepted.node_id, f"sums for {sums.weight!r}, not the layer of the others")
+        elif len(found) >= _FEWEST and count > _UNUSUAL * max(usual, noise):
+            left_out(accepted.node_id, f"it claims {count:.0f} examples, usual are {usual:.0f}")
+        else:
+            kept.append((accepted, sums))
+    if not kept:
+        _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
+        return Solved(dict(weights))
+    bias = most.removesuffix("weight") + "bias"
+    has_bias = bias in manifest.index and manifest.shape(bias) == manifest.shape(most)[:1]
+    total = kept[0][1]
+    for _, sums in kept[1:]:
+        total = total + sums
+    head = private_head(total, noise * math.sqrt(len(kept)), privacy.clip, intercept=has_bias)
+    record.accepted += [accepted for accepted, _ in kept]
+    _LOG.info(
+        "round zero: %s in closed form from about %d examples of %d clients, each of whose sums is "
+        "(%g, %g)-differentially private",
+        most, max(total.products[-1, -1], 0), len(kept), privacy.epsilon, privacy.delta,
+    )  # fmt: skip
+    solved = dict(weights)
+    solved[most] = head.weight.astype(manifest.array_dtype(most)).reshape(manifest.shape(most))
+    if has_bias:
+        solved[bias] = head.bias.astype(manifest.array_dtype(bias))
+    nodes = frozenset(accepted.node_id for accepted, _ in kept)
+    return Solved(solved, most.removesuffix("weight").removesuffix("."), head.error, nodes)
+
+
+def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int, int, bool]:
+    """Return the indices of weight and bias, -1 for none, and whether targets are classes."""
+    texts = {str(each) for each in said}
+    if len(texts) != 1:
+        raise UpdateError(f"clients name {len(texts)} different layers for their sums")
+    try:
+        found = json.loads(texts.pop())
+    except (ValueError, RecursionError) as error:
+        raise UpdateError(f"clients do not say of which layer their sums are: {error}") from None
+    if not isinstance(found, list) or [type(each) for each in found] != [int, int, int]:
+        raise UpdateError("clients do not say of which layer their sums are")
+    weight, bias, classes = found
+    if not (0 <= weight < len(arrays) and -1 <= bias < len(arrays)):
+        raise UpdateError("clients name a layer that the model does not have")
+    if bias >= 0 and arrays[bias].shape != arrays[weight].shape[:1]:
+        raise UpdateError("clients name a bias that does not fit the weight")
+    return weight, bias, bool(classes)
+
+
+def _refuse_impossible(total: HeadSums) -> None:
+    """Raise UpdateError where a total can be of no examples: one that lies spoils it, and nobody sees who."""
+    examples, own = float(total.products[-1, -1]), np.diag(total.products)[:-1]
+    scale = np.sqrt(np.maximum(own, 1e-9))
+    correlations = total.products[:-1, :-1] / np.outer(scale, scale)
+    if examples < 1 or own.min(initial=0.0) < -1e-3 or np.abs(correlations).max(initial=0.0) > 1.01:
+        raise UpdateError("the total of all clients is of no examples that there could be")
+    if total.classes and abs(float(total.targets[-1].sum()) - examples) > 1e-3 * examples:
+        raise UpdateError("the total of all clients does not count each example in one class")

@@ -1,0 +1,236 @@
+"""A model's last linear layer: what entered it, what should have come out, and one row of both per example.
+
+A 1 x 1 convolution is a linear layer at every place of a map, and a linear layer on tokens is one at every token:
+each place or token is an example then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups.forward import LossFn, scores_of
+
+__all__ = [
+    "LastLayer",
+    "Rows",
+    "as_numbers",
+    "is_linear",
+    "log_odds",
+    "rows_of",
+    "shaped_like",
+    "takes_log_odds",
+]
+
+LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+# Torch's losses of classes leave these targets out.
+_IGNORED = -100
+# A larger head is that of a language model: its sums would be many times what a round sends.
+_MOST_WEIGHTS = 1 << 24
+# As scores of a class against none: sure enough.
+_SURE = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A batch as rows.
+
+    Attributes
+    ----------
+    layer : nn.Module
+        The last linear layer.
+    features : Tensor, shape (R, D)
+        What entered it.
+    wanted : Tensor, shape (R, C)
+        What should come out, in doubles: a one at the class, NaN where a class is to be ignored, or numbers.
+    classes : bool
+        Whether targets are classes.
+    inputs : Tensor, shape (R,)
+        Of which input of the batch each row is.
+    count : int
+        How many inputs the batch has.
+    several : bool
+        Whether an input has more than one row.
+    """
+
+    layer: LastLayer
+    features: Tensor
+    wanted: Tensor
+    classes: bool
+    inputs: Tensor
+    count: int
+    several: bool
+
+    def without_ignored(self) -> Rows:
+        """Return the rows whose class counts."""
+        known = ~self.wanted.isnan().all(dim=1)
+        return self if not self.classes or bool(known.all()) else self.where(known)
+
+    def where(self, some: Tensor) -> Rows:
+        """Return the rows for which this is true, shape (R,)."""
+        return replace(
+            self, features=self.features[some.to(self.features.device)], wanted=self.wanted[some],
+            inputs=self.inputs[some],
+        )  # fmt: skip
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, or a convolution that is one at every place.
+
+    Examples
+    --------
+    >>> [is_linear(each) for each in (nn.Linear(2, 3), nn.Conv2d(2, 3, 1), nn.Conv2d(2, 3, 3))]
+    [True, True, False]
+    """
+    if isinstance(module, nn.Linear):
+        return True
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
+    plain = {*module.kernel_size, *module.stride, module.groups} == {1}
+    return plain and (module.padding == "same" or set(module.padding) <= {0, "valid"})
+
+
+def rows_of(
+    model: nn.Module, seen: list[tuple[LastLayer, Tensor, Tensor]], outputs: Any, targets: Any
+) -> Rows:
+    """Return a batch as rows of what entered the last linear layer, and of its targets.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose layer it is.
+    seen : list of (layer, input, output)
+        The linear layers that were called.
+    outputs, targets : any
+        Of the model, and of the batch.
+
+    Raises
+    ------
+    TrainingError
+        If the model's scores are not the output of one of them, it is too large or its weight is used elsewhere
+        as well, or targets do not fit it.
+    """
+    scores = scores_of(outputs)
+    heads = [(layer, given) for layer, given, out in seen if out is scores]
+    if not heads or scores is None or scores.ndim < 2:
+        shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
+        made = "" if heads else " that no linear layer put out"
+        raise TrainingError(
+            "a head in closed form needs a model whose output, or its 'logits', is that of a linear layer, of "
+            "shape (N, C), (N, T, C) or, of a 1 x 1 convolution, (N, C, H, W); this one gives "
+            f"{type(outputs).__name__} with {shape}{made}: train it by ElasticTrainer, without such a head"
+        )
+    layer, features = heads[-1]
+    _refuse_unsuited(model, layer)
+    wanted, classes = as_numbers(layer, targets, scores)
+    count = len(scores)
+    inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
+    rows = _flat(layer, features)
+    return Rows(layer, rows, wanted, classes, inputs, count, scores.ndim > 2)
+
+
+def takes_log_odds(
+    found: Rows, loss_fn: LossFn, targets: Any, again: Callable[[Tensor], Any]
+) -> bool:
+    """Return whether the loss takes numbers for log-odds; TrainingError if it is not about these targets.
+
+    Several labels of 0 and 1 are learned by a loss that takes scores for log-odds, which are not 0 and 1 where they
+    are right. Classes of tokens or places may be meant for other ones, as a language model's are for the next.
+    The loss itself tells: it is computed with scores in place of the layer's.
+
+    Parameters
+    ----------
+    found : Rows
+        Of a batch.
+    loss_fn : callable
+        Of outputs and targets.
+    targets : any
+        Of the batch.
+    again : callable
+        Returns the model's outputs with these scores, shape (R, C), in place of what the layer puts out.
+    """
+
+    def loss(scores: Tensor) -> float:
+        return float(loss_fn(again(scores), targets))
+
+    wanted = found.wanted.nan_to_num() if found.classes else found.wanted
+    if not len(found.without_ignored().wanted):
+        return False
+    if found.classes:
+        if found.several and not loss(_SURE * wanted) < loss(0.0 * wanted):
+            raise TrainingError(
+                "the loss is no smaller where each output is sure of its own target, as of a model that names the "
+                "next word: a head in closed form has nothing to go by; train it"
+            )
+        return False
+    if float(wanted.min()) < 0 or float(wanted.max()) > 1:
+        return False
+    return loss(log_odds(wanted)) < loss(wanted)
+
+
+def log_odds(share: Tensor) -> Tensor:
+    """Return the tangent of the log-odds of a share, at a half.
+
+    Examples
+    --------
+    >>> log_odds(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [-2.0, 0.0, 2.0]
+    """
+    return 4.0 * share - 2.0
+
+
+def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:
+    """Return rows of scores, shape (R, C), in the shape of what a layer puts out."""
+    if isinstance(layer, nn.Linear):
+        return rows.to(out).reshape(out.shape)
+    return rows.to(out).reshape(out.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def _flat(layer: LastLayer, given: Tensor) -> Tensor:
+    """Return what enters a layer, or comes out of it, with a row per example."""
+    last = given if isinstance(layer, nn.Linear) else given.movedim(1, -1)
+    return last.reshape(-1, last.shape[-1])
+
+
+def _refuse_unsuited(model: nn.Module, layer: LastLayer) -> None:
+    weight = layer.weight
+    users = [m for m in model.modules() if any(p is weight for p in m.parameters(recurse=False))]
+    if len(users) > 1:
+        raise TrainingError(
+            "the last layer's weight is that of another layer as well, as in a language model: a head in closed "
+            "form would change both; train it"
+        )
+    if weight.numel() > _MOST_WEIGHTS:
+        raise TrainingError(
+            f"the last layer has {weight.numel()} weights, and a head in closed form at most {_MOST_WEIGHTS}: "
+            "its sums would be too large to send; train it"
+        )
+
+
+def as_numbers(layer: LastLayer | None, targets: Any, scores: Tensor) -> tuple[Tensor, bool]:
+    """Return targets as one number per output, NaN where a class is to be ignored, and whether they are classes."""
+    linear = layer is None or isinstance(layer, nn.Linear)
+    outputs = scores.shape[-1 if linear else 1]
+    places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])
+    if isinstance(targets, Tensor):
+        if targets.shape == scores.shape:
+            rows = targets if linear else targets.movedim(1, -1)
+            return rows.cpu().reshape(-1, outputs).double(), False
+        if not targets.is_floating_point() and targets.shape == places:
+            flat = targets.cpu().reshape(-1).long()
+            known = flat != _IGNORED
+            if not known.any() or 0 <= int(flat[known].min()) <= int(flat[known].max()) < outputs:
+                wanted = nn.functional.one_hot(flat.where(known, 0), outputs).double()
+                wanted[~known] = torch.nan
+                return wanted, True
+    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    raise TrainingError(
+        f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({_IGNORED} is ignored), or "
+        f"numbers of shape {tuple(scores.shape)}; targets are {shape}"
+    )

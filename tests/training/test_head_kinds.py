@@ -1,0 +1,262 @@
+"""Sums for a head of every kind of task: classes, numbers, several labels, tokens, maps; and what has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.losses import own_loss_or_cross_entropy
+from fl_elastic.training.head_sums import head_sums, solve_head
+from fl_elastic.update import Manifest
+from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
+
+Floats = NDArray[np.float64]
+Batches = list[tuple[Tensor, Tensor]]
+FEATURES, CLASSES = 6, 3
+
+
+def in_batches(inputs: Tensor, targets: Tensor, size: int = 4) -> Batches:
+    return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def assert_sums(found: HeadSums, features: Any, wanted: Any) -> None:
+    """The sums against those of rows, taken one by one."""
+    products, targets = np.zeros((FEATURES + 1,) * 2), np.zeros((FEATURES + 1, CLASSES))
+    squares = np.zeros(CLASSES)
+    for row, goal in zip(np.asarray(features), np.asarray(wanted), strict=True):
+        row = np.append(row, 1.0).astype(np.float64)
+        products += np.outer(row, row)
+        targets += np.outer(row, goal)
+        squares += goal**2
+    np.testing.assert_allclose(found.products, products, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.targets, targets, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.squares, squares, rtol=1e-6, atol=1e-6)
+
+
+def ridge(rows: Floats, goals: Floats, penalty: float) -> tuple[Floats, Floats]:
+    """Ridge regression of standardised features by numpy's least squares, a row for each penalised weight."""
+    mean, spread = rows.mean(axis=0), rows.std(axis=0)
+    extra = np.sqrt(penalty * len(rows)) * np.eye(rows.shape[1])
+    weight = np.linalg.lstsq(
+        np.vstack([(rows - mean) / spread, extra]),
+        np.vstack([goals - goals.mean(axis=0), np.zeros((rows.shape[1], goals.shape[1]))]),
+        rcond=None,
+    )[0]
+    return (weight / spread[:, None]).T, goals.mean(axis=0) - mean @ (weight / spread[:, None])
+
+
+@pytest.mark.parametrize("size", [2, 9])
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("kind", ["map", "tokens", "sequence"])
+def test_each_place_is_an_example(kind: str, ignored: bool, size: int) -> None:
+    torch.manual_seed(size)
+    inputs, places = {
+        "map": (torch.randn(10, FEATURES, size, size), (size, size)),
+        "tokens": (torch.randn(10, size, FEATURES), (size,)),
+        "sequence": (torch.randn(10, FEATURES, size), (size,)),
+    }[kind]
+    model: nn.Module = {
+        "map": nn.Conv2d(FEATURES, CLASSES, 1), "tokens": nn.Linear(FEATURES, CLASSES),
+        "sequence": nn.Conv1d(FEATURES, CLASSES, 1),
+    }[kind]  # fmt: skip
+    classes = torch.randint(0, CLASSES, (10, *places))
+    if ignored:
+        classes = classes.masked_fill(torch.rand(classes.shape) < 0.3, -100)
+        classes[0] = -100
+    loss_fn = None if kind == "tokens" else functional.cross_entropy
+    found = head_sums(model, in_batches(inputs, classes), loss_fn=loss_fn)
+    rows = (inputs if kind == "tokens" else inputs.movedim(1, -1)).reshape(-1, FEATURES)
+    known = classes.reshape(-1) >= 0
+    wanted = np.eye(CLASSES)[classes.reshape(-1)[known].numpy()]
+    assert found.classes and found.num_examples == int(known.sum())
+    assert_sums(found, rows[known].numpy(), wanted)
+    # Folds are of whole inputs, with no more rows than give the same sums.
+    held = sum(fold.rows.T @ fold.rows for fold in found.folds)
+    np.testing.assert_allclose(held, found.products, rtol=1e-6, atol=1e-6)
+    assert 1 < len(found.folds) <= 5
+    manifest = Manifest.of(model)
+    back = decode_head_sums(encode_head_sums(found, manifest), manifest)
+    np.testing.assert_allclose(back.products, found.products, rtol=1e-5, atol=1e-4)
+    head, name = solve_head(model, in_batches(inputs, classes))
+    assert name == "weight"
+    weight, bias = ridge(rows[known].double().numpy(), wanted, head.penalty)
+    own = model(inputs)
+    own = (own if kind == "tokens" else own.movedim(1, -1)).reshape(-1, CLASSES)
+    slow = rows.numpy() @ weight.T + bias
+    assert (own.argmax(dim=1).numpy() == slow.argmax(axis=1)).mean() > 0.99
+
+
+def test_a_fold_holds_all_places_of_its_inputs() -> None:
+    torch.manual_seed(0)
+    inputs, classes = torch.randn(5, FEATURES, 8, 8), torch.randint(0, CLASSES, (5, 8, 8))
+    found = head_sums(nn.Conv2d(FEATURES, CLASSES, 1), in_batches(inputs, classes, 2))
+    assert [len(fold.rows) for fold in found.folds] == [FEATURES + 1] * 5
+    left = list(range(5))
+    for fold in found.folds:
+        assert fold.num_examples == pytest.approx(64)
+        for each in left:
+            rows = inputs[each].movedim(0, -1).reshape(-1, FEATURES).double().numpy()
+            rows = np.hstack([rows, np.ones((64, 1))])
+            if np.allclose(fold.rows.T @ fold.rows, rows.T @ rows):
+                goals = np.eye(CLASSES)[classes[each].reshape(-1).numpy()]
+                np.testing.assert_allclose(fold.rows.T @ fold.targets, rows.T @ goals, atol=1e-9)
+                np.testing.assert_allclose(fold.squares, goals.sum(axis=0))
+                left.remove(each)
+                break
+    assert not left
+
+
+def test_the_penalty_of_maps_is_that_of_least_error_on_images_held_out() -> None:
+    """Places of one image say hardly more than one of them; by single places no penalty would be needed."""
+    torch.manual_seed(1)
+    images = torch.randn(20, 30, 1, 1) + 0.01 * torch.randn(20, 30, 4, 4)
+    classes = torch.randint(0, CLASSES, (20, 1, 1)).expand(20, 4, 4).contiguous()
+    head, _ = solve_head(nn.Conv2d(30, CLASSES, 1), in_batches(images, classes))
+    assert head.penalty >= 1.0 and head.error > 0.8
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
+def test_several_labels_are_numbers_and_become_log_odds_where_the_loss_takes_these(
+    kind: torch.dtype,
+) -> None:
+    torch.manual_seed(2)
+    inputs = torch.randn(300, FEATURES)
+    labels = (inputs[:, :CLASSES] + 0.3 * torch.randn(300, CLASSES) > 0.6).to(kind)
+    data, model = in_batches(inputs, labels, 50), nn.Linear(FEATURES, CLASSES)
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, targets.float())
+
+    plain = head_sums(model, data)
+    assert not plain.classes
+    assert_sums(plain, inputs.numpy(), labels.double().numpy())
+    found = head_sums(model, data, loss_fn=loss)
+    assert_sums(found, inputs.numpy(), 4 * labels.double().numpy() - 2)
+    numbers = head_sums(model, data, loss_fn=lambda o, t: functional.mse_loss(o, t.float()))
+    np.testing.assert_array_equal(numbers.targets, plain.targets)
+    head, _ = solve_head(model, data, loss_fn=loss)
+    right = ((model(inputs) > 0) == labels.bool()).float().mean()
+    assert right > 0.9
+    weight, bias = ridge(inputs.double().numpy(), 4 * labels.double().numpy() - 2, head.penalty)
+    np.testing.assert_allclose(head.weight, weight, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(head.bias, bias, rtol=1e-3, atol=1e-4)
+
+
+def test_maps_of_numbers_are_regressed() -> None:
+    torch.manual_seed(3)
+    inputs, true = torch.randn(12, FEATURES, 4, 4), torch.randn(CLASSES, FEATURES)
+    targets = torch.einsum("nfhw,cf->nchw", inputs, true) + 5
+    model = nn.Sequential(nn.Conv2d(FEATURES, CLASSES, 1))
+    found = head_sums(model, in_batches(inputs, targets), loss_fn=functional.mse_loss)
+    head = closed_form_head(found)
+    np.testing.assert_allclose(head.weight, true.numpy(), atol=1e-2)
+    np.testing.assert_allclose(head.bias, np.full(CLASSES, 5.0), atol=1e-2)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32, "num_labels": 3, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def words(count: int = 12) -> dict[str, Tensor]:
+    given = torch.randint(3, 40, (count, 8), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": given, "attention_mask": torch.ones_like(given)}
+
+
+def test_text_is_classified_whole_by_token_and_by_several_labels() -> None:
+    torch.manual_seed(0)
+    given = words()
+    own = own_loss_or_cross_entropy
+    whole = head_sums(
+        hf.BertForSequenceClassification(hf.BertConfig(**SMALL)),
+        [{**given, "labels": torch.arange(12) % 3}], loss_fn=own,
+    )  # fmt: skip
+    assert (whole.weight, whole.num_examples) == ("classifier.weight", 12)
+    labels = (torch.arange(96) % 3).reshape(12, 8).masked_fill(given["input_ids"] > 30, -100)
+    tokens = head_sums(
+        hf.BertForTokenClassification(hf.BertConfig(**SMALL)),
+        [{**given, "labels": labels}], loss_fn=own,
+    )  # fmt: skip
+    assert tokens.num_examples == int((labels >= 0).sum())
+    several = head_sums(
+        hf.BertForSequenceClassification(
+            hf.BertConfig(**SMALL, problem_type="multi_label_classification")
+        ),
+        [{**given, "labels": (torch.arange(36) % 2).float().reshape(12, 3)}], loss_fn=own,
+    )  # fmt: skip
+    assert not several.classes and set(np.unique(several.squares)) == {48.0}
+
+
+def next_words(tied: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    config = hf.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, tie_word_embeddings=tied
+    )
+    given = words()
+    return hf.GPT2LMHeadModel(config), {**given, "labels": given["input_ids"]}
+
+
+class Detector(nn.Module):
+    """Returns boxes of each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return [{"boxes": self.box(row[None])} for row in x]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.code, self.back = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.back.weight = self.code.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.back(self.code(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: next_words(tied=True), "another layer as well"),
+        (lambda: next_words(tied=False), "names the next word"),
+        (lambda: (Detector(), (torch.randn(3, 4), torch.zeros(3, 4))), "is that of a linear layer"),
+        (lambda: (Tied(), (torch.randn(3, 4), torch.zeros(3, 4))), "another layer as well"),
+        (
+            lambda: (nn.Linear(200, 100_000), (torch.randn(2, 200), torch.tensor([0, 1]))),
+            "too large to send",
+        ),
+        (
+            lambda: (nn.Conv2d(4, 3, 3), (torch.randn(2, 4, 3, 3), torch.zeros(2, 1, 1).long())),
+            "that no linear layer put out",
+        ),
+        (
+            lambda: (nn.Linear(4, 3), (torch.randn(2, 4), torch.full((2,), -100))),
+            "no target counts",
+        ),
+        (
+            lambda: (nn.Linear(4, 3), (torch.randn(2, 5, 4), torch.full((2, 5), 255))),
+            "-100 is ignored",
+        ),
+    ],
+)
+def test_what_has_no_head_in_closed_form_is_said(
+    make: Callable[[], tuple[nn.Module, Any]], said: str
+) -> None:
+    model, batch = make()
+    with pytest.raises(TrainingError, match=said):
+        head_sums(model, [batch], loss_fn=own_loss_or_cross_entropy)
+    assert not any(module._forward_hooks for module in model.modules())
