@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["PARTS", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in"]
+__all__ = ["PARTS", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in", "stretch"]
 
 PARTS = 5
 """All clients' examples are left out in so many parts."""
@@ -86,10 +86,10 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
     system = _System.of(total, intercept)
     penalty, error = _best_penalty(system, sums)
     weight, bias = system.layer(penalty)
-    stretch = _stretch(total, weight, bias) if total.classes else 1.0
-    offset = stretch * (bias - bias.mean()) if total.classes else bias
+    factor = stretch(total, weight, bias) if total.classes else 1.0
+    offset = factor * (bias - bias.mean()) if total.classes else bias
     return ClosedFormHead(
-        weight=(stretch * weight.T).astype(np.float32),
+        weight=(factor * weight.T).astype(np.float32),
         bias=offset.astype(np.float32),
         penalty=penalty,
         error=error,
@@ -249,8 +249,16 @@ def _inner_mean(values: _Floats, weights: _Floats) -> float:
     return float(np.average(values[inner], weights=weights[inner]))
 
 
-def _stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
-    """Return the factor by which class scores are as sure as they are right in the mean."""
+def stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
+    """Return the factor, at least 1, by which class scores are as sure as they are right in the mean.
+
+    Parameters
+    ----------
+    sums : HeadSums
+        Of all examples, for classes; their products are not looked at, but for the number of examples.
+    weight : array, shape (D, C)
+    bias : array, shape (C,)
+    """
     classes = len(bias)
     examples = float(sums.products[-1, -1])
     own = float((weight * sums.targets[:-1]).sum() + (bias * sums.targets[-1]).sum()) / examples
