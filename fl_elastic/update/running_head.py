@@ -164,6 +164,11 @@ class RunningHead:
             self.renew()
         return self.penalty
 
+    def take_penalty(self, penalty: float) -> None:
+        """Take the penalty next to this one of those that are tried."""
+        self._place = int(np.abs(np.log(_PENALTIES / penalty)).argmin())
+        self.renew()
+
     def to_facts(self) -> dict[str, Any]:
         """Return what JSON can hold of it; the rest is in the sums. It is solved anew from now on."""
         self.renew()

@@ -57,6 +57,16 @@ class RunningSums:
         self.products: _Floats = np.zeros((features + 1,) * 2)
         self.targets: _Floats = np.zeros((features + 1, outputs))
 
+    @classmethod
+    def of(cls, sums: HeadSums) -> RunningSums:
+        """Return the sums that others have sent, to go on with."""
+        found = cls(sums.products.shape[0] - 1, sums.targets.shape[1])
+        found.origin = sums.products[-1, :-1] / sums.products[-1, -1]
+        moved = np.eye(len(sums.products))
+        moved[:-1, -1] = -found.origin
+        found.products, found.targets = moved @ sums.products @ moved.T, moved @ sums.targets
+        return found
+
     @property
     def weight(self) -> float:
         """How many examples they are over, as much as each counts."""
