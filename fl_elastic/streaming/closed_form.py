@@ -21,7 +21,7 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_head import RunningHead
 from fl_elastic.update.running_sums import RunningSums
 
-__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead"]
+__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "saved_sums"]
 
 HELD_OUT = 320
 """So many stored samples tell which penalty it is."""
@@ -252,8 +252,20 @@ class SolvedHead:
 
     def _counts(self, numbers: Iterable[int]) -> NDArray[np.float64]:
         """Return what samples count by their numbers, in the unit of the sums."""
-        since = np.array([number - self._base for number in numbers], np.float64)
-        return np.exp(since / self._how.remember) if self._how.remember else np.ones(len(since))
+        return _counts(numbers, self._base, self._how.remember)
 
     def _outputs(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         return self._classifier.classes.outputs(np.array([row.y for row in rows], np.int64))
+
+
+def saved_sums(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RunningSums:
+    """Return the sums that a learner has saved, as if its newest sample counted 1."""
+    sums = RunningSums.from_arrays(arrays)
+    newest = _counts([int(facts["newest"])], int(facts["base"]), facts["remember"])
+    sums.scale(1.0 / float(newest[0]))
+    return sums
+
+
+def _counts(numbers: Iterable[int], base: int, remember: float | None) -> NDArray[np.float64]:
+    since = np.array([number - base for number in numbers], np.float64)
+    return np.exp(since / remember) if remember else np.ones(len(since))

@@ -717,6 +717,8 @@ class StreamLearner:
             for row in some:
                 head.learn(row)
             self._unsaved |= self._newest_head() is not None
+        # That from before the stream, where nothing has come.
+        self._newest_head()
 
     def _learn_stored_labels(self) -> None:
         """Know every label that is in the store, also those of samples that came after the last save."""

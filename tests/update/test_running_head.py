@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from slow_ridge import close, slow_ridge
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.closed_form import closed_form_head
@@ -30,25 +31,6 @@ def examples(
     return (centres[y] + draw.normal(size=(count, features)) + far) * scales, y
 
 
-def slow(x: Floats, y: Ints, classes: int, penalty: float, counts: Floats | None = None) -> Floats:
-    """Ridge regression on standardised features by an augmented least squares problem: weight, bias last."""
-    counts = np.ones(len(x)) if counts is None else counts
-    mean = np.average(x, axis=0, weights=counts)
-    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=counts))
-    root = np.sqrt(counts)[:, None]
-    rows = np.hstack([(x - mean) / scale, np.ones((len(x), 1))]) * root
-    held = np.sqrt(penalty * counts.sum()) * np.eye(x.shape[1], x.shape[1] + 1)
-    wanted = np.vstack([np.eye(classes)[y] * root, np.zeros((x.shape[1], classes))])
-    found = np.linalg.lstsq(np.vstack([rows, held]), wanted, rcond=None)[0]
-    weight = found[:-1] / scale[:, None]
-    return np.vstack([weight, found[-1] - mean @ weight])
-
-
-def scores(head: RunningHead, x: Floats) -> Floats:
-    layer = head.layer()
-    return x @ layer.weight.T.astype(float) + layer.bias
-
-
 def exact(head: RunningHead) -> Floats:
     """Weight and bias before they are stretched, in double precision."""
     head.layer()
@@ -56,16 +38,12 @@ def exact(head: RunningHead) -> Floats:
     return np.vstack([weight[:-1], weight[-1] - head.sums.origin @ weight[:-1]])
 
 
-def close(found: Floats, wanted: Floats, within: float) -> bool:
-    return float(np.abs(found - wanted).max()) <= within * float(np.abs(wanted).max())
-
-
 @pytest.mark.parametrize("count, features", [(30, 4), (200, 20), (60, 40), (25, 250)])
 def test_solved_anew_it_is_least_squares(count: int, features: int) -> None:
     x, y = examples(count, features, 5)
     head = RunningHead(RunningSums(features, 5))
     head.add(x, y)
-    wanted = slow(x, y, 5, head.penalty)
+    wanted = slow_ridge(x, y, 5, head.penalty)
     assert close(x @ exact(head)[:-1] + exact(head)[-1], x @ wanted[:-1] + wanted[-1], 1e-8)
 
 
@@ -87,7 +65,7 @@ def test_one_after_the_other_it_is_least_squares_with_the_penalty_that_was_fixed
     wanted = np.linalg.solve(products, rows.T @ np.eye(4)[y])
     assert close(rows @ exact(head), rows @ wanted, 1e-7)
     head.renew()
-    fresh = slow(x, y, 4, head.penalty)
+    fresh = slow_ridge(x, y, 4, head.penalty)
     assert close(rows @ exact(head), rows @ fresh, 1e-8)
 
 
@@ -110,7 +88,7 @@ def test_after_ten_thousand_changes_the_sums_are_those_of_a_fresh_pass() -> None
     # By features of every scale, not by the largest alone.
     own = np.sqrt(np.diag(rows.T @ rows))
     assert np.abs((head.sums.products - rows.T @ rows) / np.outer(own, own)).max() < 1e-9
-    assert close(exact(head), slow(x[there], y[there], 6, head.penalty), 1e-6)
+    assert close(exact(head), slow_ridge(x[there], y[there], 6, head.penalty), 1e-6)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
@@ -147,7 +125,7 @@ def test_a_corrected_label_is_as_if_it_had_been_right_at_once() -> None:
     head.add(x, wrong)
     head.layer()
     head.relabel(x[:20], wrong[:20], y[:20])
-    assert close(exact(head), slow(x, y, 4, head.penalty), 1e-7)
+    assert close(exact(head), slow_ridge(x, y, 4, head.penalty), 1e-7)
 
 
 def test_a_new_class_changes_no_other_column() -> None:
@@ -165,7 +143,7 @@ def test_a_new_class_changes_no_other_column() -> None:
     assert np.abs(exact(head)[:, 5]).max() > 0 and not exact(head)[:, 4].any()
     head.renew()
     every, labels = np.vstack([x, x[:1]]), np.append(y, 5)
-    assert close(exact(head), slow(every, labels, 6, head.penalty), 1e-7)
+    assert close(exact(head), slow_ridge(every, labels, 6, head.penalty), 1e-7)
 
 
 def test_older_examples_count_less_where_they_are_scaled() -> None:
@@ -175,9 +153,9 @@ def test_older_examples_count_less_where_they_are_scaled() -> None:
     for place in range(200):
         head.scale(0.99)
         head.add(x[[place]], y[[place]])
-    assert close(exact(head), slow(x, y, 3, head.penalty, counts), 1e-7)
+    assert close(exact(head), slow_ridge(x, y, 3, head.penalty, counts), 1e-7)
     head.remove(x[:50], y[:50], counts[:50])
-    assert close(exact(head), slow(x[50:], y[50:], 3, head.penalty, counts[50:]), 1e-7)
+    assert close(exact(head), slow_ridge(x[50:], y[50:], 3, head.penalty, counts[50:]), 1e-7)
 
 
 @pytest.mark.parametrize("count, features", [(40, 4), (100, 60), (60, 300), (400, 40)])
