@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.closed_form import PARTS, ClosedFormHead, stretch
@@ -62,6 +63,8 @@ class RunningHead:
     def __init__(self, sums: RunningSums) -> None:
         self.sums = sums
         self._place = _FIRST
+        # One of them where the weight was solved; the inverse is made once examples come that it is needed for.
+        self._factor: Tensor | None = None
         self._inverse: _Floats | None = None
         self._weight: _Floats = np.zeros_like(sums.targets)
         self._pending: list[tuple[_Floats, _Floats]] = []
@@ -75,7 +78,7 @@ class RunningHead:
     def add(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
         """Add examples; see `RunningSums.add`."""
         rows = self.sums.add(features, outputs, counts)
-        if self._inverse is not None:
+        if self._is_solved:
             self._pending.append(rows)
 
     def remove(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
@@ -106,7 +109,7 @@ class RunningHead:
 
     def renew(self) -> None:
         """Solve anew from the sums when it is asked next: what it is then depends on sums and penalty alone."""
-        self._inverse, self._pending = None, []
+        self._factor, self._inverse, self._pending = None, None, []
 
     def layer(self) -> ClosedFormHead:
         """Return the head for the examples that are in the sums now, stretched as that of `closed_form_head`.
@@ -189,11 +192,16 @@ class RunningHead:
             return
         self._since += count
         stale = self.sums.weight >= 2 * self._solved_at or self._since > _LONG
-        if self._inverse is None or stale or count > _MANY * len(self._weight):
-            self._inverse, self._weight = self._solved(self._place)
+        if not self._is_solved or stale or count > _MANY * len(self._weight):
+            self._factor, self._weight = self._solved(self._place)
+            self._inverse = None
             self._solved_at, self._since = self.sums.weight, 0
         elif self._pending:
             rows, wanted = (np.concatenate(each) for each in zip(*self._pending, strict=True))
+            if self._inverse is None:
+                assert self._factor is not None
+                self._inverse = torch.cholesky_inverse(self._factor).numpy()
+                self._factor = None
             moved = self._inverse @ rows.T
             among = np.eye(len(rows)) + rows @ moved
             gain = np.linalg.solve(among, moved.T).T
@@ -201,8 +209,12 @@ class RunningHead:
             add_product(self._inverse, gain, moved.T, -1.0)
         self._pending = []
 
-    def _solved(self, place: int) -> tuple[_Floats, _Floats]:
-        """Return the inverse of products and penalty, shape (D + 1, D + 1), and the weight, shape (D + 1, C)."""
+    @property
+    def _is_solved(self) -> bool:
+        return self._factor is not None or self._inverse is not None
+
+    def _solved(self, place: int) -> tuple[Tensor, _Floats]:
+        """Return the lower factor of products and penalty, of shape (D + 1, D + 1), and the weight."""
         sums = self.sums
         # The mean is not held down.
         penalty = np.append(_PENALTIES[place] * sums.weight * sums.spread, 0.0)
@@ -213,8 +225,7 @@ class RunningHead:
             matrix = torch.from_numpy(sums.products + np.diag(held))
             factor, wrong = torch.linalg.cholesky_ex(matrix)
             if not int(wrong):
-                inverse = torch.cholesky_inverse(factor)
-                return inverse.numpy(), torch.cholesky_solve(targets, factor).numpy()
+                return factor, torch.cholesky_solve(targets, factor).numpy()
         raise UpdateError(
             "the sums of a head in closed form are not those of examples: they hold numbers that are not finite, "
             "or examples were taken out that were not in them"
@@ -222,10 +233,11 @@ class RunningHead:
 
     def _held_out_error(self, place: int, rows: _Floats, wanted: _Floats) -> float:
         """Return the squared error on rows, each found by the head without its part."""
-        inverse, weight = self._solved(place)
+        factor, weight = self._solved(place)
         left, error = wanted - rows @ weight, 0.0
+        half = torch.linalg.solve_triangular(factor, torch.from_numpy(rows.T), upper=False).numpy()
         for part in range(PARTS):
-            own = rows[part::PARTS]
-            among = np.eye(len(own)) - own @ inverse @ own.T
+            own = half[:, part::PARTS]
+            among = np.eye(own.shape[1]) - own.T @ own
             error += float((np.linalg.solve(among, left[part::PARTS]) ** 2).sum())
         return error
