@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ HELD_OUT = 320
 
 # The penalty is chosen first at so many samples, then each time there are twice as many.
 _FIRST_CHOICE = 16
+# A feature further from its mean than so many of its standard deviations is a fault: its square would swallow those
+# of all others. Before so many samples have come nobody knows.
+_FURTHEST, _LEAST = 100.0, 16
 # What older samples count is kept as what newer ones count more, until that is e to the power of so much.
 _LARGEST = 30.0
 
@@ -123,6 +126,18 @@ class SolvedHead:
         weight = self._head.sums.weight
         one = float(self._counts([self._newest])[0])
         return weight >= max(2 * self._chosen_at, _FIRST_CHOICE * one)
+
+    def kept(self, features: NDArray[Any]) -> NDArray[Any]:
+        """Return features as they may be kept and learned: a wild one is as far out as any may be."""
+        one = float(self._counts([self._newest])[0])
+        if self.sums.weight < _LEAST * one:
+            return features
+        mean, far = self.sums.mean, _FURTHEST * np.sqrt(self.sums.spread)
+        return np.asarray(np.clip(features, mean - far, mean + far), features.dtype)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Do not learn these samples after all, of those that were not put yet."""
+        self._waiting = [row for row in self._waiting if row.number not in numbers]
 
     def learn(self, row: Row) -> None:
         """Take in a labelled sample, by the next `put`."""

@@ -272,6 +272,8 @@ class StreamLearner:
         facts, x = noted_arrivals(seen, place)
         if not self._note(facts, x):
             self._memory.drop({each.number for each in taken})
+            if self._head is not None:
+                self._head.drop({each.number for each in taken})
             taken_too = {each.number for each in taken}
             seen = [each.unkept() if each.number in taken_too else each for each in seen]
         found = [each.seen for each in seen]
@@ -299,7 +301,7 @@ class StreamLearner:
             kept, scores = ahead.look(place)
             if self._head is not None:
                 # As they will be read: what is subtracted one day must be what was added.
-                kept = self.store.as_kept(kept)
+                kept = self.store.as_kept(self._head.kept(kept))
         except Refused as refused:
             return Arrived(self._refused(str(refused)))
         prediction = self._classifier.predicted(scores)

@@ -73,6 +73,11 @@ class RunningSums:
         return float(self.products[-1, -1])
 
     @property
+    def mean(self) -> _Floats:
+        """Mean of each feature, shape (D,)."""
+        return self.origin + self.products[-1, :-1] / max(self.weight, _NOBODY)
+
+    @property
     def spread(self) -> _Floats:
         """Variance of each feature, shape (D,); that of the one that varies most where one stands still.
 

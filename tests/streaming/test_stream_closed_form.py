@@ -309,6 +309,19 @@ def test_a_head_that_is_worse_on_what_is_held_out_is_put_back(tmp_path: Path) ->
     closed(learner)
 
 
+def test_one_wild_reading_does_not_swallow_all_others(tmp_path: Path) -> None:
+    learner = solved_in(tmp_path, hidden())
+    run(learner, blobs(200, LABELS))
+    wild = learner.observe(np.full(6, 1e30, np.float32), 3)
+    assert wild.sample_id and not wild.refused
+    run(learner, blobs(60, LABELS, seed=1))
+    assert accuracy(learner, blobs(200, LABELS, seed=5)) > 0.9
+    assert is_least_squares(learner)
+    learner.forget([wild.sample_id])
+    assert is_least_squares(learner)
+    closed(learner)
+
+
 def test_convolutions_stay_as_they_are(tmp_path: Path) -> None:
     learner = solved_in(tmp_path, conv_net())
     stream = pictures(60, range(3))
