@@ -85,6 +85,11 @@ class SolvedHead:
     classifier : Classifier
         Its last layer is written to.
 
+    Attributes
+    ----------
+    gone : set of int
+        Samples whose part was subtracted, and that the store may hold still.
+
     Raises
     ------
     StreamError
@@ -95,6 +100,7 @@ class SolvedHead:
         self._how, self._classifier = how, classifier
         self._waiting: list[Row] = []
         self._newest = self._base = 0
+        self.gone: set[int] = set()
         self.clear()
 
     @property
@@ -151,12 +157,18 @@ class SolvedHead:
         self._changed = True
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """Subtract what these samples have added; the head is then that of all others."""
+        """Subtract what these samples have added, once; the head is then that of all others."""
         self._take_in()
+        self.gone |= {row.number for row in rows}
         if rows:
             counts = self._counts([row.number for row in rows])
             self._head.remove(np.stack([row.x for row in rows]), self._outputs(rows), counts)
             self._changed = True
+
+    def learn_again(self, rows: Sequence[Row]) -> None:
+        """Take in samples that were to be forgotten after all."""
+        self._waiting += rows
+        self.gone -= {row.number for row in rows}
 
     def choose_penalty(self, rows: Sequence[Row]) -> None:
         """Choose the penalty by what is held out of these samples, which it has learned."""
@@ -218,7 +230,7 @@ class SolvedHead:
         self._take_in()
         return {
             **self._head.to_facts(), "newest": self._newest, "base": self._base, "chosen_at": self._chosen_at,
-            "remember": self._how.remember,
+            "remember": self._how.remember, "gone": sorted(self.gone),
         }  # fmt: skip
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -241,6 +253,7 @@ class SolvedHead:
         self._head.restore(RunningSums.from_arrays(arrays), facts)
         self._newest, self._base = int(facts["newest"]), int(facts["base"])
         self._chosen_at, self._waiting, self._changed = float(facts["chosen_at"]), [], False
+        self.gone = {int(number) for number in facts["gone"]}
 
     def _write(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -448,7 +448,7 @@ class StreamLearner:
             most, how="newest" if self._head.fades else "uniform", version=self._classifier.version,
             generator=np.random.default_rng((self._seed, self.progress.adaptations)),
         )  # fmt: skip
-        return self._memory.known(sorted(ids.tolist()))
+        return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
         """Let a head in closed form be that of all labels; return why not, None where nothing has changed."""
@@ -499,7 +499,8 @@ class StreamLearner:
         classes, loss_fn, weights = self._classifier.classes, self._engine.loss_fn, 0
         before = [score(body, loss_fn, some, classes) for some in (learned, kept)]
         if self._head is not None:
-            weights = self._subtracted(self._head, learned, numbers)
+            subtracted = self._subtracted(self._head, learned)
+            weights = self._head.layer.weight.numel()
         elif learned:
             weights = dampen_body(
                 body, loss_fn, learned, self.store, kept, classes, alpha=alpha, seed=self._seed
@@ -510,24 +511,29 @@ class StreamLearner:
         self.selection = SelectionState()
         # First what was forgotten, then what it was: the other way round nobody could forget it again.
         if not self.save():
+            if self._head is not None:
+                self._head.learn_again(subtracted)
+                self._newest_head(guarded=False)
             raise StreamError(
                 "the state could not be saved: is the disk full? Forget the samples again"
             )
         self.store.erase(numbers)
+        if self._head is not None:
+            self._head.gone.clear()
         return Forgotten(
             len(learned), len(rows), weights, before[0], after[0], before[1], after[1],
             exact=self._head is not None,
         )  # fmt: skip
 
-    def _subtracted(self, head: SolvedHead, rows: Sequence[Row], numbers: Collection[int]) -> int:
-        """Let a head in closed form be that of all but these samples; return how many weights it has."""
-        held_out = {row.number for row in self._memory.held_out}
-        head.forget([row for row in rows if row.number not in held_out])
-        others = [row for row in self._learned_rows(HELD_OUT) if row.number not in numbers]
+    def _subtracted(self, head: SolvedHead, rows: Sequence[Row]) -> list[Row]:
+        """Let a head in closed form be that of all but these samples; return those that it had learned."""
+        beside = {row.number for row in self._memory.held_out} | head.gone
+        learned = [row for row in rows if row.number not in beside]
+        head.forget(learned)
         # What was chosen by them is forgotten, too.
-        head.choose_penalty(others)
+        head.choose_penalty(self._learned_rows(HELD_OUT))
         self._newest_head(guarded=False)
-        return head.layer.weight.numel()
+        return learned
 
     def _known(self, sample_id: int | str) -> int | None:
         try:
@@ -693,6 +699,10 @@ class StreamLearner:
             and self._classifier.version == facts["features"]
         ):
             self._head.restore(facts["closed_form"], state.under("sums."))
+            if self._head.gone:
+                # An earlier life has subtracted them, and ended before the store had erased them.
+                self.store.erase(self._head.gone)
+                self._head.gone.clear()
         self._memory.events = int(facts.get("events", 0))
         return self._memory.events
 

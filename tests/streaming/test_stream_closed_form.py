@@ -16,8 +16,9 @@ from test_stream_latent import pictures
 from torch import nn
 from toy_streams import Sample, blobs, closed, net, run, same, weights
 
-from fl_elastic.errors import ModelError, StreamError
+from fl_elastic.errors import ModelError, StoreError, StreamError
 from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamLearner
+from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.taking_up import labelled_weights
@@ -192,6 +193,47 @@ def test_to_forget_is_never_to_have_seen(remember: float | None, tmp_path: Path)
         learner.forget([ids[40] or 0])
     closed(learner)
     closed(never)
+
+
+def test_what_is_subtracted_is_subtracted_once_whenever_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = solved_in(tmp_path)
+    ids = [each.sample_id or 0 for each in run(learner, blobs(200, LABELS))]
+
+    def full(*_: Any) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SampleStore, "erase", full)
+        with pytest.raises(StoreError, match="full"):
+            learner.forget(ids[:20])
+        with pytest.raises(StoreError, match="full"):
+            learner.forget(ids[:30])
+    # As if it were killed before the store had erased them.
+    learner.store.close()
+    again = solved_in(tmp_path)
+    assert not {*ids[:30]} & {*again.store.draw(1000).tolist()}
+    assert is_least_squares(again)
+    again.forget(ids[30:40])
+    assert is_least_squares(again)
+    closed(again)
+
+
+def test_a_state_that_cannot_be_saved_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = solved_in(tmp_path)
+    ids = [each.sample_id or 0 for each in run(learner, blobs(200, LABELS))]
+    before = exact(learner)
+    with monkeypatch.context() as patched:
+        patched.setattr(StateFolder, "save", lambda *_: False)
+        with pytest.raises(StreamError, match="Forget the samples again"):
+            learner.forget(ids[:20])
+    assert is_least_squares(learner) and close(exact(learner), before, 1e-2)
+    learner.forget(ids[:20])
+    assert is_least_squares(learner)
+    closed(learner)
 
 
 def test_everything_may_be_forgotten(tmp_path: Path) -> None:
