@@ -9,20 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_federation import arrays_of, as_weights, quiet
+from small_federation import run as run_rounds
 from test_stream_client import client_of
 from test_stream_cut import asked, refusal
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.streaming.visit import Visit
+from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums
-from fl_elastic.update import Manifest
+from fl_elastic.update import Manifest, load_weights
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
-from toy_streams import blobs, closed, net, run
+from toy_streams import blobs, closed, net, run, same, weights
 
 
 def solved(folder: Path, labels: tuple[int, ...] = (2, 0, 1), **how: Any) -> StreamLearner:
@@ -110,3 +114,28 @@ def test_training_that_would_change_its_features_is_refused(tmp_path: Path) -> N
     other = net(seed=5)
     assert "is another one below '5'" in refusal(client_of(tmp_path), other, round_zero=True)
     closed(learner)
+
+
+def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
+    tmp_path: Path,
+) -> None:
+    server = net()
+    learners = [solved(tmp_path / str(node), labels) for node, labels in ((1, (2, 0)), (2, (1,)))]
+    before = [weights(each) for each in learners]
+    apps = {
+        node: elastic_client_app(lambda _, n=node: client_of(tmp_path / str(n))) for node in (1, 2)
+    }
+    records: list[Any] = []
+    terms = RoundTerms(cut="fixed:5", round_zero="closed_form")
+    strategy = PartialUpdates(quiet(nodes=2), terms=terms, on_round=records.append)
+    result, _ = run_rounds(strategy, apps, arrays_of(server), 1)
+    assert [len(each.accepted) for each in records] == [2] * len(records) and len(records) == 3
+    load_weights(server, Manifest.of(server), as_weights(result.arrays))
+    x, y = zip(*blobs(100, seed=9), strict=True)
+    data = [(torch.from_numpy(np.stack(x)), torch.tensor(y))]
+    # No device has seen all classes.
+    accuracy = evaluate(server, torch.nn.functional.cross_entropy, data).accuracy
+    assert accuracy is not None and accuracy > 0.9
+    for learner, own in zip(learners, before, strict=True):
+        assert learner.take_up() and same(weights(learner), own)
+        closed(learner)
