@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.errors import StreamDataError, StreamError
+from fl_elastic.errors import StreamDataError, StreamError, UpdateError
 from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row, Score
@@ -106,7 +107,11 @@ class SolvedHead:
     @property
     def layer(self) -> nn.Linear:
         """The layer that it is written into."""
-        layer = self._classifier.model.get_submodule(self._classifier.head_name)
+        body = self._classifier.body
+        if body is not None:
+            layer = body.module
+        else:
+            layer = self._classifier.model.get_submodule(self._classifier.head_name)
         assert isinstance(layer, nn.Linear)
         return layer
 
@@ -175,25 +180,36 @@ class SolvedHead:
         self._take_in()
         if rows:
             counts = self._counts([row.number for row in rows])
-            self._head.choose_penalty(
-                np.stack([row.x for row in rows]), self._outputs(rows), counts
-            )
+            with suppress(UpdateError):
+                # Which the next `put` tells.
+                self._head.choose_penalty(
+                    np.stack([row.x for row in rows]), self._outputs(rows), counts
+                )
             self._changed = True
         self._chosen_at = self._head.sums.weight
 
     def put(self, engine: Engine, held_out: Sequence[Row], *, guarded: bool = True) -> Put:
-        """Write the newest head into the layer if it is no worse on the window.
+        """Write the newest head into the layer if it is no worse on the window, and there is one.
 
-        Raises
-        ------
-        UpdateError
-            If the sums are those of no samples; the layer is as before.
+        Parameters
+        ----------
+        engine : Engine
+            Its guard and loss.
+        held_out : sequence of Row
+            The window.
+        guarded : bool
+            Whether it matters that it is worse.
         """
         self._take_in()
-        found, layer, classes = self._head.layer(), self.layer, self._classifier.classes
-        body, kept = self._classifier.body, (layer.weight.clone(), layer.bias.clone())
+        layer, classes, body = self.layer, self._classifier.classes, self._classifier.body
         assert body is not None
+        kept = layer.weight.clone(), layer.bias.clone()
         before = score(body, engine.loss_fn, held_out, classes)
+        try:
+            found = self._head.layer()
+        except UpdateError as error:
+            self._changed = False
+            return Put(before, before, str(error))
         self._write(torch.from_numpy(found.weight), torch.from_numpy(found.bias))
         after = score(body, engine.loss_fn, held_out, classes)
         self._changed = False
@@ -230,7 +246,7 @@ class SolvedHead:
         self._take_in()
         return {
             **self._head.to_facts(), "newest": self._newest, "base": self._base, "chosen_at": self._chosen_at,
-            "remember": self._how.remember, "gone": sorted(self.gone),
+            "remember": self._how.remember, "gone": sorted(self.gone), "changed": self._changed,
         }  # fmt: skip
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -252,7 +268,8 @@ class SolvedHead:
             )
         self._head.restore(RunningSums.from_arrays(arrays), facts)
         self._newest, self._base = int(facts["newest"]), int(facts["base"])
-        self._chosen_at, self._waiting, self._changed = float(facts["chosen_at"]), [], False
+        self._chosen_at, self._waiting = float(facts["chosen_at"]), []
+        self._changed = bool(facts["changed"])
         self.gone = {int(number) for number in facts["gone"]}
 
     def _write(self, weight: Tensor, bias: Tensor) -> None:

@@ -457,7 +457,9 @@ class StreamLearner:
         undone = self._head.put(self._engine, self._memory.held_out, guarded=guarded).undone
         # Nobody trains on them.
         self._memory.adapted()
-        self.progress.rolled_back += bool(undone)
+        if undone:
+            self.progress.rolled_back += 1
+            _LOG.info("a head was not put in: %s", undone)
         return undone
 
     def ids_of(self, label: int) -> list[int]:

@@ -128,8 +128,11 @@ def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> Non
             # Each sample is with the store or held out, and nowhere twice.
             assert store.seen + len(held) == progress.observed == progress.labelled
         if learner._head is not None and not learner._head.fades:
-            # Each label is in the sums or held out, and nowhere twice.
-            assert round(learner._head.sums.weight) + len(held) == progress.labelled
+            # Each label is in the sums or held out, and nowhere twice; one that comes late finds its sample only
+            # where the store had room for it.
+            learned = round(learner._head.sums.weight) + len(held)
+            full = life.late and len(store) + len(held) < progress.observed
+            assert learned == progress.labelled or (full and learned < progress.labelled)
         assert store.rejected == {} and progress.rejected == {} and progress.saves_failed == 0
         everything = store.sample(10**6, labelled=False)
         assert not set(everything.ids.tolist()) & set(held)
