@@ -29,6 +29,7 @@ FLOW = [
     ["planning"],
     ["policies"],
     ["update"],
+    ["readout"],
     ["training"],
     ["aggregation"],
     ["testing"],

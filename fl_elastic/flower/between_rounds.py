@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,29 @@ class BetweenRounds:
         self._on_round = on_round
         self.last_round = 0
 
+    def choose_places(
+        self,
+        messages: Iterable[Message],
+        outbox: Outbox,
+        weights: _Weights,
+        record: RoundRecord,
+        timeout: float,
+    ) -> _Weights:
+        """Ask a few of these clients what ranks places; return the model that ends at the best ones."""
+        # Only where a head may read elsewhere.
+        from fl_elastic.flower.place_choice import EXAMPLES, asked_of, with_chosen_places
+
+        asked, read = asked_of(list(messages)), self._fleet.terms.read
+        told = Instructions(
+            deadline=record.deadline, places=read, examples=-(-EXAMPLES // max(len(asked), 1))
+        )
+        replies = self._asked(asked, outbox, told, record, timeout)
+        manifest, began = Manifest.of_arrays(weights), time.thread_time()
+        chosen = with_chosen_places(replies, weights, manifest, self._limits, record, read)
+        record.server_seconds = time.thread_time() - began
+        self._close(record, outbox)
+        return chosen
+
     def solve(
         self,
         messages: Iterable[Message],
@@ -87,15 +111,17 @@ class BetweenRounds:
         """Ask for sums by these messages; return the model with the head that they give."""
         terms, zero = self._fleet.terms, record.server_round == 0
         told = Instructions(
-            deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group,
+            deadline=record.deadline, round_zero=True, read=self._fleet.read, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
             keep=terms.sends_changes and zero,
         )  # fmt: skip
         replies = self._asked(messages, outbox, told, record, timeout)
+        began = time.thread_time()
         solved = with_closed_form_head(
             replies, weights, Manifest.of_arrays(weights), self._limits, record,
             self._downlink.holds if zero else lambda *_: None,
         )  # fmt: skip
+        record.server_seconds = time.thread_time() - began
         weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer
@@ -162,7 +188,7 @@ class BetweenRounds:
         fleet.wishes.taken_up(wishes, number)
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, squares=True)
+        told = Instructions(deadline=ended.deadline, squares=True, read=self._fleet.read)
         replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
         alpha = None if fleet.terms.forget is True else float(fleet.terms.forget)
         new, came = dampened(
@@ -190,7 +216,7 @@ class BetweenRounds:
             if not each.staleness and LOSS in each.metrics
         }
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, losses=True)
+        told = Instructions(deadline=ended.deadline, losses=True, read=self._fleet.read)
         weights = dict(self._downlink.weights)
         self._downlink.amend(new)
         try:

@@ -43,7 +43,7 @@ from fl_elastic.flower.records import (
     refuse_metrics,
 )
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
@@ -51,6 +51,7 @@ from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.readout.place import places_of
 from fl_elastic.training import (
     ElasticTrainer,
     FitReport,
@@ -269,8 +270,11 @@ class ElasticClient(NumPyClient):
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
+        # A model that was read elsewhere before may be given as it is.
+        self._own_model, self._places = model, places_of(ModelState.of(model).tensors)
+        self._own_manifest = Manifest.of(model).with_base(model)
         self._state = ClientState(
-            None if state_dir is None else Path(state_dir), Manifest.of(model).with_base(model)
+            None if state_dir is None else Path(state_dir), self._own_manifest
         )
 
     @property
@@ -338,6 +342,7 @@ class ElasticClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         told = Instructions.from_config(config)
         self._follow_flags()
+        self._read_from(told.read)
         version, metrics = self._load_weights(parameters, config, told)
         if not told.trains:
             packed, examples = self._answer(told, metrics)
@@ -404,7 +409,29 @@ class ElasticClient(NumPyClient):
         flags = flags_of(self.model)
         if flags != self._flags:
             self._flags = flags
-            self._state.go_by(Manifest.of(self.model).with_base(self.model))
+            manifest = Manifest.of(self.model)
+            self._state.go_by(
+                replace(manifest, base=self._own_manifest.base)
+                if self._places
+                else manifest.with_base(self.model)
+            )
+
+    def _read_from(self, places: str) -> None:
+        """Go on with a head that reads these places of the model; with the model as it was given for none."""
+        if places == self._places:
+            return
+        # Clients whose head stays where it is do not load it.
+        from fl_elastic.readout.readout import Readout
+        from fl_elastic.training.place_sample import outputs_of
+
+        model, base = self._own_model, self._own_manifest.base
+        if places:
+            inputs = split_batch(self._batches()[0])[0]
+            model = Readout(model, places, inputs, outputs_of(model, inputs))
+        self.model, self._places, self._profile = model, places, None
+        self._flags = flags_of(model)
+        # What is frozen is the same as in the model that was given.
+        self._state.go_by(replace(Manifest.of(model), base=base) if places else self._own_manifest)
 
     def _wish(self, told: Instructions) -> str:
         """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
@@ -445,6 +472,8 @@ class ElasticClient(NumPyClient):
 
             everything, forgotten = self._squares(told)
             return encode_squares(everything, forgotten, self.manifest), everything.examples
+        if told.places:
+            return self._place_sample(told)
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
 
@@ -452,6 +481,20 @@ class ElasticClient(NumPyClient):
         refuse_frozen_head(sums.weight, self.manifest.index)
         metrics |= {} if forward is None else forward.to_metrics()
         return encode_head_sums(sums, self.manifest), max(self._examples, sums.num_examples)
+
+    def _place_sample(self, told: Instructions) -> tuple[bytes, int]:
+        """Return what ranks the places that this device can afford to read from."""
+        from fl_elastic.readout.wire import encode_places
+        from fl_elastic.training.places_reply import places_reply
+
+        reply = places_reply(
+            self.model, self.train_loader, told.places, examples=max(told.examples, 1),
+            of_all=self._examples, budget=self._budget(told), names=self.manifest.index,
+            clock=self.options.clock,
+        )  # fmt: skip
+        client = self.client_id or _told_by_data(self.train_loader)
+        seed = _seed_of(self.options.seed, client, 0)
+        return encode_places(reply, self.manifest, seed), self._examples
 
     def _squares(
         self, told: Instructions, loss_fn: LossFn = squared_outputs
@@ -537,6 +580,7 @@ class ElasticClient(NumPyClient):
                 return 0.0, known.num_examples, known.to_metrics()
             told = Instructions.from_config(config)
             self._follow_flags()
+            self._read_from(told.read)
             _, metrics = self._load_weights(parameters, config, told)
             with self._testing_above_cut(told) as running:
                 result = evaluate(

@@ -52,6 +52,8 @@ class ClientRegistry:
         self.terms = terms
         self.cut = FleetCut(terms)
         self.capabilities: dict[int, Capabilities] = {}
+        # Places of the model that its head reads; empty for the model as clients have it.
+        self.read = ""
         # Group of a head that is solved for and not trained.
         self.kept_head = ""
         # Factor of the clients' learning rates.
@@ -210,6 +212,7 @@ class ClientRegistry:
             change=self._change,
             keep=terms.sends_changes,
             groups=self._groups,
+            read=self.read,
             cut=self.cut.group,
             kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
@@ -239,6 +242,7 @@ class ClientRegistry:
         terms = self.terms
         return Instructions(
             keep=terms.sends_changes,
+            read=self.read,
             cut=self.cut.group,
             kept_head=self.kept_head,
             feature_precision=self.feature_precision,

@@ -21,6 +21,7 @@ __all__ = [
     "IMPORTANCE",
     "KEEP",
     "OVERDUE",
+    "PLACES",
     "RATE",
     "ROUND_ZERO",
     "SEED",
@@ -38,6 +39,7 @@ GROUPS = "fl_elastic.groups"
 IMPORTANCE = "fl_elastic.importance"
 KEEP = "fl_elastic.keep"
 OVERDUE = "fl_elastic.overdue"
+PLACES = "fl_elastic.places"
 RATE = "fl_elastic.rate"
 ROUND_ZERO = "fl_elastic.round-zero"
 SEED = "fl_elastic.seed"
@@ -72,6 +74,13 @@ class Instructions:
         Names of the groups to train, as a JSON list; empty to let the client choose.
     round_zero : bool
         Whether to send sums for a head in closed form instead of training.
+    read : str
+        Places of the model that its head reads (`fl_elastic.readout.place`); empty for the model as it is.
+    places : str
+        Among which places the server chooses, ``auto`` for all: the client is to send what ranks them instead of
+        training; empty for no such question.
+    examples : int
+        How many examples that is of.
     cut : str
         The deepest group that anybody trains; empty for none.
     kept_head : str
@@ -105,6 +114,9 @@ class Instructions:
     keep: bool = False
     groups: str = ""
     round_zero: bool = False
+    read: str = ""
+    places: str = ""
+    examples: int = 0
     cut: str = ""
     kept_head: str = ""
     keep_statistics: bool = False
@@ -120,7 +132,7 @@ class Instructions:
     @property
     def trains(self) -> bool:
         """Whether the client is asked to train or test, and not for something that only the library's know."""
-        return not (self.round_zero or self.cut_worth or self.squares or self.losses)
+        return not (self.round_zero or self.places or self.cut_worth or self.squares or self.losses)
 
     @property
     def wants_importance(self) -> bool:
@@ -153,6 +165,8 @@ class Instructions:
             default: Any = each.default
             if isinstance(default, (bool, str)):
                 read[each.name] = type(default)(config.get(key, default))
+            elif type(default) is int:
+                read[each.name] = int(_number(config, key, default) or 0)
             else:
                 read[each.name] = _number(config, key, default)
         rate, blend, seed = read["rate"] or 0.0, read["blend"] or 0.0, read["seed"]

@@ -211,6 +211,8 @@ class RoundRecord:
         Weights that were made smaller, so that the model forgets examples of a client.
     asked : tuple of int
         Nodes that were asked to train.
+    server_seconds : float
+        CPU time that the server took to solve for a head, or to choose where it reads.
     """
 
     server_round: int
@@ -226,6 +228,7 @@ class RoundRecord:
     cut: str = ""
     dampened: int = 0
     asked: tuple[int, ...] = ()
+    server_seconds: float = 0.0
 
     @property
     def silent(self) -> list[int]:

@@ -62,6 +62,7 @@ from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.readout.place import places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE
 from fl_elastic.update.partial import Limits
@@ -307,6 +308,12 @@ class PartialUpdates(Strategy):
         if self.terms.has_cut:
             # What a device can do above the cut is another matter.
             self.fleet.forget_capabilities()
+        if self.terms.read != "last" and not self.fleet.read:
+            asking = RoundRecord(0, deadline=record.deadline, trains=False)
+            chosen = self._between.choose_places(
+                messages, Outbox("train", self.downlink, grid), self._weights, asking, timeout
+            )
+            self.fleet.serve(self._keep(chosen, 0))
         outbox = Outbox("train", self.downlink, grid)
         solved = self._between.solve(messages, outbox, self._weights, record, timeout)
         return as_record({**solved, **self._base})
@@ -341,6 +348,9 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
         manifest = self._remember(arrays, server_round)
+        if not self.terms.steps:
+            self._round = None
+            return []
         self._round = this = Round(
             self._weights,
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
@@ -402,6 +412,8 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the partial updates that fit; log and leave out the others."""
+        if not self.terms.steps:
+            return self._arrays(), None
         this = self._known_round()
         intake = Intake(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
         intake.take_all(replies)
@@ -534,6 +546,7 @@ class PartialUpdates(Strategy):
 
     def _keep(self, weights: _Weights, version: int) -> Manifest:
         self._weights, manifest = weights, Manifest.of_arrays({**weights, **self._base})
+        self.fleet.read = places_of(weights)
         self.downlink.serve(weights, manifest, version)
         return manifest
 

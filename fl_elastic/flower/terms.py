@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.readout.place import parse_places
 from fl_elastic.update import CODECS
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ class RoundTerms:
     round_zero : {"none", "closed_form"}
         What is done before the first round: nothing, or clients send sums from which the server solves for the
         model's last linear layer (`fl_elastic.update.closed_form.closed_form_head`), without a step.
+    read : str
+        Where the head in closed form reads: ``"last"``, what enters the model's last linear layer; ``"auto"``, the
+        places of the model, or of its input, at which a few clients' examples are told best by a head that has not
+        seen them (`fl_elastic.readout.choice`); or names of places such as ``"features.3@grid8+features.6@grid4"``.
+        The model then ends there: it is a `fl_elastic.readout.readout.Readout` from round zero on.
+    steps : bool
+        Whether rounds train at all: without, the head in closed form of round zero is the result.
     solve_every : int
         After so many rounds, and after the last, the server solves for the head again, from sums of the features as
         they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
@@ -108,6 +116,8 @@ class RoundTerms:
     grace: float = 1.5
     step_back: bool = True
     round_zero: Literal["none", "closed_form"] = "none"
+    read: str = "last"
+    steps: bool = True
     solve_every: int = 5
     cut: str = "none"
     codecs: Sequence[str] = ()
@@ -123,6 +133,19 @@ class RoundTerms:
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise RegistryError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
+        if self.read not in ("last", "auto"):
+            try:
+                parse_places(self.read)
+            except PlanError as error:
+                raise RegistryError(f"read: {error}; known are last and auto besides") from None
+        if self.read != "last" and self.round_zero == "none":
+            raise RegistryError(
+                f"read {self.read!r} is where a head in closed form reads: set round_zero='closed_form' as well"
+            )
+        if not self.steps and self.round_zero == "none":
+            raise RegistryError(
+                "without steps there is a head in closed form alone: set round_zero='closed_form'"
+            )
         if self.cut not in ("none", "moving") and not self.cut_group:
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
         for name, example in (("codecs", "fp32"), ("feature_precisions", "fp16")):

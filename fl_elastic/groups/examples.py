@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["count_rows", "entries", "join_examples", "layout_of", "map_rows", "take_examples"]
+__all__ = [
+    "count_rows",
+    "entries",
+    "few_of",
+    "join_examples",
+    "layout_of",
+    "map_rows",
+    "take_examples",
+]
 
 
 def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -96,6 +104,20 @@ def take_examples(inputs: Any, rows: slice | list[int]) -> Any:
     {'tokens': tensor([1, 3]), 'use_cache': False}
     """
     return map_rows(lambda tensor: tensor[rows], inputs)
+
+
+def few_of(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return two of a batch's examples, which tell shapes as well as all do; the batch if it cannot be divided.
+
+    Examples
+    --------
+    >>> few_of((torch.zeros(4, 3), torch.arange(4)))[1]
+    tensor([0, 1])
+    """
+    try:
+        return take_examples(batch[0], [0, 1]), take_examples(batch[1], [0, 1])
+    except (ModelError, IndexError):
+        return batch
 
 
 def join_examples(parts: Sequence[Any]) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "map_tensors",
     "outputs_and_loss",
     "refusing_misfits",
+    "scores_of",
     "split_batch",
     "tensor_bytes",
     "to_device",
@@ -148,6 +149,14 @@ def _called(model: nn.Module, inputs: Any, examples: int | None) -> Any:
         if _takes(model, **rest):
             return model(**rest)
     return model(inputs)
+
+
+def scores_of(outputs: Any) -> Tensor | None:
+    """Return the outputs if they are a tensor, else what models of transformers call their class scores."""
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
+    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) else None
 
 
 def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained model on one device: a head in closed form, and training on features that are kept."""
+"""Fine-tune on one device: a head in closed form that reads where it is best, and training on features kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.readout.place import places_of
 from fl_elastic.training.above_cut import passing_above_cut
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.head_sums import put_head, solve_head
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.read_out import choose_readout, readout_from
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.update.closed_form import ClosedFormHead
@@ -34,6 +36,7 @@ __all__ = ["FineTuned", "fine_tune"]
 
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
+_EPOCHS = 2
 # For a first head, by which the cut is chosen: with fewer the choice is a matter of chance.
 _ROUGH_BATCHES = 32
 
@@ -44,22 +47,29 @@ class FineTuned:
 
     Attributes
     ----------
+    model : nn.Module
+        The result: the model that was given, or a `fl_elastic.readout.readout.Readout` of it where its head reads
+        elsewhere than at the last layer.
+    reads : str
+        Places that the head reads; empty for the last layer.
     cut : str
-        The deepest tensor group that was trained.
+        The deepest tensor group that was trained; empty where nothing was.
     head_error, final_error : float
         Mean squared error of the solved head on examples that are held out in turn, over what the mean alone gives:
         before anything else was trained, and afterwards.
-    report : FitReport
-        Of the training in between.
+    report : FitReport or None
+        Of the training in between; None where nothing was trained.
     kept : bool
         Whether the model keeps what was trained. It does not where that made the error larger: then it is the
         pretrained model with a solved head.
     """
 
+    model: nn.Module
+    reads: str
     cut: str
     head_error: float
     final_error: float
-    report: FitReport
+    report: FitReport | None
     kept: bool
 
 
@@ -69,23 +79,26 @@ def fine_tune(
     optimizer_fn: OptimizerFn,
     loader: Iterable[Batch],
     *,
-    epochs: int = 2,
+    read: str = "auto",
+    epochs: int | None = None,
     cut: str = "",
     budget: Budget | None = None,
     policy: str | Policy = "elastic",
     feature_bytes: int = _FEATURE_BYTES,
     options: TrainerOptions | None = None,
 ) -> FineTuned:
-    """Fine-tune a pretrained model in place, for a fraction of what training all of it takes.
+    """Fine-tune a model for a fraction of what training all of it takes.
 
-    The head is solved for in one pass over the data, which also keeps the features at a cut. What lies between cut
-    and head is trained on these features. Then the head is solved for again. Norms keep their statistics. Training
-    that makes the error on held-out examples larger is undone.
+    First it is seen on a few hundred examples where in the model a linear head reads best; the head is solved for
+    in one pass over the data, and the result is the model up to there. Where the best place is the last layer, the
+    model itself is the result, and that pass also keeps the features at a cut: what lies between cut and head is
+    trained on these, and the head solved for again. Norms keep their statistics. Training that makes the error on
+    held-out examples larger is undone.
 
     Parameters
     ----------
     model : nn.Module
-        Pretrained, ending in a linear layer.
+        Pretrained. Its tensors are shared with the result; what is trained of them is changed in place.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     optimizer_fn : callable
@@ -93,8 +106,12 @@ def fine_tune(
     loader : iterable of batches
         Gives the same examples, without random augmentation, in any order. Targets are classes, shape (N,), or
         numbers, shape (N, C).
-    epochs : int
-        Passes over the data for training.
+    read : str
+        Where the head reads: ``auto``, ``last`` for the last linear layer, or names of places such as
+        ``features.6@grid4`` (`fl_elastic.readout.place`).
+    epochs : int, optional
+        Passes over the data for training. Left out, two under a head at the last layer, and none under one that
+        reads elsewhere, where they gain little for their time.
     cut : str
         The deepest tensor group or module that is trained; left out, where two batches say that most is gained in
         the same time (`fl_elastic.training.cut_worth`).
@@ -123,12 +140,25 @@ def fine_tune(
     >>> model = nn.Sequential(*body, nn.Linear(8, 2))
     >>> images = torch.randn(32, 1, 8, 8) + torch.arange(32).remainder(2).reshape(-1, 1, 1, 1)
     >>> data = [(images[i::4], torch.arange(32).remainder(2)[i::4]) for i in range(4)]
-    >>> done = fine_tune(model, nn.functional.cross_entropy, lambda p: torch.optim.AdamW(p, 1e-3), data, cut="2")
+    >>> gently = lambda p: torch.optim.AdamW(p, 1e-3)
+    >>> done = fine_tune(model, nn.functional.cross_entropy, gently, data, read="last", cut="2")
     >>> done.cut, done.report.steps, done.report.forward.found
     ('2', 8, 64)
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
     _refuse_read_once(loader)
+    reads = ""
+    if read != "last":
+        model = (
+            choose_readout(model, loader)[0]
+            if read == "auto"
+            else readout_from(model, loader, read)
+        )
+        reads = places_of(ModelState.of(model).tensors)
+    epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
+    if not epochs:
+        solved, _ = solve_head(model, loader)
+        return FineTuned(model, reads, "", solved.error, solved.error, None, True)
     first = first_batches(loader, 2, model_device(model))
     before = deepcopy(model.state_dict())
     try:
@@ -175,7 +205,7 @@ def fine_tune(
         )  # fmt: skip
         model.load_state_dict(before)
         put_head(model, start, head)
-    return FineTuned(cut, start.error, end.error, report, kept)
+    return FineTuned(model, reads, cut, start.error, end.error, report, kept)
 
 
 def _refuse_read_once(loader: Iterable[Batch]) -> None:

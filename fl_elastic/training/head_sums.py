@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
+from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
     all_finite,
     call_model,
     refusing_misfits,
+    scores_of,
     split_batch,
     to_device,
 )
@@ -24,6 +26,7 @@ from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
+from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
@@ -31,6 +34,8 @@ from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
+    "as_numbers",
+    "example_keys",
     "head_sums",
     "held_out",
     "put_head",
@@ -93,7 +98,8 @@ def head_sums(
     ]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as stack:
+            lay_out: Callable[[Any], Any] | None = None
             for given, size in within(counted(loader), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
@@ -101,9 +107,14 @@ def head_sums(
                     block = nullcontext() if running is None else running(batch)
                     with refusing_misfits(batch), block:
                         inputs, targets = split_batch(batch)
-                        outputs = call_model(model, inputs, size)
+                        if running is None:
+                            lay_out = lay_out or stack.enter_context(
+                                as_inference(model, few_of((inputs, targets)))
+                            )
+                        laid = inputs if lay_out is None else lay_out(inputs)
+                        outputs = call_model(model, laid, size)
                     layer, features, wanted, classes = _features_of(seen, outputs, targets)
-                    gathered.add(layer, features, wanted, classes, _keys(inputs, features))
+                    gathered.add(layer, features, wanted, classes, example_keys(inputs, features))
     finally:
         for hook in hooks:
             hook.remove()
@@ -278,7 +289,7 @@ class _HeldOut:
         return tuple(Fold.of(rows[i:j], goals[i:j]) for i, j in pairwise(bounds))
 
 
-def _keys(inputs: Any, features: Tensor) -> Tensor:
+def example_keys(inputs: Any, features: Tensor) -> Tensor:
     """Return a number for each example, the same for equal inputs; of features where inputs are no rows."""
     try:
         found = sample_ids(inputs)
@@ -293,7 +304,7 @@ def _features_of(
     seen: list[tuple[nn.Linear, Tensor, Tensor]], outputs: Any, targets: Any
 ) -> tuple[nn.Linear, Tensor, Tensor, bool]:
     """Return the last linear layer, what entered it, and what should have come out."""
-    scores = _scores_of(outputs)
+    scores = scores_of(outputs)
     heads = [(layer, given) for layer, given, out in seen if out is scores]
     if not heads or scores is None or scores.ndim != 2:
         shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
@@ -304,18 +315,10 @@ def _features_of(
             "ElasticTrainer, without such a head"
         )
     layer, features = heads[-1]
-    return layer, features, *_as_numbers(targets, scores)
+    return layer, features, *as_numbers(targets, scores)
 
 
-def _scores_of(outputs: Any) -> Tensor | None:
-    """Return the outputs if they are a tensor, else what models of transformers call their class scores."""
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
-    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
-
-
-def _as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
+def as_numbers(targets: Any, outputs: Tensor) -> tuple[Tensor, bool]:
     """Return targets as one number per output, and whether they are classes."""
     if isinstance(targets, Tensor) and len(targets) == len(outputs):
         if targets.is_floating_point() and targets.shape == outputs.shape:

@@ -8,9 +8,9 @@ the head is the one of all of them together (Fed3R, Fani et al., ICML 2024, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["PARTS", "STILL", "ClosedFormHead", "closed_form_head", "held_out_in", "stretch"]
+__all__ = [
+    "PARTS",
+    "PENALTIES",
+    "STILL",
+    "ClosedFormHead",
+    "closed_form_head",
+    "held_out_in",
+    "parts_held_out",
+    "stretch",
+]
 
 PARTS = 5
 """All clients' examples are left out in so many parts."""
@@ -28,12 +37,16 @@ STILL = 1e-6
 
 _Floats = NDArray[np.float64]
 # In shares of the number of examples.
-_PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
+PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 # Least squares say how far an example's own class lies above the others in the mean; class scores are stretched so
 # that this is as sure as it is right, within these bounds: no example is sure for certain.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
 # Of all examples this share is none.
 _NOTHING_LEFT = 1e-6
+# Of the penalties every third is tried, and then the neighbours of the best.
+_COARSE = 3
+# With so many examples held out, no more parts are.
+_ENOUGH = 1000
 # Of the clients one of so many, at either end, does not decide which penalty it is.
 _OUTER = 5
 
@@ -170,8 +183,8 @@ class _System:
             rows = np.hstack([rows, constant])
         return rows, fold.targets - constant * self.goal
 
-    def errors_without(self, fold: Fold) -> Iterator[_Floats]:
-        """Yield for each penalty what the head that is found without a fold leaves of the fold's targets.
+    def errors_without(self, fold: Fold) -> Callable[[float], _Floats]:
+        """Return what by a penalty gives what the head found without a fold leaves of the fold's targets.
 
         With few rows by the inverse of what the head of all of them leaves (Cook and Weisberg, 1982, for one row).
         """
@@ -183,47 +196,87 @@ class _System:
             products = np.vstack([products, np.zeros_like(self.goal)])
         few = 2 * len(rows) < len(products)
         own = rows.T @ rows if not few else None
-        for penalty in _PENALTIES:
+
+        def left(penalty: float) -> _Floats:
             diagonal = values + penalty * examples
             if self.intercept:
                 diagonal = np.append(diagonal, self.examples)
             if own is None:
                 scaled = rows / diagonal
-                yield np.linalg.solve(
-                    np.eye(len(rows)) - scaled @ rows.T, targets - scaled @ products
-                )
-            else:
-                weight = np.linalg.solve(np.diag(diagonal) - own, products - rows.T @ targets)
-                yield targets - rows @ weight
+                system = np.eye(len(rows)) - scaled @ rows.T
+                return np.asarray(np.linalg.solve(system, targets - scaled @ products))
+            weight = np.linalg.solve(np.diag(diagonal) - own, products - rows.T @ targets)
+            return np.asarray(targets - rows @ weight)
+
+        return left
 
 
 def _best_penalty(system: _System, sums: Sequence[HeadSums]) -> tuple[float, float]:
-    """Return the penalty of least error on held-out examples, and that error."""
-    errors, examples = _held_out_errors(system, sums)
+    """Return the penalty of least error on held-out examples, and that error.
+
+    Errors fall towards the best penalty from either side, so that its neighbours tell the way to it.
+    """
+    held = list(_held_out(system, sums))
+    examples = np.zeros(len(sums))
+    for each in held:
+        examples += each.examples
     known = examples > 0
     if not known.any() or system.variance <= 0:
-        return float(_PENALTIES[-1]), 1.0 if system.variance > 0 else 0.0
-    means = errors[known] / examples[known, None] / system.variance
-    expected = np.array([_inner_mean(each, examples[known]) for each in means.T])
-    best = int(expected.argmin())
-    return float(_PENALTIES[best]), min(float(expected[best]), 1.0)
+        return float(PENALTIES[-1]), 1.0 if system.variance > 0 else 0.0
+
+    @cache
+    def error(place: int) -> float:
+        squared = sum(each.squared_errors(float(PENALTIES[place])) for each in held)
+        means = np.asarray(squared)[known] / examples[known] / system.variance
+        return _inner_mean(means, examples[known])
+
+    best = min(range(0, len(PENALTIES), _COARSE), key=error)
+    while True:
+        around = [place for place in (best, best - 1, best + 1) if 0 <= place < len(PENALTIES)]
+        found = min(around, key=error)
+        if found == best:
+            return float(PENALTIES[best]), min(error(best), 1.0)
+        best = found
 
 
-def _held_out_errors(system: _System, sums: Sequence[HeadSums]) -> tuple[_Floats, _Floats]:
-    """Return the squared errors on what is held out by client and penalty, and of how many examples they are."""
-    errors, examples = np.zeros((len(sums), len(_PENALTIES))), np.zeros(len(sums))
+@dataclass(frozen=True, eq=False)
+class _HeldOut:
+    """One part that is held out, of which clients, and what a head from the rest leaves of it."""
+
+    folds: dict[int, Fold]
+    examples: _Floats
+    left: Callable[[float], _Floats]
+
+    def squared_errors(self, penalty: float) -> _Floats:
+        """Return the squared errors by client."""
+        errors = np.zeros(len(self.examples))
+        ends = np.cumsum([len(fold.rows) for fold in self.folds.values()])[:-1]
+        parts = np.split(self.left(penalty), ends)
+        for (client, fold), own in zip(self.folds.items(), parts, strict=True):
+            errors[client] = (own**2).sum() + fold.unexplained
+        return errors
+
+
+def _held_out(system: _System, sums: Sequence[HeadSums]) -> Iterator[_HeldOut]:
+    for part in parts_held_out(sums):
+        out = held_out_in(part, sums)
+        whole = reduce(Fold.__add__, out.values())
+        examples = np.zeros(len(sums))
+        for client, fold in out.items():
+            examples[client] = fold.num_examples
+        yield _HeldOut(out, examples, system.errors_without(whole))
+
+
+def parts_held_out(sums: Sequence[HeadSums]) -> list[int]:
+    """Return which parts are held out in turn: all, or as many as have enough examples, and two at least."""
+    found: list[int] = []
+    examples = 0.0
     for part in range(PARTS):
         out = held_out_in(part, sums)
-        if not out:
-            continue
-        ends = np.cumsum([len(fold.rows) for fold in out.values()])[:-1]
-        whole = reduce(Fold.__add__, out.values())
-        for place, left in enumerate(system.errors_without(whole)):
-            for (client, fold), own in zip(out.items(), np.split(left, ends), strict=True):
-                errors[client, place] += (own**2).sum() + fold.unexplained
-        for client, fold in out.items():
-            examples[client] += fold.num_examples
-    return errors, examples
+        if out and (examples < _ENOUGH or len(found) < 2):
+            found.append(part)
+            examples += sum(fold.num_examples for fold in out.values())
+    return found
 
 
 def held_out_in(part: int, sums: Sequence[HeadSums]) -> dict[int, Fold]:

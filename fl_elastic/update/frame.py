@@ -63,6 +63,7 @@ class Kind(IntEnum):
     CHANGED_WEIGHTS = 3
     HEAD_SUMS = 4
     SQUARES = 5
+    PLACES = 6
 
 
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOATS",
     "FROZEN_BASE",
+    "READ_FROM",
     "Manifest",
     "Role",
     "array_of",
@@ -36,6 +37,9 @@ __all__ = [
 
 FROZEN_BASE = "fl_elastic.frozen_base"
 """Name of the digest among a model's weights; no tensor of a torch model has it by accident."""
+
+READ_FROM = "read_from"
+"""Name of the buffer of a readout that says which places of a model it reads."""
 
 _DIGEST = 16
 
@@ -68,7 +72,7 @@ def travelling(model: nn.Module) -> list[str]:
     if not frozen or not any(flags):
         return list(state.tensors)
     moving = {id(each) for each, flag in pairs if flag} | _moving_buffers(state.model)
-    return [name for name, each in state.tensors.items() if id(each) in moving]
+    return [name for name, each in state.tensors.items() if id(each) in moving or name == READ_FROM]
 
 
 def _moving_buffers(model: nn.Module) -> set[int]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.closed_form import PARTS, ClosedFormHead, stretch
+from fl_elastic.update.closed_form import PARTS, PENALTIES, ClosedFormHead, stretch
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_sums import RunningSums, add_product
 
@@ -23,8 +23,7 @@ __all__ = ["RunningHead"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
-# In shares of the number of examples, as `closed_form_head` tries them; the first one is taken before any is tried.
-_PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
+# Of the penalties, the one that is taken before any is tried.
 _FIRST = 8
 # More examples than this share of the features: to solve anew takes no longer.
 _MANY = 0.25
@@ -73,7 +72,7 @@ class RunningHead:
     @property
     def penalty(self) -> float:
         """The penalty, in shares of the number of examples."""
-        return float(_PENALTIES[self._place])
+        return float(PENALTIES[self._place])
 
     def add(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
         """Add examples; see `RunningSums.add`."""
@@ -153,7 +152,7 @@ class RunningHead:
             errors: dict[int, float] = {}
 
             def error(place: int) -> float:
-                if not 0 <= place < len(_PENALTIES):
+                if not 0 <= place < len(PENALTIES):
                     return float("inf")
                 if place not in errors:
                     errors[place] = self._held_out_error(place, rows, wanted)
@@ -169,7 +168,7 @@ class RunningHead:
 
     def take_penalty(self, penalty: float) -> None:
         """Take the penalty next to this one of those that are tried."""
-        self._place = int(np.abs(np.log(_PENALTIES / penalty)).argmin())
+        self._place = int(np.abs(np.log(PENALTIES / penalty)).argmin())
         self.renew()
 
     def to_facts(self) -> dict[str, Any]:
@@ -179,7 +178,7 @@ class RunningHead:
 
     def restore(self, sums: RunningSums, facts: Mapping[str, Any]) -> None:
         """Take over what an earlier life has saved."""
-        self.sums, self._place = sums, int(facts["penalty"]) % len(_PENALTIES)
+        self.sums, self._place = sums, int(facts["penalty"]) % len(PENALTIES)
         self._weight = np.zeros_like(sums.targets)
         self.renew()
 
@@ -217,7 +216,7 @@ class RunningHead:
         """Return the lower factor of products and penalty, of shape (D + 1, D + 1), and the weight."""
         sums = self.sums
         # The mean is not held down.
-        penalty = np.append(_PENALTIES[place] * sums.weight * sums.spread, 0.0)
+        penalty = np.append(PENALTIES[place] * sums.weight * sums.spread, 0.0)
         targets = torch.from_numpy(sums.targets)
         largest = np.diag(sums.products).max()
         for least in _SINGULAR:

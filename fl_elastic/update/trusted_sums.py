@@ -13,7 +13,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.closed_form import PARTS, STILL, held_out_in
+from fl_elastic.update.closed_form import STILL, held_out_in, parts_held_out
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
@@ -88,10 +88,8 @@ def _growth_of_errors(sums: Sequence[HeadSums], penalty: float, intercept: bool)
     standard = _Standard.of(sums, intercept)
     whole = [standard.of_sums(each) for each in sums]
     before, after = np.zeros((clients, clients)), np.zeros((clients, clients))
-    for part in range(PARTS):
+    for part in parts_held_out(sums):
         held = {client: standard.of_fold(fold) for client, fold in held_out_in(part, sums).items()}
-        if not held:
-            continue
         rest = [
             each if client not in held else each.without(*held[client])
             for client, each in enumerate(whole)

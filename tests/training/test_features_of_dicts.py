@@ -245,7 +245,13 @@ def test_a_vision_transformer_is_fine_tuned_on_kept_features() -> None:
         if name.endswith((f"layer.{_BLOCKS - 1}", f"layers.{_BLOCKS - 1}"))
     )  # fmt: skip
     done = fine_tune(
-        model, own_loss, lambda p: torch.optim.AdamW(p, 1e-4), pictures(), epochs=2, cut=place
+        model,
+        own_loss,
+        lambda p: torch.optim.AdamW(p, 1e-4),
+        pictures(),
+        epochs=2,
+        cut=place,
+        read="last",
     )
     assert done.report.forward is not None
     assert (done.report.forward.computed, done.report.forward.found) == (0, 2 * _EXAMPLES)

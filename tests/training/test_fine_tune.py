@@ -78,7 +78,7 @@ def test_it_does_what_the_slow_way_does(bias: bool) -> None:
     data = told_apart(6)
     start = build(bias)
     ours, slow = copy.deepcopy(start), copy.deepcopy(start)
-    done = fine_tune(ours, loss_fn, sgd, data, cut=CUT, epochs=2)
+    done = fine_tune(ours, loss_fn, sgd, data, cut=CUT, epochs=2, read="last")
     step_by_step(slow, data, 2)
     inputs = torch.cat([each for each, _ in data])
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_it_does_what_the_slow_way_does(bias: bool) -> None:
 
 def test_the_cut_is_where_most_is_gained_if_none_is_named() -> None:
     data, model = images(6, seed=5), build()
-    done = fine_tune(model, loss_fn, sgd, data, epochs=1)
+    done = fine_tune(model, loss_fn, sgd, data, epochs=1, read="last")
     assert done.cut in {name.partition(".")[0] for name in state(model)} - {"11"}
     start = state(build())
     for name, value in state(model).items():
@@ -110,14 +110,14 @@ def test_numbers_are_fitted_as_well() -> None:
     data = [(inputs, torch.randn(len(inputs), 3)) for inputs, _ in images(6, seed=5)]
     model = build()
     before = sum(nn.functional.mse_loss(model.eval()(x), y).item() for x, y in data)
-    done = fine_tune(model, nn.functional.mse_loss, sgd, data, cut=CUT, epochs=1)
+    done = fine_tune(model, nn.functional.mse_loss, sgd, data, cut=CUT, epochs=1, read="last")
     assert sum(nn.functional.mse_loss(model(x), y).item() for x, y in data) < before
     assert done.report.steps == 6
 
 
 def test_a_budget_is_that_of_the_training() -> None:
     done = fine_tune(
-        build(), loss_fn, sgd, images(6), cut="0", epochs=1, budget=Budget(speedup=1.5)
+        build(), loss_fn, sgd, images(6), cut="0", epochs=1, budget=Budget(speedup=1.5), read="last"
     )
     assert done.report.plan.predicted_step_seconds < done.report.full_step_seconds
 
@@ -126,7 +126,9 @@ def test_training_that_spoils_what_was_there_is_undone(caplog: pytest.LogCapture
     data, model = told_apart(6), build()
     solved = copy.deepcopy(model)
     solve_head(solved, data)
-    torn = fine_tune(model, loss_fn, lambda p: torch.optim.SGD(p, lr=0.3), data, cut=CUT, epochs=2)
+    torn = fine_tune(
+        model, loss_fn, lambda p: torch.optim.SGD(p, lr=0.3), data, cut=CUT, epochs=2, read="last"
+    )
     assert not torn.kept and torn.final_error > torn.head_error
     assert "smaller rate" in caplog.text
     for name, value in solved.state_dict().items():
@@ -156,8 +158,8 @@ def test_a_model_whose_scores_have_a_name_is_fine_tuned_as_well(
     data, plain = told_apart(6), build()
     named = AsTransformersDo(copy.deepcopy(plain))
     batches: Any = [{"pixels": inputs, "labels": targets} for inputs, targets in data]
-    ours = fine_tune(named, own_loss, sgd, batches, cut=f"layers.{CUT}", epochs=2)
-    expected = fine_tune(plain, loss_fn, sgd, data, cut=CUT, epochs=2)
+    ours = fine_tune(named, own_loss, sgd, batches, cut=f"layers.{CUT}", epochs=2, read="last")
+    expected = fine_tune(plain, loss_fn, sgd, data, cut=CUT, epochs=2, read="last")
     assert ours.head_error == pytest.approx(expected.head_error, rel=1e-2)
     assert ours.kept and ours.final_error == pytest.approx(expected.final_error, rel=1e-2)
     with torch.no_grad():
@@ -178,7 +180,9 @@ def test_a_model_without_such_a_head_is_told_what_it_gives(last: nn.Module, mess
     model = nn.Sequential(build(), last)
     before = state(model)
     with pytest.raises(TrainingError, match=message):
-        fine_tune(model, lambda y, of: loss_fn(y.flatten(1), of), sgd, images(2), epochs=1)
+        fine_tune(
+            model, lambda y, of: loss_fn(y.flatten(1), of), sgd, images(2), epochs=1, read="last"
+        )
     assert all(torch.equal(before[name], value) for name, value in state(model).items())
 
 
@@ -202,7 +206,7 @@ class Augmented:
 
 
 def test_examples_that_change_are_trained_on_as_they_come() -> None:
-    done = fine_tune(build(), loss_fn, sgd, Augmented(), cut=CUT, epochs=3)
+    done = fine_tune(build(), loss_fn, sgd, Augmented(), cut=CUT, epochs=3, read="last")
     assert done.report.steps == 18
     assert done.report.forward is not None and done.report.forward.found == 0
 
@@ -229,7 +233,7 @@ def test_whatever_fails_the_model_is_as_before(passes: int) -> None:
     model = build()
     before, loader = state(model), Failing(passes)
     try:
-        fine_tune(model, loss_fn, sgd, loader, cut=CUT, epochs=1)
+        fine_tune(model, loss_fn, sgd, loader, cut=CUT, epochs=1, read="last")
     except OSError:
         assert all(torch.equal(value, before[name]) for name, value in state(model).items())
     else:
@@ -267,7 +271,7 @@ def test_what_cannot_be_is_refused_and_nothing_changed(
     before = state(given["model"])
     model, loader = given.pop("model"), given.pop("loader")
     with pytest.raises(error, match=message):
-        fine_tune(model, loss_fn, sgd, loader, **given)
+        fine_tune(model, loss_fn, sgd, loader, **given, read="last")
     assert all(torch.equal(value, before[name]) for name, value in state(model).items())
 
 
@@ -289,7 +293,7 @@ def test_numbers_that_are_none_are_an_error_wherever_they_stand(value: float, cu
     model, data = build(), [*told_apart(3), (inputs * value, targets)]
     before = state(model)
     with pytest.raises(TrainingError, match="not finite"):
-        fine_tune(model, loss_fn, sgd, data, cut=cut, epochs=1)
+        fine_tune(model, loss_fn, sgd, data, cut=cut, epochs=1, read="last")
     assert all(torch.equal(kept, before[name]) for name, kept in state(model).items())
 
 
@@ -303,5 +307,5 @@ def test_a_head_that_is_computed_from_others_is_refused_and_nothing_changed(name
     nn.utils.parametrize.register_parametrization(model[-1], name, Twice())
     before = weights_of(model)
     with pytest.raises(TrainingError, match="computed from other parameters"):
-        fine_tune(model, loss_fn, sgd, images(4))
+        fine_tune(model, loss_fn, sgd, images(4), read="last")
     assert same_weights(before, model)

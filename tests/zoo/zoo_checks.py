@@ -122,7 +122,9 @@ def tuned(case: Case) -> tuple[list[str], str]:
     _seed()
     around, start = Surroundings(model), _state(model)
     try:
-        done = fl_elastic.fine_tune(model, subject.loss_fn, gently, subject.batches, epochs=1)
+        done = fl_elastic.fine_tune(
+            model, subject.loss_fn, gently, subject.batches, epochs=1, read="last"
+        )
     except ElasticError as error:
         return _left_behind(model, start, around, error), str(error)
     found = [f"tuning changed {what}" for what in around.changed() if what not in _GENERATORS]

@@ -213,8 +213,9 @@ def train(
     if method.solved:
         done = fine_tune(
             model, loss_fn, optimizer_fn, loader,
-            epochs=passes, budget=budget, policy=policy, options=options,
+            epochs=passes, budget=budget, policy=policy, options=options, read="last",
         )  # fmt: skip
+        assert done.report is not None
         return Trained(time.thread_time() - started, done.report.steps, done.report.plan)
     if method.kept:
         options = replace(options, forward=ForwardOptions(feature_bytes=_CACHE))

@@ -247,7 +247,9 @@ def _train(
     done = fine_tune(
         model, classification_loss, make, loader,
         epochs=method.epochs, cut=method.cut, budget=budget, policy=method.policy, options=options,
+        read="last",
     )  # fmt: skip
+    assert done.report is not None
     forward = done.report.forward
     assert forward is not None
     return {

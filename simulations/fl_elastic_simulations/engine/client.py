@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -30,7 +31,7 @@ from fl_elastic.flower.records import (
     train_reply,
 )
 from fl_elastic.groups import Batch
-from fl_elastic.profiling import CostProfile, load_profile
+from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.lean_start import without_compiler
@@ -43,7 +44,12 @@ from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.place import FEATURE_BYTES, PEAK_BYTES, Place
-from fl_elastic_simulations.engine.workload import measure_profile, optimizer_fn
+from fl_elastic_simulations.engine.workload import (
+    at_speed,
+    measure_profile,
+    optimizer_fn,
+    speed_of_host,
+)
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
@@ -52,6 +58,8 @@ CHARGES = "charged.json"
 """Where a client notes what it was charged."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
+# How much longer a pass takes that pools the output of every block on several grids.
+_POOLED = 1.5
 
 _LOG = logging.getLogger("fl_elastic")
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
@@ -120,11 +128,14 @@ class _Role:
         scenario = _scenario(str(config["scenario"]))
         data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
         place = Place.of(scenario, config, index, data_root)
+        read = Instructions.from_config(config).read
+        measured = _profile(str(config.get("profile", "")))
         return cls(
             place=place,
             config=config,
-            profile=_profile(str(config.get("profile", "")))
-            or measure_profile(scenario, data_root),
+            profile=_profile_of(place, read, str(config.get("profile", "")))
+            if read
+            else measured or measure_profile(scenario, data_root),
             choosing=_choosing(str(config.get("choosing", ""))),
         )
 
@@ -172,6 +183,8 @@ class _Role:
         told = Instructions.from_config(self.config)
         if told.cut_worth:
             return self._cut_worth(arrays)
+        if told.places:
+            return self._places(arrays, told)
         if told.round_zero:
             return self._sums(arrays, told)
         if not self.method.budgeted:
@@ -193,6 +206,17 @@ class _Role:
         charges.add(profile * slowdown, chosen * slowdown, lost=lost)
         charges.save(self.charges_file)
         return packed, examples, metrics
+
+    def _places(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
+        """Send what ranks places, for a trace of the model and a pass that comes by all of them."""
+        client = self.elastic_client()
+        client.budget, client.train_loader = Budget(), self.place.batches(whole=True)
+        config = {key: value for key, value in self.config.items() if key != DEADLINE}
+        packed, examples, metrics = client.fit(arrays, config)
+        passes = min(told.examples, examples) / self.scenario.training.batch_size
+        spent = self.profile.full_step_seconds
+        spent += _POOLED * passes * float(self.profile.forward_seconds[0])
+        return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
         """Send sums for a head in closed form, for what inference takes and the products of features."""
@@ -306,7 +330,8 @@ class _Role:
     ) -> ElasticClient:
         place, batches = self.place, self.place.batches()
         # Another loader than the one that is trained on: each pass over one has an order of its own.
-        model = method_model(self.scenario, self.method, place.data_root, place.seed)
+        read = Instructions.from_config(self.config).read
+        model = method_model(self.scenario, self.method, place.data_root, place.seed, read)
         first = next(iter(place.batches()))
         # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
         # to be its own would estimate them anew, and so depend on how busy this host is.
@@ -408,6 +433,25 @@ def _scenario(text: str) -> Scenario:
 def _choosing(text: str) -> ChoosingCosts | None:
     """Return what the server measured; without it nothing is charged."""
     return ChoosingCosts.from_json(text) if text else None
+
+
+@lru_cache(maxsize=4)
+def _profile_of(place: Place, read: str, measured: str) -> CostProfile:
+    """Return the profile of a model that ends where its head reads, measured once and kept beside the whole one's.
+
+    Its seconds are those of the host that measured the other one.
+    """
+    scenario, data_root, whole = place.scenario, place.data_root, _profile(measured)
+    digest = hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
+    path = Path(measured).with_name(f"profile-{digest}.json")
+    if whole is not None and path.exists():
+        return load_profile(path)
+    model = method_model(scenario, place.method, data_root, 0, read)
+    profile = measure_profile(scenario, data_root, model)
+    if whole is not None:
+        profile = at_speed(profile, speed_of_host(scenario, data_root, whole))
+        save_profile(profile, path)
+    return profile
 
 
 @lru_cache(maxsize=4)

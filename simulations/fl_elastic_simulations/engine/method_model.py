@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from fl_elastic.losses import classification_loss
-from fl_elastic_simulations.engine.workload import first_batch, scenario_model
+from fl_elastic_simulations.engine.workload import (
+    first_batch,
+    scenario_dataset,
+    scenario_model,
+)
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
@@ -13,10 +17,28 @@ __all__ = ["method_model"]
 
 
 def method_model(
-    scenario: Scenario, method: MethodSection, data_root: str | None, seed: int
+    scenario: Scenario,
+    method: MethodSection,
+    data_root: str | None,
+    seed: int,
+    read: str = "",
 ) -> nn.Module:
-    """Return the model of a method: some peers add early exits to the scenario's."""
+    """Return the model of a method: some peers add early exits to the scenario's.
+
+    Parameters
+    ----------
+    scenario, method, data_root, seed
+        Which model it is, and its first weights.
+    read : str
+        Places that its head reads; empty for the model as it is.
+    """
     model = scenario_model(scenario, data_root, seed)
+    if read:
+        # Few methods read elsewhere.
+        from fl_elastic.readout.readout import Readout
+
+        classes = scenario_dataset(scenario, data_root).classes
+        model = Readout(model, read, first_batch(scenario, data_root)[0], classes)
     if method.peer is None:
         return model
     return PEERS.make(method.peer).prepare(

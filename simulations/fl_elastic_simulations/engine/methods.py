@@ -123,6 +123,8 @@ def method_strategy(
             share_change=peer is not None,
             delta_downlink=peer is not None and peer.sends_changes,
             round_zero=method.round_zero,  # type: ignore[arg-type]
+            read=method.read,
+            steps=method.steps,
             solve_every=method.solve_every,
             cut="moving" if method.cut == SETTLING else method.cut,
             codecs=method.codecs,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile
+from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -36,7 +38,12 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
-from fl_elastic_simulations.engine.workload import label_counts, measure_profile, test_batches
+from fl_elastic_simulations.engine.workload import (
+    label_counts,
+    measure_profile,
+    speed_of_host,
+    test_batches,
+)
 from fl_elastic_simulations.peers import PEERS, Peer
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
@@ -186,7 +193,8 @@ def run_cell(
     model = method_model(scenario, method, simulation.data_root, seed)
     peer = None if method.peer is None else PEERS.make(method.peer)
     evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
-    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last))
+    speed = cache(lambda: speed_of_host(scenario, simulation.data_root, profile))
+    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), speed)
     strategy = method_strategy(scenario, method, told, profile.graph)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -234,7 +242,15 @@ def _evaluation(
     manifest = Manifest.of(model)
     batches = test_batches(simulation.scenario, simulation.data_root)
 
+    models = {"": (model, manifest)}
+
     def test(weights: Weights, server_round: int) -> tuple[float, float]:
+        read = places_of(weights)
+        if read not in models:
+            method = simulation.scenario.method_named(cell.method)
+            made = method_model(simulation.scenario, method, simulation.data_root, cell.seed, read)
+            models[read] = made, Manifest.of(made)
+        model, manifest = models[read]
         load_weights(model, manifest, weights)
         counted = Counter[tuple[int, bool]]()
 
@@ -258,6 +274,7 @@ def _evaluation(
             )
         return accuracy, result.loss
 
+    ends = not simulation.scenario.method_named(cell.method).steps
     after_round = (
         _by_rounds(training, cell, test, progress)
         if training.tests is None
@@ -265,9 +282,12 @@ def _evaluation(
     )
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        found = after_round(server_round, {name: each.numpy() for name, each in arrays.items()})
+        weights = {name: each.numpy() for name, each in arrays.items()}
+        # Without steps no later round changes the model.
+        ended = ends and server_round > 0
+        found = after_round(training.rounds if ended else server_round, weights)
         limit = training.simulated_seconds
-        if limit is not None and cell.simulated_seconds >= limit:
+        if limit is not None and (cell.simulated_seconds >= limit or (ends and server_round)):
             raise _TimeIsUp
         return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})
 
@@ -303,7 +323,11 @@ def _by_rounds(
 
 
 def _bookkeeping(
-    scenario: Scenario, cell: Cell, profile: CostProfile, runs_until: Callable[[int], None]
+    scenario: Scenario,
+    cell: Cell,
+    profile: CostProfile,
+    runs_until: Callable[[int], None],
+    speed: Callable[[], float],
 ) -> Callable[[RoundRecord], None]:
     """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
 
@@ -322,6 +346,8 @@ def _bookkeeping(
         at_least = max((record.deadline or 0.0) if late else 0.0, told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
+        if record.server_seconds:
+            cell.spent["simulated_seconds"] += record.server_seconds * speed()
         if not record.trains:
             cell.spend(done, scenario.clients, lost, left_out, at_least)
         else:
@@ -341,7 +367,7 @@ def _client_round(reply: AcceptedReply) -> ClientRound:
     metrics = reply.metrics
     return ClientRound(
         client=int(metrics["client"]),
-        tensors=frozenset(reply.steps),
+        tensors=frozenset(name.removeprefix(f"{BODY}.") for name in reply.steps),
         host_seconds=metrics["predicted-seconds"],
         step_seconds=metrics["step-seconds"],
         steps=int(metrics["steps"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +34,7 @@ from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 
 __all__ = [
+    "at_speed",
     "client_batches",
     "first_batch",
     "label_counts",
@@ -40,6 +42,7 @@ __all__ = [
     "optimizer_fn",
     "scenario_dataset",
     "scenario_model",
+    "speed_of_host",
     "test_batches",
 ]
 
@@ -182,8 +185,22 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
     return make
 
 
-def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
-    """Measure the scenario's step on this host, with one thread and its own time.
+def speed_of_host(scenario: Scenario, data_root: str | None, known: CostProfile) -> float:
+    """Return by what seconds of this host now are multiplied to be those of the host that measured a profile."""
+    now = measure_profile(scenario, data_root)
+    return known.full_step_seconds / now.full_step_seconds
+
+
+def at_speed(profile: CostProfile, factor: float) -> CostProfile:
+    """Return a profile with all of its seconds multiplied."""
+    timed = [each.name for each in fields(CostProfile) if "seconds" in each.name]
+    return replace(profile, **{name: factor * getattr(profile, name) for name in timed})
+
+
+def measure_profile(
+    scenario: Scenario, data_root: str | None, model: nn.Module | None = None
+) -> CostProfile:
+    """Measure the scenario's step on this host, or that of another model, with one thread and its own time.
 
     The cheaper modes of its methods' policies are measured with it, once for all clients.
     """
@@ -192,7 +209,7 @@ def measure_profile(scenario: Scenario, data_root: str | None) -> CostProfile:
     from fl_elastic.profiling.modes import with_modes
 
     batch = first_batch(scenario, data_root)
-    model = scenario_model(scenario, data_root, seed=0).train()
+    model = (scenario_model(scenario, data_root, seed=0) if model is None else model).train()
     profile = profile_model(
         model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
     )

@@ -242,6 +242,10 @@ class MethodSection:
         Whether the frozen prefix runs as inference.
     round_zero : str
         ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
+    read : str
+        Where such a head reads: ``last``, ``auto`` or names of places, as `fl_elastic.flower.RoundTerms` has them.
+    steps : bool
+        Whether rounds of training follow on such a head.
     solve_every : int
         Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
@@ -278,6 +282,8 @@ class MethodSection:
     returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
+    read: Text = "last"
+    steps: Truth = True
     solve_every: Annotated[Whole, Ge(0)] = 5
     cut: Annotated[Text, approved(_check_cut)] = "none"
     keep_features: Truth = True

@@ -1,0 +1,189 @@
+"""Before round zero: a few clients say what ranks the places that a head may read, and the server chooses."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.readout.candidates import MOST_FEATURES
+from fl_elastic.readout.choice import Choice, Sample, choose_places
+from fl_elastic.readout.place import BODY, HEAD, Place, joined, parse_places
+from fl_elastic.readout.wire import PlacesReply, decode_places
+from fl_elastic.update.manifest import READ_FROM, Manifest
+from fl_elastic.update.partial import Limits
+
+__all__ = ["EXAMPLES", "asked_of", "with_chosen_places"]
+
+_LOG = logging.getLogger("fl_elastic")
+EXAMPLES = 640
+"""From so many examples together it is seen what places are worth."""
+_MOST_ASKED = 16
+_SHOWN = 8
+_Weights = dict[str, NDArray[Any]]
+
+
+def asked_of(messages: Sequence[Message]) -> list[Message]:
+    """Return new messages to some of the nodes of these, evenly among them."""
+    order = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+    count = min(len(order), _MOST_ASKED)
+    asked = [order[number * len(order) // count] for number in range(count)]
+    # What they are asked for afterwards goes into messages of its own.
+    return [Message(each.content, each.metadata.dst_node_id, "train") for each in asked]
+
+
+def with_chosen_places(
+    replies: Iterable[Message],
+    weights: Mapping[str, NDArray[Any]],
+    manifest: Manifest,
+    limits: Limits,
+    record: RoundRecord,
+    read: str,
+) -> _Weights:
+    """Return the weights of a model that ends where its head reads best; of the model as it is for the last layer.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        To instructions with ``places``.
+    weights : mapping of str to array
+        Of the model.
+    manifest : Manifest
+        Of it.
+    limits : Limits
+        What counts the server believes.
+    record : RoundRecord
+        Who was counted and who was not is entered into it.
+    read : str
+        ``auto``, or names of the places.
+    """
+    left_out = partial(record.leave_out, what="choosing where to read")
+    found = _alike(list(_read(replies, manifest, limits, record, left_out)), left_out)
+    if not found:
+        _LOG.warning(
+            "no client said where the model may be read: the head reads what enters the last layer"
+        )
+        return dict(weights)
+    samples = [reply.sample for _, reply in found]
+    try:
+        sample = Sample.together(samples)
+        places = _chosen(sample, read, found)
+    except UpdateError as error:
+        _LOG.warning("%s; the head reads what enters the last layer", error)
+        return dict(weights)
+    first = found[0][1]
+    if [(place.module, place.at_input) for place in places] == [(first.last, True)]:
+        return dict(weights)
+    kept = sorted({each for place in places for each in first.kept[place]})
+    features = sum(sample.rows[place].shape[1] for place in places)
+    name = np.frombuffer(joined(places).encode(), dtype=np.uint8).copy()
+    # In the order in which a readout has them.
+    return (
+        {READ_FROM: name}
+        | {f"{BODY}.{manifest.names[each]}": weights[manifest.names[each]] for each in kept}
+        | {
+            f"{HEAD}.weight": np.zeros((sample.targets.shape[1], features), np.float32),
+            f"{HEAD}.bias": np.zeros(sample.targets.shape[1], np.float32),
+        }
+    )
+
+
+def _chosen(sample: Sample, read: str, found: list[tuple[int, PlacesReply]]) -> tuple[Place, ...]:
+    if read != "auto":
+        return parse_places(read)
+    choice = choose_places(sample, most_features=MOST_FEATURES)
+    _log(choice, sample, found)
+    return choice.best.places
+
+
+def _log(choice: Choice, sample: Sample, found: list[tuple[int, PlacesReply]]) -> None:
+    """Say what each place would have been worth."""
+    seconds = {
+        place: max(reply.seconds.get(place, 0.0) for _, reply in found)
+        for place in choice.best.places
+    }
+    _LOG.info(
+        "the head reads %s: squared error %.2f of the mean's on held-out ones of %d examples of %d clients, "
+        "%d features, %.3g ms an example on the slowest of them",
+        choice.best.name, choice.best.error, round(sample.num_examples), len(found),
+        choice.best.features, 1e3 * max(seconds.values()),
+    )  # fmt: skip
+    for worth in (*choice.unions[1:], *choice.single[:_SHOWN]):
+        _LOG.info("  %.3f with %d features from %s", worth.error, worth.features, worth.name)
+
+
+def _read(
+    replies: Iterable[Message],
+    manifest: Manifest,
+    limits: Limits,
+    record: RoundRecord,
+    left_out: Callable[[int, str], None],
+) -> Iterable[tuple[int, PlacesReply]]:
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                raise UpdateError(message.error.reason or "no reason given")
+            reply = read_train_reply(message.content)
+            found = decode_places(reply.packed, manifest, limits)
+        except UpdateError as error:
+            left_out(node, str(error))
+            continue
+        record.accepted.append(
+            AcceptedReply(
+                node, {}, round(found.sample.num_examples), len(reply.packed),
+                believed_metrics(reply.metrics),
+            )
+        )  # fmt: skip
+        yield node, found
+
+
+def _alike(
+    found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
+) -> list[tuple[int, PlacesReply]]:
+    """Return the replies that name the same features, outputs and tensors as most do, of the places they share."""
+
+    def shape(reply: PlacesReply) -> tuple[object, ...]:
+        return reply.sample.targets.shape[1], reply.classes, reply.last
+
+    most = Counter(shape(reply) for _, reply in found).most_common(1)
+    kept = []
+    for node, reply in found:
+        if shape(reply) == most[0][0]:
+            kept.append((node, reply))
+        else:
+            left_out(node, f"{reply.sample.targets.shape[1]} outputs, not those of the others")
+    widths = {
+        place: Counter(
+            (reply.sample.rows[place].shape[1], reply.kept[place])
+            for _, reply in kept
+            if place in reply.sample.rows
+        ).most_common(1)[0][0]
+        for _, first in kept
+        for place in first.sample.rows
+    }
+    return [(node, reply) for node, reply in kept if _agrees(node, reply, widths, left_out)]
+
+
+def _agrees(
+    node: int,
+    reply: PlacesReply,
+    usual: Mapping[Place, tuple[int, tuple[int, ...]]],
+    left_out: Callable[[int, str], None],
+) -> bool:
+    for place, rows in reply.sample.rows.items():
+        if (rows.shape[1], reply.kept[place]) != usual[place]:
+            left_out(
+                node, f"place {place} with {rows.shape[1]} features, not as the others have it"
+            )
+            return False
+    return True

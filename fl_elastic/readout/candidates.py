@@ -1,0 +1,165 @@
+"""Which places of a model are worth looking at: the ends of its blocks, the input, and random features of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups.examples import few_of
+from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.ops.inference import traced
+from fl_elastic.readout.place import INPUT, Place
+from fl_elastic.readout.poolings import pooling_for
+from fl_elastic.readout.readout import reaching
+
+__all__ = ["MOST_FEATURES", "candidate_places", "last_layer"]
+
+MOST_FEATURES = 2560
+"""More features than this are read only if asked for: the work of a head grows with their square."""
+
+_MODULES, _FEWEST = 10, 6
+_GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)
+_RANDOM = 1024
+
+
+def candidate_places(
+    model: nn.Module, batch: Batch, most_features: int = MOST_FEATURES
+) -> tuple[Place, ...]:
+    """Return places of a model that a head may read, from the input towards the output.
+
+    They are about ten outputs of blocks at which one tensor is all that the rest of the model sees, each pooled
+    on grids of 1, 2, 4 and 8; what enters the last layer; the input; and random features of it. Equal models give
+    equal places, on every device.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is.
+    batch : batch
+        Tells shapes.
+    most_features : int
+        Places with more are left out.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    >>> found = candidate_places(model, (torch.zeros(5, 3, 8, 8), torch.zeros(5, dtype=torch.long)))
+    >>> [str(place) for place in found]
+    ['input@grid4', 'input@grid8', 'input@random1024', 'in:3@flat']
+    """
+    batch = few_of(split_batch(batch))
+    ends, last = _block_ends(model, batch)
+    places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
+    places += [Place(INPUT, "flat"), Place(INPUT, "random", min(_RANDOM, most_features))]
+    for module, at_input, shape in ends:
+        tokens = _holds_tokens(model, shape)
+        for size in _GRIDS if len(shape) > 1 else ():
+            places.append(Place(module, "tokens" if tokens else "grid", size, at_input))
+        if tokens:
+            places.append(Place(module, "first", 0, at_input))
+        places.append(Place(module, "flat", 0, at_input))
+    with untouched(model):
+        known = _features(model, places, split_batch(batch)[0])
+    # What enters the last layer keeps its name, and of equal grids the smallest.
+    order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
+    kept: list[Place] = []
+    for place in order:
+        wide = known[place].shape[1]
+        if 0 < wide <= most_features and not any(
+            _equal(known[place], known[each]) for each in kept
+        ):
+            kept.append(place)
+    return tuple(place for place in places if place in kept)
+
+
+def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict[Place, Tensor]:
+    """Return the features at places, of those whose pooling suits the shape that is there."""
+    found: dict[Place, Tensor] = {}
+    by_tensor: dict[tuple[str, bool], list[Place]] = {}
+    for place in places:
+        by_tensor.setdefault((place.module, place.at_input), []).append(place)
+    firsts = tuple(each[0] for each in by_tensor.values())
+    with torch.no_grad():
+        tensors = reaching(model, firsts, inputs)
+        for same, tensor in zip(by_tensor.values(), tensors, strict=True):
+            for place in same:
+                with suppress(PlanError, RuntimeError, IndexError):
+                    found[place] = pooling_for(place, tuple(tensor.shape[1:]))(tensor)
+    return found
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def _block_ends(
+    model: nn.Module, batch: Batch
+) -> tuple[list[tuple[str, bool, tuple[int, ...]]], str]:
+    """Return modules whose output, or input, is all that the rest of the model sees, and the last linear layer.
+
+    With the shape that is there per example. What is trained and what is frozen makes no difference.
+    """
+    graph = traced(model, batch)
+    ends = [
+        (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
+        for cut in reversed(graph.cuts)
+        if len(graph.nodes[cut.node].shape) > 1
+    ]
+    with untouched(model):
+        last = last_layer(model, split_batch(batch)[0])
+    if not last:
+        return _spread(ends), ""
+    wide: Any = model.get_submodule(last).in_features
+    return [*_spread(ends), (last, True, (wide,))], last
+
+
+def _spread(
+    ends: list[tuple[str, bool, tuple[int, ...]]],
+) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Return about ten of them: of the outermost modules that are enough, evenly, the last one included."""
+    depth = 0
+    while sum(name.count(".") <= depth for name, *_ in ends) < min(_FEWEST, len(ends)):
+        depth += 1
+    outer = [end for end in ends if end[0].count(".") <= depth or end is ends[-1]]
+    count = min(_MODULES, len(outer))
+    return [outer[round((number + 1) * len(outer) / count) - 1] for number in range(count)]
+
+
+def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether channels come last: some norm is over as many, or nothing in the model convolves in one dimension."""
+    if len(shape) not in (2, 3):
+        return False
+    kinds = list(model.modules())
+    normed = {tuple(each.normalized_shape) for each in kinds if isinstance(each, nn.LayerNorm)}
+    if shape[-1:] in normed and shape[-1] != shape[0]:
+        return True
+    return len(shape) == 2 and not any(isinstance(each, nn.Conv1d) for each in kinds)
+
+
+def last_layer(model: nn.Module, inputs: object) -> str:
+    """Return the name of the linear layer whose output is the model's; empty where there is none."""
+    seen: dict[int, str] = {}
+    kept: list[Tensor] = []
+
+    def note(name: str, output: Tensor) -> None:
+        seen[id(output)] = name
+        kept.append(output)
+
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            outputs = call_model(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen.get(id(scores_of(outputs)), "")

@@ -1,0 +1,324 @@
+"""Which places a head should read, from what a few clients' examples say: the least error on held-out folds.
+
+Ridge regression from several places side by side depends on the sum of their kernels alone: products of examples'
+features with each other, one matrix per place. So each union of places costs as much as one place does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.readout.place import Place, joined
+from fl_elastic.update.closed_form import PENALTIES, STILL
+
+__all__ = ["Choice", "PlaceWorth", "Sample", "choose_places"]
+
+_Floats = NDArray[np.float64]
+# Where the best penalty is looked for first: 1.
+_START = 8
+# A union has to explain so much more of what the places before it leave.
+_GAIN = 0.005
+# With one penalty all places are ranked; of the best so many are looked at closely and tried in unions, and so
+# many are joined.
+_TRIED, _JOINED = 8, 4
+# How much more a head's constant counts than what it is a constant beside: it is not penalised.
+_FREE = 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What ranks places: for some examples their features at each place, and their targets.
+
+    Rows need not be examples: any rows with the same sums of outer products within each fold do.
+
+    Attributes
+    ----------
+    rows : dict of Place to array, shape (R, D)
+        Features at each place.
+    constant : array, shape (R,)
+        What each row has in place of the constant 1 of an example.
+    targets : array, shape (R, C)
+        Of each row.
+    folds : array of int, shape (R,)
+        Rows of equal number are held out together.
+    squares : float
+        Sum of all squared targets of the examples.
+    """
+
+    rows: Mapping[Place, NDArray[np.floating]]
+    constant: _Floats
+    targets: _Floats
+    folds: NDArray[np.int64]
+    squares: float
+
+    @property
+    def num_examples(self) -> float:
+        """How many examples the rows stand for."""
+        return float((self.constant**2).sum())
+
+    @classmethod
+    def of(
+        cls,
+        rows: Mapping[Place, NDArray[np.floating]],
+        targets: _Floats,
+        folds: NDArray[np.int64],
+    ) -> Sample:
+        """Return the sample whose rows are examples.
+
+        Parameters
+        ----------
+        rows : mapping of Place to array, shape (N, D)
+            Features.
+        targets : array, shape (N, C)
+            A one at an example's class, or what is to be predicted.
+        folds : array of int, shape (N,)
+            Which examples are held out together.
+        """
+        return cls(rows, np.ones(len(targets)), targets, folds, float((targets**2).sum()))
+
+    @classmethod
+    def together(cls, samples: Sequence[Sample]) -> Sample:
+        """Return the examples of several clients as one sample; folds of different clients stay apart.
+
+        Only places that all of them have are kept.
+        """
+        common = [
+            place for place in samples[0].rows if all(place in other.rows for other in samples)
+        ]
+        if not common:
+            raise UpdateError("the clients have no place in common")
+        offset, folds = 0, []
+        for each in samples:
+            folds.append(each.folds + offset)
+            offset += int(each.folds.max(initial=-1)) + 1
+        return cls(
+            {place: np.concatenate([each.rows[place] for each in samples]) for place in common},
+            np.concatenate([each.constant for each in samples]),
+            np.concatenate([each.targets for each in samples]),
+            np.concatenate(folds),
+            sum(each.squares for each in samples),
+        )
+
+
+@dataclass(frozen=True)
+class PlaceWorth:
+    """What a head would be worth that reads from one place, or from several.
+
+    Attributes
+    ----------
+    places : tuple of Place
+        Read side by side.
+    features : int
+        Of an example.
+    error : float
+        Mean squared error on held-out examples, over what the mean alone gives.
+    penalty : float
+        With which it is least, as `fl_elastic.update.closed_form.ClosedFormHead` counts it.
+    """
+
+    places: tuple[Place, ...]
+    features: int
+    error: float
+    penalty: float
+
+    @property
+    def name(self) -> str:
+        """Name of the places."""
+        return joined(self.places)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which places are best, and what the others would have been worth.
+
+    Attributes
+    ----------
+    best : PlaceWorth
+        The chosen places.
+    single : tuple of PlaceWorth
+        Each place alone, the best one first.
+    unions : tuple of PlaceWorth
+        The best union of each size, as places were added one by one.
+    """
+
+    best: PlaceWorth
+    single: tuple[PlaceWorth, ...]
+    unions: tuple[PlaceWorth, ...]
+
+
+def choose_places(
+    sample: Sample, *, most_features: int, parts: int = 5, allowed: Sequence[Place] | None = None
+) -> Choice:
+    """Return the places from which ridge regression has the least error on held-out examples.
+
+    Places are added one by one, the one that lessens the error most first, as long as that explains more of what is
+    left and the features are not too many. Features are standardised.
+
+    Parameters
+    ----------
+    sample : Sample
+        Examples with features at every candidate.
+    most_features : int
+        Of an example, of all chosen places together.
+    parts : int
+        Folds are held out in so many parts.
+    allowed : sequence of Place, optional
+        The candidates; all places of the sample, if left out.
+
+    Raises
+    ------
+    UpdateError
+        If no place has at most so many features, or targets do not vary.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> good, bad = rng.normal(size=(60, 3)), rng.normal(size=(60, 3))
+    >>> rows = {Place.parse("good@flat"): good, Place.parse("bad@flat"): bad}
+    >>> found = choose_places(Sample.of(rows, good @ rng.normal(size=(3, 2)), np.arange(60)), most_features=6)
+    >>> found.best.name, [each.name for each in found.single]
+    ('good@flat', ['good@flat', 'bad@flat'])
+    """
+    task = _Task.of(sample, parts)
+    candidates = [
+        place
+        for place in (sample.rows if allowed is None else allowed)
+        if 0 < sample.rows[place].shape[1] <= most_features
+    ]
+    if not candidates:
+        raise UpdateError(
+            f"no place has at most {most_features} features: allow more, or name the places to read"
+        )
+    kernels = {place: task.kernel(sample.rows[place]) for place in candidates}
+
+    def worth(
+        places: tuple[Place, ...], near: int = _START, closely: bool = True
+    ) -> tuple[PlaceWorth, int]:
+        error, best = task.least_error(sum(kernels[place] for place in places), near, closely)
+        features = sum(sample.rows[place].shape[1] for place in places)
+        return PlaceWorth(places, features, error, float(PENALTIES[best])), best
+
+    ranked = _by_error(worth((place,), closely=False) for place in candidates)
+    close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
+    alone = _by_error([*close, *ranked[_TRIED:]])
+    best, penalty = close[0]
+    unions = [best]
+    while len(best.places) < _JOINED:
+        rest = [
+            each.places[0]
+            for each, _ in close
+            if each.places[0] not in best.places and best.features + each.features <= most_features
+        ]
+        tried = [worth((*best.places, place), penalty) for place in rest]
+        found = min(tried, key=lambda each: each[0].error, default=None)
+        if found is None or found[0].error > (1 - _GAIN) * best.error:
+            break
+        best, penalty = found
+        unions.append(best)
+    order = {place: number for number, place in enumerate(sample.rows)}
+    chosen = tuple(sorted(best.places, key=order.__getitem__))
+    return Choice(
+        PlaceWorth(chosen, best.features, best.error, best.penalty),
+        tuple(each for each, _ in alone),
+        tuple(unions),
+    )
+
+
+def _by_error(found: Iterable[tuple[PlaceWorth, int]]) -> list[tuple[PlaceWorth, int]]:
+    return sorted(found, key=lambda each: each[0].error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Targets about their mean, and which rows are held out together."""
+
+    examples: float
+    mean: _Floats
+    constant: _Floats
+    targets: _Floats
+    parts: list[NDArray[np.int64]]
+    unexplained: float
+    variance: float
+
+    @classmethod
+    def of(cls, sample: Sample, parts: int) -> _Task:
+        constant = sample.constant
+        examples = sample.num_examples
+        goal = constant @ sample.targets / examples
+        targets = sample.targets - np.outer(constant, goal)
+        unexplained = max(sample.squares - float((sample.targets**2).sum()), 0.0)
+        variance = float((targets**2).sum()) + unexplained
+        if variance <= 0:
+            raise UpdateError(
+                "all examples have the same target: there is nothing to choose a place by"
+            )
+        numbers = np.unique(sample.folds)
+        held = [
+            np.flatnonzero(np.isin(sample.folds, numbers[part::parts]))
+            for part in range(min(parts, len(numbers)))
+        ]
+        if len(held) < 2:
+            raise UpdateError(
+                "a place is chosen by examples that are held out: give two folds or more"
+            )
+        return cls(examples, goal, constant, targets, held, unexplained, variance)
+
+    def kernel(self, rows: NDArray[np.floating]) -> _Floats:
+        """Return the products of standardised rows with each other."""
+        mean = self.constant @ rows / self.examples
+        # Standardised numbers lose nothing that matters in fp32, and take half the time.
+        centred = (rows - np.outer(self.constant, mean)).astype(np.float32)
+        spread = np.sqrt(np.einsum("ij,ij->j", centred, centred) / self.examples)
+        moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
+        scaled = centred[:, moves] / spread[moves].astype(np.float32)
+        return np.asarray(scaled @ scaled.T, np.float64)
+
+    def least_error(self, kernel: _Floats | int, near: int, closely: bool) -> tuple[float, int]:
+        """Return the least error on held-out rows, and the place of the penalty that has it.
+
+        Errors fall towards the best penalty from either side, so that neighbours tell the way.
+
+        Parameters
+        ----------
+        kernel : array, shape (R, R)
+            Sum of the kernels of the places.
+        near : int
+            Where the search begins.
+        closely : bool
+            Whether it goes on from there.
+        """
+        whole = kernel + _FREE * np.outer(self.constant, self.constant)
+        errors: dict[int, float] = {}
+
+        def error(place: int) -> float:
+            if place not in errors:
+                errors[place] = self._error(whole, float(PENALTIES[place]))
+            return errors[place]
+
+        last, best = len(PENALTIES) - 1, near
+        while closely:
+            around = [place for place in (best - 1, best, best + 1) if 0 <= place <= last]
+            found = min(around, key=error)
+            if found == best:
+                break
+            best = found
+        return error(best), best
+
+    def _error(self, kernel: _Floats, penalty: float) -> float:
+        """Return the error on held-out parts with one penalty.
+
+        With A the inverse of kernel plus penalty, a head from the rest leaves inv(A_FF) (A y)_F of a part F.
+        """
+        whole = torch.from_numpy(kernel + penalty * self.examples * np.eye(len(kernel)))
+        # Half the work of an inverse that does not know that the matrix is symmetric.
+        inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
+        weights = inverse @ self.targets
+        left = [np.linalg.solve(inverse[np.ix_(part, part)], weights[part]) for part in self.parts]
+        squared = sum(float((each**2).sum()) for each in left) + self.unexplained
+        return squared / self.variance

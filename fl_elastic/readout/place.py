@@ -1,0 +1,108 @@
+"""Where in a model a head reads: the output of a module, or the model's input, and how it is pooled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_elastic.errors import PlanError
+from fl_elastic.update.manifest import READ_FROM
+
+__all__ = ["BODY", "HEAD", "INPUT", "Place", "joined", "parse_places", "places_of"]
+
+INPUT = "input"
+"""What a place at the model's own input is called."""
+
+BODY, HEAD = "body", "head"
+"""Names of a readout's model and of its linear layer."""
+
+_AT_INPUT = "in:"
+_POOLING = re.compile(r"([a-z][a-z_]*?)([0-9]*)")
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A tensor inside a model, and how it becomes a row of features.
+
+    Attributes
+    ----------
+    module : str
+        The module whose output is read, or `INPUT` for the model's own input.
+    pooling : str
+        Registered name of the pooling, such as ``grid``.
+    size : int
+        Its size, such as 4 for a grid of 4 x 4; 0 where it has none.
+    at_input : bool
+        Whether the module's input is read in place of its output.
+
+    Examples
+    --------
+    >>> place = Place.parse("features.6@grid4")
+    >>> place.module, place.pooling, place.size, str(place)
+    ('features.6', 'grid', 4, 'features.6@grid4')
+    >>> str(Place("classifier.1", "flat", at_input=True))
+    'in:classifier.1@flat'
+    """
+
+    module: str
+    pooling: str
+    size: int = 0
+    at_input: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return the place of this name; PlanError if it is not of the form MODULE@POOLING."""
+        module, at, pooling = text.strip().rpartition("@")
+        found = _POOLING.fullmatch(pooling)
+        at_input = module.startswith(_AT_INPUT)
+        module = module.removeprefix(_AT_INPUT)
+        if not at or not module or found is None:
+            raise PlanError(
+                f"place {text!r} is not of the form MODULE@POOLING: use for example features.6@grid4, "
+                f"{INPUT}@flat, or several joined by +"
+            )
+        return cls(module, found[1], int(found[2] or 0), at_input)
+
+    def __str__(self) -> str:
+        size = str(self.size) if self.size else ""
+        return f"{_AT_INPUT if self.at_input else ''}{self.module}@{self.pooling}{size}"
+
+
+def parse_places(text: str) -> tuple[Place, ...]:
+    """Return the places of a name such as ``features.3@grid8+features.6@grid8``, each once.
+
+    Raises
+    ------
+    PlanError
+        If a part is not the name of a place, or stands twice.
+
+    Examples
+    --------
+    >>> [str(place) for place in parse_places("input@flat+features.6@grid2")]
+    ['input@flat', 'features.6@grid2']
+    """
+    places = tuple(Place.parse(part) for part in text.split("+"))
+    if len(set(places)) < len(places):
+        raise PlanError(f"places {text!r} name one of them twice: give each once")
+    return places
+
+
+def joined(places: Iterable[Place]) -> str:
+    """Return the name of several places that are read side by side."""
+    return "+".join(map(str, places))
+
+
+def places_of(state: Mapping[str, Any]) -> str:
+    """Return which places the readout reads that has this state; empty for the state of any other model.
+
+    >>> places_of({"weight": np.ones(2)})
+    ''
+    """
+    found = state.get(READ_FROM)
+    if found is None:
+        return ""
+    return bytes(np.asarray(found, dtype=np.uint8)).decode(errors="replace")

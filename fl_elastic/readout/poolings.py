@@ -1,0 +1,177 @@
+"""Poolings: how the tensor at a place becomes a row of features for each example."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.readout.place import Place
+from fl_elastic.registry import Registry
+
+__all__ = ["POOLINGS", "Pooling", "mean_over_grid", "pooling_for"]
+
+
+class Pooling(Protocol):
+    """Makes the module that turns tensors of one shape into rows of features."""
+
+    def __call__(self, shape: tuple[int, ...], size: int) -> nn.Module:
+        """Return a module without trained weights that takes (N, *shape) and gives (N, D).
+
+        Equal arguments give equal modules, on every device: what is random in it comes from a fixed seed.
+        PlanError where the shape or size does not suit.
+        """
+
+
+POOLINGS: Registry[Pooling] = Registry(
+    "pooling",
+    group="fl_elastic.poolings",
+    modules={"random": "fl_elastic.readout.random_features"},
+)
+
+
+def pooling_for(place: Place, shape: tuple[int, ...]) -> nn.Module:
+    """Return the module that pools tensors of shape (N, *shape) at a place.
+
+    Raises
+    ------
+    RegistryError
+        If its pooling is not registered.
+    PlanError
+        If the shape does not suit it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pooling_for(Place.parse("features.6@grid2"), (3, 8, 8))(torch.ones(5, 3, 8, 8)).shape
+    torch.Size([5, 12])
+    """
+    return POOLINGS.get(place.pooling)(shape, place.size)
+
+
+@POOLINGS.register("grid")
+class GridPooling(nn.Module):
+    """Mean over each cell of a grid, of channels-first maps in one or two dimensions.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (C, L) or (C, H, W); a plain row (D,) is its own only cell.
+    size : int
+        Cells along each dimension, at least 1 and at most the shorter side.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        if len(shape) not in (1, 2, 3):
+            raise PlanError(f"grid pooling needs (C, L) or (C, H, W), the place has {shape}")
+        if not 1 <= size <= min(shape[1:], default=1):
+            raise PlanError(f"a grid of {size} does not fit a place of shape {shape}")
+        self._size = size
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return (N, C * cells)."""
+        return mean_over_grid(given, self._size)
+
+
+@POOLINGS.register("tokens")
+class TokenPooling(nn.Module):
+    """Mean over each cell of the grid that tokens form; a class token in front of them is left out.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (T, C), or (H, W, C) as of Swin.
+    size : int
+        Cells along each dimension.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        if len(shape) not in (2, 3):
+            raise PlanError(f"token pooling needs (T, C) or (H, W, C), the place has {shape}")
+        sides = shape[:-1] if len(shape) == 3 else (_side(shape[0]) or (shape[0],))[:1]
+        if not 1 <= size <= min(sides):
+            raise PlanError(f"a grid of {size} does not fit tokens of shape {shape}")
+        self._size = size
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return (N, C * cells)."""
+        if given.dim() == 3:
+            side = _side(given.shape[1])
+            if side is not None:
+                given = given[:, side[1] :]
+                if self._size > 1:
+                    given = given.reshape(len(given), side[0], side[0], given.shape[2])
+        return mean_over_grid(given.movedim(-1, 1), self._size)
+
+
+@POOLINGS.register("first")
+class FirstToken(nn.Module):
+    """The first token, as classification reads it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (T, C).
+    size : int
+        0.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        if len(shape) != 2 or size:
+            raise PlanError(f"the first token needs (T, C) and no size, the place has {shape}")
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return (N, C)."""
+        return given[:, 0]
+
+
+@POOLINGS.register("flat")
+class Flat(nn.Module):
+    """Every number as it is.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Any.
+    size : int
+        0.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        if size:
+            raise PlanError(f"flat reads everything and has no size, got {size}")
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return (N, D)."""
+        return given.flatten(1).float() if not given.is_floating_point() else given.flatten(1)
+
+
+def mean_over_grid(given: Tensor, size: int) -> Tensor:
+    """Return the means over the cells of a grid over all dimensions after the second."""
+    if given.dim() == 2:
+        return given
+    if size == 1:
+        return given.flatten(2).mean(dim=2)
+    pool = (
+        nn.functional.adaptive_avg_pool2d if given.dim() == 4 else nn.functional.adaptive_avg_pool1d
+    )
+    return pool(given, size).flatten(1)
+
+
+def _side(tokens: int) -> tuple[int, int] | None:
+    """Return the side of a square of so many tokens, and how many come before it; None if it is none.
+
+    >>> _side(49), _side(197), _side(30)
+    ((7, 0), (14, 1), None)
+    """
+    for before in (0, 1):
+        side = math.isqrt(tokens - before)
+        if side > 1 and side * side == tokens - before:
+            return side, before
+    return None

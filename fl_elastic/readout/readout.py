@@ -1,0 +1,303 @@
+"""A model that ends where a head reads: the body up to the places, pooling, and a linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import ElasticError, ModelError, PlanError
+from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.model_state import ModelState
+from fl_elastic.groups.untouched import chances_kept, untouched
+from fl_elastic.readout.place import INPUT, Place, joined, parse_places
+from fl_elastic.readout.poolings import pooling_for
+from fl_elastic.update.manifest import READ_FROM
+
+__all__ = ["Readout", "kept_tensors", "reaching"]
+
+
+class Readout(nn.Module):
+    """Class scores, or numbers, by a linear layer from one or several places of a model.
+
+    An ordinary module: its forward pass ends at the last of the places, and its state holds the part of the body
+    that this takes, the layer, and the names of the places. It shares the body's parameters and leaves the body
+    as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Of which it is the first part.
+    places : str or sequence of Place
+        Where it reads, such as ``features.3@grid8+features.6@grid4``.
+    inputs : any
+        Of a batch, as the model takes them: tells shapes. No example of it is kept.
+    outputs : int
+        How many numbers the layer gives.
+
+    Attributes
+    ----------
+    body : nn.Module
+        The model without modules that run after the last place, or not at all.
+    head : nn.Linear
+        The layer, of zeros until it is solved for or trained.
+    places : tuple of Place
+        Where it reads.
+
+    Raises
+    ------
+    PlanError
+        If a place is not in the model, or its shape does not suit its pooling.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    >>> images = torch.zeros(5, 3, 8, 8)
+    >>> readout = Readout(model, "1@grid2+input@grid1", images, outputs=10)
+    >>> readout.head.in_features, readout(images).shape
+    (19, torch.Size([5, 10]))
+    >>> [name for name, _ in readout.named_parameters()]
+    ['body.0.weight', 'body.0.bias', 'head.weight', 'head.bias']
+    """
+
+    read_from: Tensor
+
+    def __init__(
+        self, model: nn.Module, places: str | tuple[Place, ...], inputs: Any, outputs: int
+    ) -> None:
+        super().__init__()
+        self.places = parse_places(places) if isinstance(places, str) else tuple(places)
+        modes = {name: module.training for name, module in model.named_modules()}
+        with untouched(model), torch.no_grad():
+            model.eval()
+            try:
+                with _running_modules(model) as ran:
+                    found = reaching(model, self.places, inputs)
+                self.body, self._stops = _up_to(model, ran), False
+                if not self._gives(found, inputs):
+                    self._stops = True
+                if self._stops and not self._gives(found, inputs):
+                    self.body = model
+            finally:
+                for name, module in model.named_modules():
+                    module.training = modes[name]
+        for name, module in self.body.named_modules():
+            module.training = modes.get(name, model.training)
+        self.training = model.training
+        self.poolings = nn.ModuleList(
+            pooling_for(place, tuple(each.shape[1:]))
+            for place, each in zip(self.places, found, strict=True)
+        )
+        with torch.no_grad():
+            features = self._pooled(found)
+        # Its first weights are thrown away; to draw them must not move anybody's random numbers.
+        with chances_kept():
+            self.head = nn.Linear(
+                features.shape[1], outputs, device=features.device, dtype=features.dtype
+            )
+        with torch.no_grad():
+            self.head.weight.zero_()
+            self.head.bias.zero_()
+        name = np.frombuffer(joined(self.places).encode(), dtype=np.uint8).copy()
+        self.register_buffer(READ_FROM, torch.from_numpy(name))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs for inputs that the model takes, shape (N, outputs)."""
+        inputs = kwargs or (args[0] if len(args) == 1 else args)
+        found = reaching(self.body, self.places, inputs, stop=self._stops)
+        outputs: Tensor = self.head(self._pooled(found))
+        return outputs
+
+    def _gives(self, expected: list[Tensor], inputs: Any) -> bool:
+        """Whether the body gives the same as the model did."""
+        try:
+            found = reaching(self.body, self.places, inputs, stop=self._stops)
+        except (ElasticError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
+            return False
+        return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+    def _pooled(self, found: list[Tensor]) -> Tensor:
+        rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+
+class _Reached(Exception):
+    """The forward pass has come by every place."""
+
+
+def reaching(
+    model: nn.Module,
+    places: tuple[Place, ...],
+    inputs: Any,
+    *,
+    stop: bool = True,
+    reached: Callable[[Place], None] | None = None,
+) -> list[Tensor]:
+    """Run a model until it has come by all places; return the tensor at each.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In the mode that it is in.
+    places : tuple of Place
+        In any order.
+    inputs : any
+        Of a batch.
+    stop : bool
+        Whether to end the pass at the last place by an exception, which no tracer can follow; otherwise it runs on.
+    reached : callable, optional
+        Hears of each place when the pass comes by it.
+
+    Raises
+    ------
+    PlanError
+        If the model has no such module, or the pass does not come by it.
+    ModelError
+        If what is there is not a tensor.
+    """
+    found: dict[Place, Tensor] = {}
+    for place in places:
+        if place.module == INPUT:
+            found[place] = _input_of(inputs)
+    wanted = [place for place in places if place.module != INPUT]
+    ended = _Reached()
+    handles = []
+
+    def note(place: Place, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            raise ModelError(
+                f"place {place}: a {type(tensor).__name__} is there and no tensor: read from a module inside "
+                "of it, or after it"
+            )
+        # A module that runs again is read where it ran first.
+        if found.setdefault(place, tensor) is tensor and reached is not None:
+            reached(place)
+        if stop and len(found) == len(places):
+            raise ended
+
+    if wanted:
+        for place in wanted:
+            module = _module(model, place)
+            if place.at_input:
+                handles.append(
+                    # Before others, to whom the module has not begun when the pass ends here.
+                    module.register_forward_pre_hook(
+                        lambda _, given, named, place=place: note(
+                            place, next(iter((*given, *named.values())), None)
+                        ),
+                        prepend=True,
+                        with_kwargs=True,
+                    )
+                )
+            else:
+                handles.append(
+                    module.register_forward_hook(
+                        lambda _, __, output, place=place: note(place, output)
+                    )
+                )
+        try:
+            call_model(model, inputs)
+        except _Reached as error:
+            if error is not ended:
+                raise
+        finally:
+            for handle in handles:
+                handle.remove()
+    missing = [str(place) for place in places if place not in found]
+    if missing:
+        raise PlanError(f"the model's forward pass does not come by {', '.join(missing)}")
+    return [found[place] for place in places]
+
+
+def _module(model: nn.Module, place: Place) -> nn.Module:
+    try:
+        return model.get_submodule(place.module)
+    except AttributeError:
+        raise PlanError(
+            f"place {place}: the model has no module {place.module!r}; fl-elastic plan MODEL --read lists places"
+        ) from None
+
+
+def kept_tensors(
+    model: nn.Module, places: Iterable[Place], inputs: Any
+) -> dict[Place, tuple[str, ...]]:
+    """Return by place the names of the tensors that a readout from there has of the model's state."""
+    at: dict[Place, set[str]] = {}
+    places = tuple(places)
+    with _running_modules(model) as ran:
+        reaching(model, places, inputs, reached=lambda place: at.update({place: set(ran)}))
+    names = list(ModelState.of(model).tensors)
+    modules = [name for name, _ in model.named_modules()]
+    found = {}
+    for place in places:
+        idle = [name for name in modules if not _has_run(name, at.get(place, set()))]
+        found[place] = tuple(
+            name for name in names if not any(name.startswith(f"{each}.") for each in idle)
+        )
+    return found
+
+
+def _input_of(inputs: Any) -> Tensor:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, inputs)
+    if not found:
+        raise ModelError(f"place {INPUT}: inputs of type {type(inputs).__name__} hold no tensor")
+    return found[0]
+
+
+@contextmanager
+def _running_modules(model: nn.Module) -> Iterator[set[str]]:
+    """Note the names of the modules that begin to run inside the block."""
+    ran: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _up_to(model: nn.Module, ran: set[str]) -> nn.Module:
+    """Return a copy of the model's modules that shares its tensors, in which those that did not run do nothing.
+
+    The model itself where everything ran, or it cannot be copied.
+    """
+    idle = {name for name, _ in model.named_modules() if not _has_run(name, ran)}
+    if not idle:
+        return model
+    tensors = [*model.parameters(), *model.buffers()]
+    try:
+        body = deepcopy(model, {id(each): each for each in tensors})
+    # A model may hold what cannot be copied, and raise whatever it likes.
+    except Exception:
+        return model
+    for name in idle:
+        parent, _, own = name.rpartition(".")
+        if parent not in idle:
+            setattr(body.get_submodule(parent), own, _PassedBy())
+    return body
+
+
+class _PassedBy(nn.Module):
+    """Stands where a module was that the readout does not need."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _has_run(name: str, ran: set[str]) -> bool:
+    """Whether a module or any inside of it ran."""
+    return not name or name in ran or any(each.startswith(f"{name}.") for each in ran)

@@ -1,0 +1,193 @@
+"""How a client's sample for the choice of places travels: rows of each place, mixed, as half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import PlanError, UpdateError
+from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.place import Place
+from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
+from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.partial import Limits, check_count
+
+__all__ = ["PlacesReply", "decode_places", "encode_places"]
+
+_MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
+_MOST = 1e30
+_LONGEST_NAME = 500
+
+
+@dataclass(frozen=True, eq=False)
+class PlacesReply:
+    """What a client says of the places that its model may be read from.
+
+    Attributes
+    ----------
+    sample : Sample
+        What ranks them.
+    seconds : dict of Place to float
+        Of a pass that ends there, per example.
+    kept : dict of Place to tuple of int
+        Which tensors of the manifest a model has that ends there.
+    classes : bool
+        Whether targets are classes.
+    last : str
+        Name of the model's last linear layer; empty if it has none.
+    """
+
+    sample: Sample
+    seconds: Mapping[Place, float]
+    kept: Mapping[Place, tuple[int, ...]]
+    classes: bool
+    last: str
+
+
+def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> bytes:
+    """Return a reply as one buffer.
+
+    Within each fold rows are mixed by a random rotation, which leaves all sums as they are and no row an example's.
+    Features are standardised before they are written as fp16; targets travel as fp32.
+    """
+    sample, rng = reply.sample, np.random.default_rng(seed)
+    order = np.argsort(sample.folds, kind="stable")
+    counts = np.unique(sample.folds, return_counts=True)[1]
+    turns = [np.linalg.qr(rng.normal(size=(count, count)))[0] for count in counts]
+    ends = np.cumsum(counts)[:-1]
+
+    def mixed(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+        parts = np.split(np.asarray(rows[order], np.float64), ends)
+        return np.concatenate([turn @ part for turn, part in zip(turns, parts, strict=True)])
+
+    exact, small = [], []
+    for rows in sample.rows.values():
+        mean = sample.constant @ rows / sample.num_examples
+        centred = rows - np.outer(sample.constant, mean)
+        scale = np.sqrt((centred**2).mean(axis=0))
+        scale = np.where(scale > 0, scale, 1.0).astype("<f4")
+        exact += [mean.astype("<f4"), scale]
+        small.append((mixed(centred) / scale).astype("<f2"))
+    exact += [mixed(sample.constant[:, None]).astype("<f4"), mixed(sample.targets).astype("<f4")]
+    header = {
+        "manifest": manifest.hash,
+        "places": [str(place) for place in sample.rows],
+        "features": [rows.shape[1] for rows in sample.rows.values()],
+        "microseconds": [round(1e6 * reply.seconds.get(place, 0.0)) for place in sample.rows],
+        "kept": [_ranges(reply.kept.get(place, ())) for place in sample.rows],
+        "folds": counts.tolist(),
+        "outputs": sample.targets.shape[1],
+        "classes": int(reply.classes),
+        "last": reply.last,
+        "squares": float(sample.squares),
+    }
+    return pack(Kind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
+
+
+def decode_places(
+    data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
+) -> PlacesReply:
+    """Return the reply in ``data``.
+
+    Raises
+    ------
+    UpdateError
+        If the bytes are damaged or of another model, or make no sense.
+    """
+    del limits
+    _, header, payload = unpack(data, manifest, Kind.PLACES)
+    names = field(header, "places", list)
+    features, counts = integers_field(header, "features"), integers_field(header, "folds")
+    outputs = field(header, "outputs", int)
+    micro = integers_field(header, "microseconds")
+    check_count("places", len(names), 1, _MOST_PLACES)
+    check_count("outputs", outputs, 1, _MOST_FEATURES)
+    if not len(names) == len(features) == len(micro) == len(field(header, "kept", list)):
+        raise UpdateError("header names places without their features, time and tensors")
+    for each in features:
+        check_count("features of a place", each, 1, _MOST_FEATURES)
+    for each in counts:
+        check_count("rows of a fold", each, 1, _MOST_ROWS)
+    rows = sum(counts)
+    check_count("rows", rows, 1, _MOST_ROWS)
+    exact = 2 * sum(features) + rows * (1 + outputs)
+    if len(payload) != 4 * exact + 2 * rows * sum(features):
+        raise UpdateError(
+            f"payload has {len(payload)} bytes, places need {4 * exact + 2 * rows * sum(features)}"
+        )
+    numbers = _finite(payload[: 4 * exact], "<f4")
+    standard = _finite(payload[4 * exact :], "<f2")
+    constant = numbers[2 * sum(features) :][:rows]
+    targets = numbers[2 * sum(features) + rows :].reshape(rows, outputs)
+    found: dict[Place, NDArray[np.floating]] = {}
+    seconds: dict[Place, float] = {}
+    kept: dict[Place, tuple[int, ...]] = {}
+    start = 0
+    for number, (name, width) in enumerate(zip(names, features, strict=True)):
+        place = _place(name)
+        if place in found:
+            raise UpdateError(f"place {name!r} stands twice")
+        mean, scale = numbers[2 * start :][:width], numbers[2 * start + width :][:width]
+        own = standard[rows * start :][: rows * width].reshape(rows, width)
+        found[place] = own * scale + np.outer(constant, mean)
+        seconds[place] = max(micro[number], 0) / 1e6
+        kept[place] = _indices(header["kept"][number], len(manifest))
+        start += width
+    squares = header.get("squares")
+    if not isinstance(squares, float | int) or not 0 <= squares <= _MOST:
+        raise UpdateError(f"squares of targets are {str(squares)[:40]!r}, expected a number from 0")
+    folds = np.repeat(np.arange(len(counts)), counts)
+    sample = Sample(found, constant, targets, folds, float(squares))
+    if not 0 < sample.num_examples <= _MOST_ROWS:
+        raise UpdateError(f"rows stand for {sample.num_examples:.3g} examples")
+    last = field(header, "last", str)[:_LONGEST_NAME]
+    return PlacesReply(sample, seconds, kept, bool(field(header, "classes", int)), last)
+
+
+def _finite(payload: memoryview, kind: str) -> NDArray[np.float64]:
+    numbers = np.frombuffer(payload, kind).astype(np.float64)
+    if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
+        raise UpdateError("places hold numbers that are not finite, or beyond any use")
+    return numbers
+
+
+def _place(name: Any) -> Place:
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise UpdateError(f"place {str(name)[:40]!r} is no name")
+    try:
+        return Place.parse(name)
+    except PlanError as error:
+        raise UpdateError(str(error)) from None
+
+
+def _ranges(indices: tuple[int, ...]) -> list[int]:
+    """Return increasing numbers as bounds of runs: begin, end, begin, end.
+
+    >>> _ranges((0, 1, 2, 5))
+    [0, 3, 5, 6]
+    """
+    bounds: list[int] = []
+    for each in indices:
+        if bounds and bounds[-1] == each:
+            bounds[-1] = each + 1
+        else:
+            bounds += [each, each + 1]
+    return bounds
+
+
+def _indices(bounds: Any, most: int) -> tuple[int, ...]:
+    """Return the numbers in runs."""
+    whole = isinstance(bounds, list) and all(type(each) is int for each in bounds)
+    if not whole or len(bounds) % 2 or sorted(bounds) != bounds:
+        raise UpdateError("header's kept tensors are no runs of indices")
+    if bounds and not 0 <= bounds[0] <= bounds[-1] <= most:
+        raise UpdateError(f"kept tensors are outside the manifest's {most}")
+    return tuple(
+        each
+        for begin, end in zip(bounds[::2], bounds[1::2], strict=True)
+        for each in range(begin, end)
+    )

@@ -1,0 +1,186 @@
+"""One short pass over data for what ranks places: features at each of them, and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import counted
+from fl_elastic.groups.examples import few_of, take_examples
+from fl_elastic.groups.forward import (
+    all_finite,
+    call_model,
+    refusing_misfits,
+    scores_of,
+    split_batch,
+    to_device,
+)
+from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.pairs import as_pair
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.ops.inference import as_inference
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.readout.candidates import candidate_places
+from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.place import Place
+from fl_elastic.readout.poolings import pooling_for
+from fl_elastic.readout.readout import reaching
+from fl_elastic.training.batches import NO_BATCH, within
+from fl_elastic.training.head_sums import as_numbers, example_keys
+
+__all__ = ["PlaceSample", "outputs_of", "place_sample"]
+
+_FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceSample:
+    """What a pass over some examples tells of the places of a model.
+
+    Attributes
+    ----------
+    sample : Sample
+        Features at each place, and targets; equal examples are in the same of five folds.
+    seconds : dict of Place to float
+        Of a pass that ends at the place, per example.
+    classes : bool
+        Whether targets are classes.
+    """
+
+    sample: Sample
+    seconds: dict[Place, float]
+    classes: bool
+
+
+def place_sample(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    examples: int,
+    places: Sequence[Place] | None = None,
+    most_features: int,
+    seconds: float = float("inf"),
+    clock: str = "auto",
+) -> PlaceSample:
+    """Return features of the first examples of a loader at many places of a model at once.
+
+    The model runs in eval mode without gradients, and is left as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose outputs are class scores, or numbers, of shape (N, C).
+    loader : iterable of batches
+        Targets are classes, shape (N,), or numbers, shape (N, C).
+    examples : int
+        How many at most.
+    places : sequence of Place, optional
+        Left out, `candidate_places`.
+    most_features : int
+        Of candidates.
+    seconds : float
+        No batch is begun after that time.
+
+    Raises
+    ------
+    TrainingError
+        If targets do not fit the outputs, or there is no batch, or a feature is not finite at every place.
+    PlanError
+        If the model has none of the places.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    held = Attributes.of(model)
+    now = clock_for(model_device(model), clock)
+    gathered: list[tuple[dict[Place, Tensor], Tensor, Tensor]] = []
+    spent: dict[Place, float] = {}
+    left, outputs, classes = examples, 0, True
+    poolings: dict[Place, nn.Module] = {}
+    lay_out: Callable[[Any], Any] | None = None
+    model.eval()
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for given, size in within(counted(loader), seconds):
+                batch = to_device(as_pair(given), model_device(model))
+                if not size:
+                    continue
+                if size > left:
+                    batch = tuple(take_examples(part, slice(left)) for part in batch)
+                with refusing_misfits(batch):
+                    inputs, targets = split_batch(batch)
+                    if places is None:
+                        places = candidate_places(model, batch, most_features)
+                    if lay_out is None:
+                        small, read = few_of((inputs, targets)), {each.module for each in places}
+                        lay_out = stack.enter_context(as_inference(model, small, read))
+                    if not outputs:
+                        outputs = outputs_of(model, inputs)
+                    started = now()
+
+                    def note(place: Place, started: float = started) -> None:
+                        spent[place] = spent.get(place, 0.0) + now() - started
+
+                    firsts = {(each.module, each.at_input): each for each in reversed(places)}
+                    found = reaching(model, tuple(firsts.values()), lay_out(inputs), reached=note)
+                    at = dict(zip(firsts, found, strict=True))
+                    rows: dict[Place, Tensor] = {}
+                    for place in places:
+                        tensor = at[place.module, place.at_input]
+                        if place not in poolings:
+                            poolings[place] = pooling_for(place, tuple(tensor.shape[1:]))
+                        rows[place] = poolings[place](tensor).float().cpu()
+                    first = next(iter(rows.values()))
+                    wanted, classes = as_numbers(targets, torch.empty(len(first), outputs))
+                    gathered.append((rows, wanted, example_keys(inputs, first)))
+                left -= len(first)
+                if left <= 0:
+                    break
+    finally:
+        held.put_back()
+        for module, mode in modes:
+            module.training = mode
+    if not gathered or places is None:
+        raise TrainingError(NO_BATCH)
+    count = sum(len(wanted) for _, wanted, _ in gathered)
+    joined = {place: torch.cat([rows[place] for rows, *_ in gathered]) for place in places}
+    finite = {place: rows.numpy() for place, rows in joined.items() if all_finite(rows)}
+    if not finite:
+        raise TrainingError("features are not finite at any place: check the data for NaN")
+    keys = torch.cat([keys for *_, keys in gathered]).numpy()
+    firsts = {(place.module, place.at_input): place for place in reversed(places)}
+    sample = Sample.of(
+        finite,
+        torch.cat([wanted for _, wanted, _ in gathered]).numpy(),
+        np.asarray(keys % _FOLDS, dtype=np.int64),
+    )
+    passes = {
+        place: spent.get(firsts[place.module, place.at_input], 0.0) / count for place in finite
+    }
+    return PlaceSample(sample, passes, classes)
+
+
+def outputs_of(model: nn.Module, inputs: object) -> int:
+    """Return how many numbers the model gives for an example; nothing of the model is changed.
+
+    Raises
+    ------
+    TrainingError
+        If it gives no row of numbers for each.
+    """
+    with untouched(model), torch.no_grad():
+        scores = scores_of(call_model(model, split_batch(few_of((inputs, inputs)))[0]))
+    if scores is None or scores.ndim != 2:
+        shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
+        raise TrainingError(
+            "a head in closed form needs a model that gives a row of numbers for each example, of shape (N, C); "
+            f"this one gives {shape}: train it by ElasticTrainer, without such a head"
+        )
+    return scores.shape[1]

@@ -1,0 +1,115 @@
+"""What a client answers when it is asked where its model may be read from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.examples import few_of
+from fl_elastic.groups.forward import split_batch, to_device
+from fl_elastic.groups.pairs import as_pair
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
+from fl_elastic.readout.place import Place, parse_places
+from fl_elastic.readout.readout import kept_tensors
+from fl_elastic.readout.wire import PlacesReply
+from fl_elastic.training.place_sample import place_sample
+
+__all__ = ["places_reply"]
+
+_AUTO = "auto"
+# Sums travel as the lower triangle in fp32, and lie in memory as a square in fp64, twice while they are added up.
+_SENT, _HELD = 4 / 2, 2 * 8
+
+
+def places_reply(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    read: str,
+    *,
+    examples: int,
+    of_all: int,
+    budget: Budget,
+    names: Mapping[str, int],
+    clock: str = "auto",
+) -> PlacesReply:
+    """Return features of some examples at the places that a device can afford to be read from.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As the server sent it.
+    loader : iterable of batches
+        Of which the first examples are taken.
+    read : str
+        ``auto`` for all candidates, or names of places.
+    examples : int
+        How many are asked for.
+    of_all : int
+        How many the client has: a pass over them must fit its deadline.
+    budget : Budget
+        Of the pass for sums: deadline, memory and uplink bytes.
+    names : mapping of str to int
+        Index of each tensor of the manifest.
+    clock : str
+        See `fl_elastic.profiling.clock`.
+
+    Raises
+    ------
+    TrainingError
+        If the device can afford none of them.
+    """
+    most = MOST_FEATURES
+    if read == _AUTO:
+        if budget.uplink is not None:
+            most = min(most, int(math.sqrt(budget.uplink / _SENT)))
+        if budget.memory is not None:
+            most = min(most, int(math.sqrt(budget.memory / _HELD)))
+    found = place_sample(
+        model, loader, examples=examples, most_features=max(most, 1), clock=clock,
+        places=None if read == _AUTO else parse_places(read),
+    )  # fmt: skip
+    deadline = math.inf if budget.deadline is None else budget.deadline
+    rows = {
+        place: each
+        for place, each in found.sample.rows.items()
+        if read != _AUTO or found.seconds[place] * of_all <= deadline
+    }
+    if not rows:
+        raise TrainingError(
+            f"a pass over {of_all} examples takes longer than {deadline:.3g} s at every place of the model"
+        )
+    first = to_device(as_pair(next(iter(loader))), model_device(model))
+    inputs = split_batch(few_of(split_batch(first)))[0]
+    return PlacesReply(
+        replace(found.sample, rows=rows),
+        found.seconds,
+        _kept(model, tuple(rows), inputs, names),
+        found.classes,
+        _last(model, inputs),
+    )
+
+
+def _kept(
+    model: nn.Module, places: tuple[Place, ...], inputs: object, names: Mapping[str, int]
+) -> dict[Place, tuple[int, ...]]:
+    """Return which tensors of the manifest the part of the model has that ends at each place."""
+    with untouched(model), torch.no_grad():
+        kept = kept_tensors(model, places, inputs)
+    return {
+        place: tuple(sorted(names[name] for name in tensors if name in names))
+        for place, tensors in kept.items()
+    }
+
+
+def _last(model: nn.Module, inputs: object) -> str:
+    with untouched(model):
+        return last_layer(model, inputs)

@@ -1,0 +1,123 @@
+"""A head in closed form on one device that chooses where in the model it reads: a short pass, and a whole one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import split_batch
+from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
+from fl_elastic.readout.choice import Choice, choose_places
+from fl_elastic.readout.place import joined, parse_places
+from fl_elastic.readout.readout import Readout
+from fl_elastic.training.batches import first_batches
+from fl_elastic.training.head_sums import solve_head
+from fl_elastic.training.place_sample import outputs_of, place_sample
+from fl_elastic.update.closed_form import ClosedFormHead
+
+__all__ = ["ReadOut", "choose_readout", "read_out", "readout_from"]
+
+_LOG = logging.getLogger("fl_elastic")
+_EXAMPLES = 640
+
+
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """What `read_out` found.
+
+    Attributes
+    ----------
+    model : nn.Module
+        A `fl_elastic.readout.readout.Readout` with its head; the model that was given, where what enters its last
+        layer is best.
+    head : ClosedFormHead
+        Its weights, penalty and error on held-out examples.
+    choice : Choice or None
+        What each place would have been worth; None where places were given.
+    """
+
+    model: nn.Module
+    head: ClosedFormHead
+    choice: Choice | None
+
+
+def read_out(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    read: str = "auto",
+    most_features: int = MOST_FEATURES,
+) -> ReadOut:
+    """Return a model that ends where a head in closed form reads best, without a step of training.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any that gives a row of numbers for each example. It is left as it is, but for its last layer where that is
+        the best place, and its tensors are shared.
+    loader : iterable of batches
+        Re-iterable, in an order that tells nothing: the first 640 examples choose the places. Targets are classes,
+        shape (N,), or numbers, shape (N, C).
+    read : str
+        ``auto``, or names of places such as ``features.3@grid8+features.6@grid4``.
+    most_features : int
+        Bound of the features of an example: the time of the sums grows with their square.
+
+    Raises
+    ------
+    TrainingError
+        If targets do not fit the outputs, or data are missing or not finite.
+    PlanError
+        If the model has none of the places.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    >>> images, labels = 0.1 * torch.randn(64, 1, 8, 8), torch.arange(64).remainder(2)
+    >>> for image, label in zip(images, labels):
+    ...     image[0, :, 4 * label : 4 * label + 4] += 1.0
+    >>> found = read_out(model, list(zip(images.split(16), labels.split(16))))
+    >>> (found.model(images).argmax(1) == labels).float().mean().item()
+    1.0
+    """
+    choice = None
+    if read == "auto":
+        model, choice = choose_readout(model, loader, most_features=most_features)
+    else:
+        model = readout_from(model, loader, read)
+    head, _ = solve_head(model, loader)
+    return ReadOut(model, head, choice)
+
+
+def choose_readout(
+    model: nn.Module, loader: Iterable[Batch], *, most_features: int = MOST_FEATURES
+) -> tuple[nn.Module, Choice]:
+    """Return a readout from the places that are best for the first examples, its head still zeros, and the choice.
+
+    Where what enters the last layer is best, that is the model itself.
+    """
+    found = place_sample(model, loader, examples=_EXAMPLES, most_features=most_features)
+    choice = choose_places(found.sample, most_features=most_features)
+    best = choice.best
+    _LOG.info(
+        "the head reads %s: squared error %.2f of the mean's on held-out ones of %d examples, %d features",
+        best.name, best.error, round(found.sample.num_examples), best.features,
+    )  # fmt: skip
+    inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
+    only = best.places[0]
+    if len(best.places) == 1 and only.at_input and only.module == last_layer(model, inputs):
+        return model, choice
+    return readout_from(model, loader, joined(best.places)), choice
+
+
+def readout_from(model: nn.Module, loader: Iterable[Batch], read: str) -> Readout:
+    """Return a readout from the places of these names, its head still zeros."""
+    inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
+    return Readout(model, parse_places(read), inputs, outputs_of(model, inputs))

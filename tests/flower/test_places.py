@@ -1,0 +1,137 @@
+"""A head in closed form that reads where the fleet's sums say, through whole federations in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg
+from small_federation import arrays_of, as_weights, plain_sgd, run
+from torch import nn
+
+from fl_elastic import Budget
+from fl_elastic.errors import RegistryError
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.losses import classification_loss
+from fl_elastic.readout.place import places_of
+from fl_elastic.readout.readout import Readout
+from fl_elastic.training.head_sums import head_sums, put_head
+from fl_elastic.update.closed_form import closed_form_head
+
+
+def build() -> nn.Module:
+    """A network that pools away where something is."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def data(node: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The class says in which quarter of the image there is a spot."""
+    generator = torch.Generator().manual_seed(node)
+    classes = torch.randint(0, 4, (32,), generator=generator)
+    images = 0.3 * torch.randn(32, 1, 10, 10, generator=generator)
+    spots = torch.randint(1, 4, (32, 2), generator=generator).tolist()
+    for image, label, (row, column) in zip(images, classes.tolist(), spots, strict=True):
+        image[0, 5 * (label // 2) + row, 5 * (label % 2) + column] += 4.0
+    return list(zip(images.split(8), classes.split(8), strict=True))
+
+
+def client(node: int) -> ElasticClient:
+    return ElasticClient(
+        build(), data(node), data(0), budget=Budget(), loss_fn=classification_loss,
+        optimizer_fn=plain_sgd,
+    )  # fmt: skip
+
+
+def apps() -> dict[int, Any]:
+    return {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 7)}
+
+
+def model_of(arrays: ArrayRecord) -> nn.Module:
+    weights = {name: torch.from_numpy(np.array(each)) for name, each in as_weights(arrays).items()}
+    model, places = build(), places_of(as_weights(arrays))
+    if places:
+        model = Readout(model, places, data(0)[0][0], 4)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def accuracy(model: nn.Module) -> float:
+    with torch.no_grad():
+        return sum(int((model(x).argmax(1) == y).sum()) for x, y in data(0)) / 32
+
+
+def start(strategy: Any, rounds: int = 0, arrays: ArrayRecord | None = None) -> ArrayRecord:
+    models: list[ArrayRecord] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        models.append(arrays)
+        return MetricRecord({"accuracy": accuracy(model_of(arrays))})
+
+    run(strategy, apps(), arrays or arrays_of(build()), rounds, evaluate_fn=evaluate)
+    return models[-1]
+
+
+def test_the_fleet_reads_where_the_last_layer_cannot_see() -> None:
+    strategy = PartialUpdates(FedAvg(), terms=RoundTerms(round_zero="closed_form", read="auto"))
+    found = start(strategy)
+    last = start(PartialUpdates(FedAvg(), terms=RoundTerms(round_zero="closed_form")))
+    assert places_of(as_weights(found)) and not places_of(as_weights(last))
+    assert accuracy(model_of(found)) > 0.95
+    assert accuracy(model_of(last)) < 0.6
+
+
+def test_named_places_are_those_of_one_device_with_all_examples() -> None:
+    places = "input@grid2+1@grid2"
+    terms = RoundTerms(round_zero="closed_form", read=places)
+    found = model_of(start(PartialUpdates(FedAvg(), terms=terms)))
+    alone = Readout(build(), places, data(0)[0][0], 4)
+    sums = [head_sums(alone, data(node), together=8) for node in range(1, 7)]
+    put_head(alone, closed_form_head(*sums), "head.weight")
+    assert found.places == alone.places
+    assert "body.0.weight" in found.state_dict() and "body.2.weight" not in found.state_dict()
+    for name, tensor in alone.state_dict().items():
+        assert torch.allclose(found.state_dict()[name], tensor, rtol=1e-3, atol=1e-4), name
+
+
+def test_rounds_of_training_go_on_from_it() -> None:
+    terms = RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=2)
+    before = start(PartialUpdates(FedAvg(), terms=terms))
+    after = start(PartialUpdates(FedAvg(), terms=terms), rounds=3)
+    assert places_of(as_weights(after)) == "1@grid4"
+    assert not np.array_equal(
+        as_weights(after)["body.0.weight"], as_weights(before)["body.0.weight"]
+    )
+    assert accuracy(model_of(after)) > 0.9
+
+
+def test_a_run_that_begins_with_such_a_model_keeps_its_places() -> None:
+    terms = RoundTerms(round_zero="closed_form", read="1@grid4")
+    before = start(PartialUpdates(FedAvg(), terms=terms))
+    after = start(PartialUpdates(FedAvg(), terms=RoundTerms()), rounds=1, arrays=before)
+    assert places_of(as_weights(after)) == "1@grid4"
+    assert not np.array_equal(as_weights(after)["head.weight"], as_weights(before)["head.weight"])
+
+
+def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:
+    terms = RoundTerms(round_zero="closed_form", read="nowhere@grid4")
+    found = start(PartialUpdates(FedAvg(), terms=terms))
+    assert list(as_weights(found)) == list(as_weights(arrays_of(build())))
+    assert not np.array_equal(as_weights(found)["6.weight"], build()[6].weight.detach().numpy())
+
+
+@pytest.mark.parametrize("read", ["features", "a@grid4+a@grid4", "@grid2", "x@"])
+def test_what_is_no_place_is_refused_at_once(read: str) -> None:
+    with pytest.raises(RegistryError, match="read"):
+        RoundTerms(round_zero="closed_form", read=read)
+
+
+def test_a_place_without_a_head_in_closed_form_is_refused() -> None:
+    with pytest.raises(RegistryError, match="round_zero"):
+        RoundTerms(read="auto")
