@@ -64,6 +64,18 @@ def stream(
     latent: Annotated[
         int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
     ] = 0,
+    closed_form: Annotated[
+        bool,
+        typer.Option(
+            "--closed-form", help="Train nothing: solve the last layer from running sums."
+        ),
+    ] = False,
+    remember: Annotated[
+        float | None,
+        typer.Option(
+            help="With --closed-form: samples after which one counts 1/e; all alike if left out."
+        ),
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
     capacity: Annotated[
         int | None,
@@ -92,7 +104,7 @@ def stream(
 
     opening = Opening(
         model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy, replay,
-        detector, every, steps, on_mains, learning_rate, capacity,
+        detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember,
     )  # fmt: skip
     with opening.learner() as learner:
         name = source_name(source)

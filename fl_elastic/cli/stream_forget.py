@@ -21,6 +21,10 @@ def forget(
     input_: Annotated[str, typer.Option("--input", help="Shape of one sample, such as 3,32,32.")],
     outputs: Annotated[int, typer.Option(min=1, help="Classes that the service began with.")] = 2,
     latent: Annotated[int, typer.Option(min=0, help="As the service has it.")] = 0,
+    closed_form: Annotated[
+        bool, typer.Option("--closed-form", help="As the service has it.")
+    ] = False,
+    remember: Annotated[float | None, typer.Option(help="As the service has it.")] = None,
     ids: Annotated[
         str, typer.Option(help="Ids or names of samples, with commas between them.")
     ] = "",
@@ -34,12 +38,18 @@ def forget(
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make the weights smaller that matter far more to these samples than to all, and erase the samples."""
+    """Make the weights smaller that matter far more to these samples than to all, and erase the samples.
+
+    What a head in closed form has of them is subtracted, exactly.
+    """
     if not ids and label is None:
         raise StreamError("say what to forget: --ids 17,18 or --label 3")
     if not (state_dir / "samples.db").exists():
         raise StreamError(f"there is no stream's store in {state_dir}: check --state-dir")
-    opening = Opening(model, state_dir, shape_of(input_), outputs, latent, seed)
+    opening = Opening(
+        model, state_dir, shape_of(input_), outputs, latent, seed,
+        closed_form=closed_form, remember=remember,
+    )  # fmt: skip
     with opening.learner() as learner:
         wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]
         if label is not None:
@@ -71,8 +81,9 @@ def _told(came: dict[str, Any], wanted: int) -> str:
             f"(loss {before['loss']:.3g} to {after['loss']:.3g})"
         )
 
+    done = "subtracted, exactly" if came["exact"] else f"{came['weights']} weights are smaller"
     return (
         f"{came['deleted']} of {wanted} samples erased, {came['examples']} of them with a label; "
-        f"{came['weights']} weights are smaller\naccuracy on what was to be forgotten: "
+        f"{done}\naccuracy on what was to be forgotten: "
         f"{change('theirs_')}; on what is held out of the rest: {change('')}"
     )

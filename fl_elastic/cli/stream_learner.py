@@ -37,6 +37,10 @@ class Opening:
         Groups below which features are kept; 0 keeps inputs.
     seed : int
         Of random choices.
+    closed_form : bool
+        Whether the last layer is solved from running sums, and nothing is trained.
+    remember : float, optional
+        Samples of the stream after which one counts 1/e, with a head in closed form; all count alike if left out.
     """
 
     model: str
@@ -55,6 +59,16 @@ class Opening:
     on_mains: bool = False
     learning_rate: float = 1e-3
     capacity: int | None = None
+    closed_form: bool = False
+    remember: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.remember is not None and not self.closed_form:
+            raise StreamError("--remember is of a head in closed form: give --closed-form, too")
+        if self.latent and self.closed_form:
+            raise StreamError(
+                "--closed-form keeps what enters the last layer: leave --latent out, or train by steps"
+            )
 
     @contextmanager
     def learner(self) -> Iterator[StreamLearner]:
@@ -65,6 +79,7 @@ class Opening:
         from fl_elastic.named_models import build_model
         from fl_elastic.planning import POLICIES
         from fl_elastic.streaming import (
+            ClosedForm,
             EverySamples,
             Latent,
             OnDrift,
@@ -73,7 +88,7 @@ class Opening:
             StreamLearner,
             StreamOptions,
         )
-        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
+        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes, sums_bytes
         from fl_elastic.streaming.one_learner import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
@@ -82,9 +97,12 @@ class Opening:
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         check_input(network, self.model, self.shape)
+        head = ClosedForm(self.remember) if self.closed_form else None
         trigger = EverySamples(self.every) | OnDrift()
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
+        if self.closed_form:
+            state += sums_bytes(network)
         with (
             one_learner(self.state_dir),
             SampleStore(
@@ -99,7 +117,7 @@ class Opening:
                 optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
                 trigger=trigger & OnMains() if self.on_mains else trigger, detector=self.detector,
                 replay=self.replay, state_dir=self.state_dir, seed=self.seed,
-                latent=Latent(self.latent) if self.latent else None,
+                latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
 

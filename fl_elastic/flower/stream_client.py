@@ -63,7 +63,8 @@ class StreamClient(ElasticClient):
     above. Features there are kept for as long as the store has their samples. A learner with latent replay takes
     part if its frozen part ends at the fleet's cut or below, and is the federation's to the bit: its store's
     features are what rounds train on, and later ones are stored in the precision that the server asks for. Sums
-    for a head in closed form are over every labelled sample once.
+    for a head in closed form are over every labelled sample once; a learner whose own head is in closed form has
+    them already, and answers without a pass over its samples.
 
     Parameters
     ----------
@@ -206,6 +207,10 @@ class StreamClient(ElasticClient):
     def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
         """Answer for every sample once; what a cut is worth is told by the batches of a round."""
         seen = self._seen()
+        if told.round_zero and (sums := self._running_sums(seen)) is not None:
+            from fl_elastic.update.head_sums import encode_head_sums
+
+            return encode_head_sums(sums, self.manifest), sums.num_examples
         if not told.cut_worth:
             labels = self._classes if told.round_zero else seen.classifier.classes.labels
             self.train_loader = seen.every_sample(labels, self._replay.batch_size)
@@ -231,6 +236,17 @@ class StreamClient(ElasticClient):
             told, lambda outputs, targets: loss_fn(outputs[:, places], targets)
         )
         return ordered(everything), None if forgotten is None else ordered(forgotten)
+
+    def _running_sums(self, seen: Visit) -> HeadSums | None:
+        """Return the sums that the learner's head was made from, if that is in closed form; no pass is needed."""
+        weight = f"{seen.classifier.head_name}.weight"
+        sums = seen.head_sums(weight, self._classes)
+        if sums is None:
+            return None
+        from fl_elastic.training.head_sums import refuse_frozen_head
+
+        refuse_frozen_head(weight, self.manifest.index)
+        return sums.with_outputs(self.manifest.shape(weight)[0])
 
     def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
         """Return the sums for the server's outputs."""

@@ -15,13 +15,12 @@ from fl_elastic.flower.instructions import Instructions
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.streaming.adapting import score
-from fl_elastic.streaming.body import Body
+from fl_elastic.streaming.body import Body, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.joining import Layout
 from fl_elastic.streaming.labelled import LabelledWeights, Shares, overlaid
-from fl_elastic.streaming.latent import UpperPart
 from fl_elastic.streaming.taking_up import head_tensors
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
@@ -169,7 +168,7 @@ def below_cut(graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: La
 
 
 def refuse_other_features(
-    upper: UpperPart,
+    upper: Upper,
     told: Instructions,
     sent: Mapping[str, NDArray[np.generic]],
     saved: Mapping[str, NDArray[np.generic]],
@@ -178,7 +177,7 @@ def refuse_other_features(
 
     Parameters
     ----------
-    upper : UpperPart
+    upper : Upper
         What the learner trains.
     told : Instructions
         Of the round.

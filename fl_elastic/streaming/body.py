@@ -15,7 +15,7 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups.forward import call_model
 from fl_elastic.profiling.profile_key import model_device
 
-__all__ = ["Body", "Look", "Prepare", "WholeModel", "as_floats", "scores_of"]
+__all__ = ["Body", "Look", "Prepare", "Upper", "WholeModel", "as_floats", "scores_of"]
 
 Prepare = Callable[[Tensor], Tensor]
 Look = tuple[NDArray[Any], NDArray[np.float32]]
@@ -65,6 +65,25 @@ class Body(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Leave the model as any other."""
+
+
+class Upper(Body):
+    """The part of a model above a place, which takes the features there; what is below is frozen.
+
+    Attributes
+    ----------
+    place : str
+        The module at which the frozen part ends, or whose inputs are the features.
+    frozen : tuple of str
+        Names of the tensors that the features depend on.
+    """
+
+    place: str
+    frozen: tuple[str, ...]
+
+    @abstractmethod
+    def by_its_names(self) -> nn.Module:
+        """Return the upper part as `module` is, with the whole model's tensors under the names they have there."""
 
 
 class WholeModel(Body):

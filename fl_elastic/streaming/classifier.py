@@ -14,6 +14,7 @@ from fl_elastic.groups import LossFn
 from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel
 from fl_elastic.streaming.head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.intake import Refused
+from fl_elastic.streaming.last_layer import LastLayer
 from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.update import Manifest, load_weights, weights_of
 
@@ -33,6 +34,8 @@ class Classifier:
         Labels of its first outputs.
     latent : Latent or None
         Where the frozen part ends, if there is one.
+    last_layer : bool
+        Whether everything but the head is frozen, and takes no part in any training.
     prepare : callable
         See `WholeModel`.
     seed : int
@@ -59,15 +62,17 @@ class Classifier:
         latent: Latent | None,
         prepare: Prepare,
         seed: int,
+        last_layer: bool = False,
         head: str = "",
         most: int = 1000,
     ) -> None:
         self.model, self.classes = model.eval(), ClassMap()
         self.like: NDArray[Any] | None = None
-        self.body: Body | None = None if latent else WholeModel(model, prepare)
+        self._last_layer = last_layer
         self._loss_fn, self._latent, self._prepare = loss_fn, latent, prepare
         self._seed, self._head, self._most = seed, head, most
         self._width: int | None = None
+        self.body: Body | None = None if latent else self._made()
         for label in ClassMap(tuple(int(each) for each in classes)).labels:
             self.learn(label)
 
@@ -149,14 +154,14 @@ class Classifier:
         """Make the body anew, from the model as it is now."""
         self.close()
         self.model.eval()
-        if self.body is None and self.like is not None:
+        if self.body is None and (self._latent is None or self.like is not None):
             self.body = self._made(self.like)
 
     def close(self) -> None:
         """Leave the model as any other."""
         if self.body is not None:
             self.body.close()
-        if self._latent is not None:
+        if self._latent is not None or self._last_layer:
             self.body = None
 
     def to_facts(self) -> dict[str, Any]:
@@ -211,7 +216,10 @@ class Classifier:
         self._width = None if self._width is None else outputs
         self.rebuild()
 
-    def _made(self, example: NDArray[Any]) -> Body:
+    def _made(self, example: NDArray[Any] | None = None) -> Body:
+        if self._last_layer:
+            return LastLayer(self.model, self.head_name, self._prepare)
         if self._latent is None:
             return WholeModel(self.model, self._prepare)
+        assert example is not None
         return UpperPart(self.model, self._latent, self._loss_fn, example, self._prepare)

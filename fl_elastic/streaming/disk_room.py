@@ -6,11 +6,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from torch import nn
+
 from fl_elastic.errors import StreamError
+from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.write_ahead import log_bytes
 
-__all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes"]
+__all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes", "sums_bytes"]
 
 DEFAULT_CAPACITY = 64 * 2**20
 # Counters, points and adaptations of a saved state.
@@ -26,6 +29,18 @@ _SPARE = 2**16
 def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
     """Return about what a saved state takes, from the bytes of each tensor of the model and of a sample."""
     return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
+
+
+def sums_bytes(model: nn.Module) -> int:
+    """Return what the running sums of a head in closed form take in a saved state; ModelError without such a layer.
+
+    >>> sums_bytes(nn.Sequential(nn.Linear(2, 3)))
+    136
+    """
+    layer = model.get_submodule(head_name(model))
+    assert isinstance(layer, nn.Linear)
+    rows = layer.in_features + 1
+    return 8 * (rows * (rows + 1) // 2 + rows * layer.out_features + layer.in_features)
 
 
 def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:

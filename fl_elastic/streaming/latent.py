@@ -19,10 +19,10 @@ from fl_elastic.groups.trainable import forget_flags, note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.streaming.body import Body, Look, Prepare, as_floats, scores_of
+from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
 
-__all__ = ["Latent", "UpperPart"]
+__all__ = ["AsTheWhole", "Latent", "UpperPart"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Latent:
         return graph, cut
 
 
-class UpperPart(Body):
+class UpperPart(Upper):
     """Trains what is above a cut, on the features at the cut.
 
     Parameters
@@ -82,13 +82,6 @@ class UpperPart(Body):
         One sample.
     prepare : callable
         See `WholeModel`; it may not be random here, as features are made once.
-
-    Attributes
-    ----------
-    place : str
-        The module at which the frozen part ends.
-    frozen : tuple of str
-        Names of the tensors that the features depend on.
 
     Raises
     ------
@@ -134,7 +127,7 @@ class UpperPart(Body):
 
     def by_its_names(self) -> nn.Module:
         """Return the upper part as `module` is, with the whole model's tensors under the names they have there."""
-        return _AsTheWhole(self._model, self.module)
+        return AsTheWhole(self._model, self.module)
 
     def looks(self, xs: NDArray[Any]) -> Look:
         """Return the samples' features, and their class scores."""
@@ -178,7 +171,7 @@ class _FromCut(nn.Module):
         return self._run(features)
 
 
-class _AsTheWhole(nn.Module):
+class AsTheWhole(nn.Module):
     """A model's own parts and tensors, and another module that is called in its place."""
 
     def __init__(self, model: nn.Module, called: nn.Module) -> None:

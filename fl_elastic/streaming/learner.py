@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -23,6 +25,7 @@ from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.closed_form import HELD_OUT, ClosedForm, SolvedHead
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.forgetting import Forgotten, dampen_body
@@ -64,13 +67,14 @@ class StreamLearner:
         Gives one table of class scores; trained in place, and given more outputs as new classes come.
     store : SampleStore
         Memory of the stream, for replay. It stays the caller's to close.
-    budget : Budget
-        What one adaptation may spend.
+    budget : Budget, optional
+        What one adaptation may spend; no bound if left out.
     policy : str or Policy
         A registered name, or an object with options of its own; a drift makes it look anew at what each tensor is
         worth.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)`` returning a torch optimiser; called for each adaptation.
+        ``optimizer_fn(parameters)`` returning a torch optimiser; called for each adaptation. Not needed with a head
+        in closed form.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     trigger : Trigger, optional
@@ -90,6 +94,10 @@ class StreamLearner:
     latent : Latent, optional
         Freeze the model below a place and keep features of samples instead of inputs. The budget then counts
         against training what is above.
+    head : ClosedForm, optional
+        Nothing is trained: the last linear layer is the best one for all labelled samples, solved from running sums
+        after each label, and everything below it stays as it is. Features are kept instead of inputs. Budget,
+        policy, trigger and replay then have no say; the guard has.
     prepare : callable
         Turns a batch of samples into what the model takes; see `WholeModel`.
     options : StreamOptions, optional
@@ -124,9 +132,9 @@ class StreamLearner:
         model: nn.Module,
         store: SampleStore,
         *,
-        budget: Budget,
+        budget: Budget | None = None,
         policy: str | Policy = "elastic",
-        optimizer_fn: OptimizerFn,
+        optimizer_fn: OptimizerFn | None = None,
         loss_fn: LossFn = classification_loss,
         trigger: Trigger | None = None,
         detector: str | Callable[[], DriftDetector] = "adwin",
@@ -136,10 +144,16 @@ class StreamLearner:
         seed: int = 0,
         classes: Sequence[int] = (),
         latent: Latent | None = None,
+        head: ClosedForm | None = None,
         prepare: Prepare = as_floats,
         options: StreamOptions | None = None,
     ) -> None:
+        if head is not None:
+            _check_closed_form(head, latent, store)
+            optimizer_fn = optimizer_fn or _no_steps
+        budget = Budget() if budget is None else budget
         check_parts(model, loss_fn, optimizer_fn, budget)
+        assert optimizer_fn is not None
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)
@@ -148,8 +162,9 @@ class StreamLearner:
         self._replay = REPLAYS.make(replay)
         self._classifier = Classifier(
             model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
-            head=self.options.head, most=self.options.most_classes,
+            head=self.options.head, most=self.options.most_classes, last_layer=head is not None,
         )  # fmt: skip
+        self._head = None if head is None else SolvedHead(head, self._classifier)
         guard = guard or Guard()
         self._engine = Engine(
             loss_fn, self._replay.loss(loss_fn), optimizer_fn, budget, policy,
@@ -157,7 +172,8 @@ class StreamLearner:
         )  # fmt: skip
         self._memory = StreamMemory(
             store, guard, new=self.options.new, waiting=self.options.waiting,
-            keeps_scores=self._replay.needs_outputs,
+            keeps_scores=self._replay.needs_outputs and head is None,
+            learned=self._head.learn if self._head else lambda _: None,
         )  # fmt: skip
         self._drift = DriftMemory(_maker(detector))
         self._folder = StateFolder(state_dir)
@@ -256,6 +272,8 @@ class StreamLearner:
         facts, x = noted_arrivals(seen, place)
         if not self._note(facts, x):
             self._memory.drop({each.number for each in taken})
+            if self._head is not None:
+                self._head.drop({each.number for each in taken})
             taken_too = {each.number for each in taken}
             seen = [each.unkept() if each.number in taken_too else each for each in seen]
         found = [each.seen for each in seen]
@@ -281,6 +299,9 @@ class StreamLearner:
                 self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
             kept, scores = ahead.look(place)
+            if self._head is not None:
+                # As they will be read: what is subtracted one day must be what was added.
+                kept = self.store.as_kept(self._head.kept(kept))
         except Refused as refused:
             return Arrived(self._refused(str(refused)))
         prediction = self._classifier.predicted(scores)
@@ -322,7 +343,11 @@ class StreamLearner:
         row = self._memory.find(number)
         if row is None and not self._memory.is_waited_for(number):
             return Observation(sample_id=number, refused="no such sample")
-        facts = {"id": number, "label": label, **({} if row is None else {"t": row.t})}
+        facts = {
+            "id": number,
+            "label": label,
+            **({} if row is None else {"t": row.t, "was": row.y}),
+        }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
         noted = self._note(facts, None if row is None else row.x)
@@ -334,6 +359,11 @@ class StreamLearner:
             if late.stored:
                 # A later life would find it in the store.
                 self._unsaved |= self._classifier.learn(label)
+            if self._head is not None and row is not None:
+                if row.y is None:
+                    self._head.learn(replace(row, y=label))
+                elif row.y != label:
+                    self._head.relabel(row, label)
             return Observation(sample_id=number)
         correct, drift = self._scored(late.prediction, label)
         return Observation(late.prediction, correct, drift, sample_id=number)
@@ -357,8 +387,14 @@ class StreamLearner:
         return self._then(Observation(), idle=now.passed - clock.passed)
 
     def adapt(self) -> Adaptation | None:
-        """Adapt now; None if there is no labelled sample yet."""
+        """Adapt now; None if there is no labelled sample yet.
+
+        To adapt a head in closed form is to choose its penalty anew, by the error on stored samples that are held
+        out of its sums.
+        """
         self._learn_stored_labels()
+        if self._head is not None:
+            return self._penalty_chosen(self._head)
         pool, body = self._memory.pool(self._classifier.classes), self._classifier.body
         if pool is None or body is None:
             return None
@@ -377,14 +413,54 @@ class StreamLearner:
         if outcome.profile is not None and outcome.profile is not self._profile:
             self._folder.keep_profile(outcome.profile)
         self._profile = outcome.profile
-        done = outcome.adaptation
+        return self._adapted(outcome.adaptation)
+
+    def _adapted(self, done: Adaptation) -> Adaptation:
+        """Remember an adaptation, and save the state."""
         if done.undone:
             _LOG.warning("an adaptation was undone: %s", done.undone)
         self.adaptations = [*self.adaptations, done][-self.options.history :]
         self._memory.adapted()
-        progress.adapted(kept=not done.undone)
+        self.progress.adapted(kept=not done.undone)
         self.save()
         return done
+
+    def _penalty_chosen(self, head: SolvedHead) -> Adaptation | None:
+        self._newest_head()
+        if not head.sums.weight or self._classifier.body is None:
+            return None
+        began = time.perf_counter()
+        self._memory.settle()
+        head.choose_penalty(self._learned_rows(HELD_OUT))
+        put = head.put(self._engine, self._memory.held_out)
+        done = Adaptation(
+            at=self.progress.labelled, drift=self.progress.since_drift is not None,
+            trained=(self._classifier.head_name,), groups=1, steps=0,
+            seconds=time.perf_counter() - began, selection_seconds=0.0, loss=put.after.loss,
+            before=put.before, after=put.after, undone=put.undone,
+        )  # fmt: skip
+        return self._adapted(done)
+
+    def _learned_rows(self, most: int) -> list[Row]:
+        """Return stored samples that the head has learned, the newest where older ones count less."""
+        assert self._head is not None
+        ids = self.store.draw(
+            most, how="newest" if self._head.fades else "uniform", version=self._classifier.version,
+            generator=np.random.default_rng((self._seed, self.progress.adaptations)),
+        )  # fmt: skip
+        return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
+
+    def _newest_head(self, *, guarded: bool = True) -> str | None:
+        """Let a head in closed form be that of all labels; return why not, None where nothing has changed."""
+        if self._head is None or self._classifier.body is None or not self._head.has_changed:
+            return None
+        undone = self._head.put(self._engine, self._memory.held_out, guarded=guarded).undone
+        # Nobody trains on them.
+        self._memory.adapted()
+        if undone:
+            self.progress.rolled_back += 1
+            _LOG.info("a head was not put in: %s", undone)
+        return undone
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are in the store or held out."""
@@ -395,9 +471,10 @@ class StreamLearner:
     def forget(self, sample_ids: Iterable[int | str], *, alpha: float | None = None) -> Forgotten:
         """Let the model forget samples, without training, and delete them wherever this learner keeps them.
 
-        See `fl_elastic.training.forget.forget` for what that can do. Samples without a label are deleted alone, as
-        nothing was learned from them. One that the store no longer holds cannot be forgotten. If this process dies
-        meanwhile, forget them again.
+        See `fl_elastic.training.forget.forget` for what that can do. A head in closed form is afterwards, exactly,
+        what it would be without them: their part of the sums is subtracted. Samples without a label are deleted
+        alone, as nothing was learned from them. One that the store no longer holds cannot be forgotten. If this
+        process dies meanwhile, forget them again.
 
         Parameters
         ----------
@@ -423,7 +500,10 @@ class StreamLearner:
         kept = [row for row in self._memory.held_out if row.number not in numbers]
         classes, loss_fn, weights = self._classifier.classes, self._engine.loss_fn, 0
         before = [score(body, loss_fn, some, classes) for some in (learned, kept)]
-        if learned:
+        if self._head is not None:
+            subtracted = self._subtracted(self._head, learned)
+            weights = self._head.layer.weight.numel()
+        elif learned:
             weights = dampen_body(
                 body, loss_fn, learned, self.store, kept, classes, alpha=alpha, seed=self._seed
             )  # fmt: skip
@@ -433,11 +513,29 @@ class StreamLearner:
         self.selection = SelectionState()
         # First what was forgotten, then what it was: the other way round nobody could forget it again.
         if not self.save():
+            if self._head is not None:
+                self._head.learn_again(subtracted)
+                self._newest_head(guarded=False)
             raise StreamError(
                 "the state could not be saved: is the disk full? Forget the samples again"
             )
         self.store.erase(numbers)
-        return Forgotten(len(learned), len(rows), weights, before[0], after[0], before[1], after[1])
+        if self._head is not None:
+            self._head.gone.clear()
+        return Forgotten(
+            len(learned), len(rows), weights, before[0], after[0], before[1], after[1],
+            exact=self._head is not None,
+        )  # fmt: skip
+
+    def _subtracted(self, head: SolvedHead, rows: Sequence[Row]) -> list[Row]:
+        """Let a head in closed form be that of all but these samples; return those that it had learned."""
+        beside = {row.number for row in self._memory.held_out} | head.gone
+        learned = [row for row in rows if row.number not in beside]
+        head.forget(learned)
+        # What was chosen by them is forgotten, too.
+        head.choose_penalty(self._learned_rows(HELD_OUT))
+        self._newest_head(guarded=False)
+        return learned
 
     def _known(self, sample_id: int | str) -> int | None:
         try:
@@ -456,11 +554,16 @@ class StreamLearner:
         if self.rounds.last not in (change.name, change.after):
             _LOG.warning("a round's result was left out: it began before another one was taken up")
         elif self.rounds.last != change.name:
-            undone = take_up(change, self._classifier, self._engine, self._memory.held_out)
+            undone = (
+                "the head is in closed form, from this stream's own sums"
+                if self._head is not None
+                else take_up(change, self._classifier, self._engine, self._memory.held_out)
+            )
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)
             self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
-            self._memory.keep_features_as(change.precision)
+            if self._head is None:
+                self._memory.keep_features_as(change.precision)
         # It is deleted once the state that knows it is on disk.
         self._claimed = True
         self.save()
@@ -480,9 +583,12 @@ class StreamLearner:
             "places": self.places,
             "names": self._names.to_facts(),
             **self._classifier.to_facts(),
+            **({} if self._head is None else {"closed_form": self._head.to_facts()}),
         }
         arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
         arrays |= {f"model.{name}": each for name, each in self._classifier.to_arrays().items()}
+        if self._head is not None:
+            arrays |= {f"sums.{name}": each for name, each in self._head.to_arrays().items()}
         arrays["errors"] = self._drift.errors
         taken = self._folder.save(Archive(facts, arrays))
         self.progress.saves_failed += not taken
@@ -506,6 +612,8 @@ class StreamLearner:
         before = self._classifier.version
         self._classifier.rebuild()
         self._memory.keep_to(self._classifier.version, before)
+        if self._head is not None and self._classifier.version != before:
+            self._head.clear()
 
     def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
@@ -533,7 +641,15 @@ class StreamLearner:
 
     def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with what came of it."""
-        if self._trigger.due(self.progress.moment(idle)):
+        undone = self._newest_head()
+        if undone is not None:
+            seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
+        due = (
+            self._trigger.due(self.progress.moment(idle))
+            if self._head is None
+            else self._head.is_due
+        )
+        if due:
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
@@ -549,6 +665,7 @@ class StreamLearner:
         events = 0
         if state is None:
             self._memory.number, self.places = 0, {}
+            self._memory.keep_to(self._classifier.version, None)
         else:
             with taking_over(self._folder.path):
                 events = self._take_over(state)
@@ -557,7 +674,10 @@ class StreamLearner:
         with self._memory.again():
             for event in self._ahead.since(events):
                 self._relive(event)
+            known = self._memory.number
         self._replaying = False
+        if self._head is not None:
+            self._learn_stored(self._head, known)
 
     def _take_over(self, state: Archive) -> int:
         """Be as the state says, and return how many events it knows of."""
@@ -575,6 +695,16 @@ class StreamLearner:
         self._drift.restore(state.arrays["errors"])
         self._classifier.restore(facts, state.under("model."))
         self._memory.keep_to(self._classifier.version, facts["features"])
+        if (
+            self._head is not None
+            and "closed_form" in facts
+            and self._classifier.version == facts["features"]
+        ):
+            self._head.restore(facts["closed_form"], state.under("sums."))
+            if self._head.gone:
+                # An earlier life has subtracted them, and ended before the store had erased them.
+                self.store.erase(self._head.gone)
+                self._head.gone.clear()
         self._memory.events = int(facts.get("events", 0))
         return self._memory.events
 
@@ -588,17 +718,48 @@ class StreamLearner:
             self.places = with_place(self.places, Place(*facts["place"]))
         if "label" in facts:
             number = facts["id"]
-            row = None if event.x is None else Row(event.x, facts["label"], facts["t"], number)
+            row = None if event.x is None else Row(event.x, facts.get("was"), facts["t"], number)
             self._labelled(number, facts["label"], row)
         elif event.x is not None:
             self._memory.number = facts["number"] - 1
             self._observed(Arrivals(list(event.x), facts["y"], facts["t"], facts["names"]))
+        self._newest_head()
+
+    def _learn_stored(self, head: SolvedHead, known: int) -> None:
+        """Let the head learn what has come after a sample and is nowhere but in the store."""
+        for some in self._memory.stored(known):
+            for row in some:
+                head.learn(row)
+            self._unsaved |= self._newest_head() is not None
+        # That from before the stream, where nothing has come.
+        self._newest_head()
 
     def _learn_stored_labels(self) -> None:
         """Know every label that is in the store, also those of samples that came after the last save."""
         for label in self.store.classes:
             if label is not None:
                 self._unsaved |= self._classifier.learn(label)
+
+
+def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleStore) -> None:
+    """Raise StreamError unless features can be summed and subtracted again."""
+    if not isinstance(head, ClosedForm):
+        raise StreamError(
+            f"head {head!r} means nothing: give ClosedForm(), or leave it out to train by steps"
+        )
+    if latent is not None:
+        raise StreamError(
+            "a head in closed form freezes all that is below it: leave latent out, or train by steps without head"
+        )
+    if store.encoding not in ("raw", "fp16"):
+        raise StreamError(
+            f"features as {store.encoding} change when they are written a second time, so that none could be "
+            "subtracted exactly: give the store the encoding raw or fp16"
+        )
+
+
+def _no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    raise AssertionError("a head in closed form takes no steps")
 
 
 def _maker(detector: str | Callable[[], DriftDetector]) -> Callable[[], DriftDetector]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -67,6 +67,8 @@ class StreamMemory:
         See `Recent`.
     keeps_scores : bool
         Whether class scores are stored with each sample.
+    learned : callable
+        Told of each labelled sample once it may be learned from: when it comes, or when it leaves the window.
 
     Attributes
     ----------
@@ -81,9 +83,10 @@ class StreamMemory:
     """
 
     def __init__(
-        self, store: SampleStore, guard: Guard, *, new: int, waiting: int, keeps_scores: bool
-    ) -> None:
-        self.store = store
+        self, store: SampleStore, guard: Guard, *, new: int, waiting: int, keeps_scores: bool,
+        learned: Callable[[Row], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self.store, self._learned = store, learned
         self._recent = Recent(guard, new, waiting)
         self._keeps_scores = keeps_scores
         self._pending: list[tuple[str, Change]] = []
@@ -110,14 +113,12 @@ class StreamMemory:
         """Hold a sample out or give it to the store; return whether a store of this capacity can have it."""
         # Whose array it is may be filled with the next sample.
         row = replace(row, x=np.array(row.x))
-        given = self._given.has(row.number)
         if row.y is not None:
             if self._recent.held_out.takes():
-                # One that the store has been given has left the window already.
-                if not given:
-                    self._give(self._recent.held_out.hold(row))
+                self._let_go(self._recent.held_out.hold(row))
                 return True
             self._recent.new.append(row)
+            self._learned(row)
         else:
             self._recent.wait(row.number, prediction)
         self._give([row], np.array(scores) if self._keeps_scores else None)
@@ -179,9 +180,10 @@ class StreamMemory:
                     self._change(Withdrawn(sample_id))
                     if self._given.number:
                         self._given = self._given.without(sample_id)
-                    self._give(self._recent.held_out.hold(row))
+                self._let_go(self._recent.held_out.hold(row))
             else:
                 self._recent.new.append(row)
+                self._learned(row)
                 self._change(Relabelled(sample_id, y))
                 if sample_id in self._given.beside:
                     self._give([row])
@@ -204,13 +206,20 @@ class StreamMemory:
             if number in wanted and number not in here
         ]
 
+    def stored(self, after: int) -> Iterator[list[Row]]:
+        """Yield the labelled samples of the store that came after one, in their order, some at a time."""
+        found = self.store.draw(len(self.store), how="newest", version=self.version)
+        ids = sorted(found[found > after].tolist())
+        for start in range(0, len(ids), _MOST_CHANGES):
+            yield self.known(ids[start : start + _MOST_CHANGES])
+
     def forget(self, numbers: Collection[int]) -> None:
         """Give up these samples, wherever they are besides the store."""
         self._recent.forget(numbers)
 
     def world_changed(self) -> None:
         """Let the held-out samples go to the store: they are of a world that is no more."""
-        self._give(self._recent.held_out.clear())
+        self._let_go(self._recent.held_out.clear())
 
     def adapted(self) -> None:
         """Forget which samples were new."""
@@ -263,10 +272,13 @@ class StreamMemory:
         """Take up once more what came after the restored state: what the store has, it is not given again."""
         self._given = given = Account.from_text(self.store.noted(_ACCOUNT))
         window = self._recent.held_out
-        window.rows = [row for row in window.rows if not given.has(row.number)]
         ahead = _places(self.store.noted(_PLACES))
         with self.unsettled():
             yield
+        # Only where something that came is written nowhere else: it has left the window unseen.
+        for row in [row for row in window.rows if self._given.has(row.number)]:
+            window.rows.remove(row)
+            self._learned(row)
         self._given = Account()
         if given.number > self.number:
             # What has come between is nowhere but in the store, such as after a power cut or without a state.
@@ -303,6 +315,12 @@ class StreamMemory:
             _ACCOUNT: Account.of(self.number, beside, self.events).to_text(),
             _PLACES: json.dumps(self.places, separators=(",", ":")),
         }
+
+    def _let_go(self, rows: Sequence[Row]) -> None:
+        """Give the store samples that have left the window; they may be learned from now on."""
+        self._give(rows)
+        for row in rows:
+            self._learned(row)
 
     def _give(self, rows: Sequence[Row], scores: NDArray[np.float32] | None = None) -> None:
         for row in rows:

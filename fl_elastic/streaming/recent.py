@@ -44,6 +44,11 @@ class Recent:
         """Whether the label of a sample has not come yet."""
         return sample_id in self._waiting
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The samples whose label has not come yet."""
+        return frozenset(self._waiting)
+
     def answered(self, sample_id: int) -> int | None:
         """Return what was predicted of a sample whose label has come."""
         return self._waiting.pop(sample_id)

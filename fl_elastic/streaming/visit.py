@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import chances_kept
 from fl_elastic.old_state import json_file
 from fl_elastic.storage import Kind, read_archive, write_archive
-from fl_elastic.streaming.body import Body, Prepare
+from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.closed_form import saved_sums
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
-from fl_elastic.streaming.latent import Latent, UpperPart
+from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder, taking_over
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.recent import Recent
@@ -34,6 +35,11 @@ from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.taking_up import labelled_weights
+from fl_elastic.training.head_sums import held_out
+from fl_elastic.update.closed_form import PARTS
+from fl_elastic.update.folds import Fold
+from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.running_sums import RunningSums
 
 __all__ = ["Mark", "Visit", "open_store", "visit"]
 
@@ -41,6 +47,10 @@ _STORE, _MARK = "samples.db", "round.json"
 _KIND = Kind("fl_elastic.mark")
 _NEWEST = 512
 _ROOM = 16 * 2**20
+# No learner keeps more predictions than that for late labels.
+_WAITING = 2**40
+# Of the examples such a share is none.
+_NOTHING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -93,10 +103,16 @@ class Visit:
         What it has taken up of earlier rounds.
     held_out, new : sequence of Row
         Its window, and the samples that it has not trained on yet.
+    waiting : collection of int
+        Samples whose label had not come.
     number : int
         Of the newest sample.
     store : SampleStore
         Open for reading.
+    sums : RunningSums, optional
+        What its head was made from, if that is in closed form.
+    fades : bool
+        Whether older samples count less in them.
     """
 
     classifier: Classifier
@@ -105,8 +121,11 @@ class Visit:
     rounds: RoundsTaken
     held_out: Sequence[Row]
     new: Sequence[Row]
+    waiting: Collection[int]
     number: int
     store: SampleStore
+    sums: RunningSums | None = None
+    fades: bool = False
 
     @property
     def body(self) -> Body:
@@ -115,9 +134,9 @@ class Visit:
         return self.classifier.body
 
     @property
-    def upper(self) -> UpperPart | None:
+    def upper(self) -> Upper | None:
         """The part above the place at which the learner keeps features, if it does."""
-        return self.body if isinstance(self.body, UpperPart) else None
+        return self.body if isinstance(self.body, Upper) else None
 
     @property
     def trained(self) -> nn.Module:
@@ -155,6 +174,44 @@ class Visit:
         y = np.array([row.y for row in rest], np.int64)
         pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
         return OnePass(pool, labels, size, self.body.as_inputs)
+
+    def head_sums(self, weight: str, labels: Sequence[int]) -> HeadSums | None:
+        """Return the sums of a head in closed form as they travel, without looking at every sample.
+
+        Some stored samples are apart, for the choice of the penalty, unless older ones count less.
+
+        Parameters
+        ----------
+        weight : str
+            Name of the head's weight.
+        labels : sequence of int
+            What the columns stand for; None is returned where there are samples of other labels as well, which
+            cannot be told apart in the sums, or no sums.
+        """
+        known, sums = self.classifier.classes, self.sums
+        if sums is None or sums.weight < 1:
+            return None
+        # Up to rounding; the model may know more labels by now.
+        filled = np.flatnonzero(sums.targets[-1] > min(0.5, _NOTHING * sums.weight)).tolist()
+        if any(known.label(place) not in labels for place in filled):
+            return None
+        places = {known.label(place): place for place in filled}
+        found = sums.head_sums(weight, [places.get(label, -1) for label in labels])
+        return found if self.fades else replace(found, folds=self._folds(sums, labels))
+
+    def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
+        """Return five folds of stored samples, as many as others hold out of their data."""
+        draw = np.random.default_rng(self.number)
+        ids = self.store.draw(
+            held_out(len(sums.origin)), version=self.classifier.version, generator=draw
+        )
+        # What came after the state was saved, or had no label then, is not in the sums.
+        ours = [each for each in ids.tolist() if each <= self.number and each not in self.waiting]
+        found = self.store.take(sorted(ours))
+        wanted = np.array([labels.index(each) for each in found.y.tolist()], np.int64)
+        targets, rows = np.eye(len(labels))[wanted], np.asarray(found.x, np.float64)
+        parts = range(min(PARTS, len(rows)))
+        return tuple(Fold.of(rows[part::PARTS], targets[part::PARTS]) for part in parts)
 
     def held_out_batch(self) -> Batch:
         """Return the window as one batch; StreamError if it is empty."""
@@ -243,7 +300,8 @@ def visit(
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
     with taking_over(folder):
         features, above = state.facts["features"], state.facts.get("groups_above")
-        if features is not None and above is None:
+        solved = state.facts.get("closed_form")
+        if features is not None and above is None and solved is None:
             raise StreamError(
                 "an earlier version saved the learner, which keeps features of a frozen part, without its place: "
                 "start it once more"
@@ -251,6 +309,7 @@ def visit(
         classifier = Classifier(
             _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
             latent=None if above is None else Latent(int(above)), prepare=prepare, seed=seed, head=head,
+            last_layer=solved is not None,
         )  # fmt: skip
         classifier.restore(state.facts, state.under("model."))
         if classifier.version != features:
@@ -259,11 +318,12 @@ def visit(
                 "give the client the learner's model"
             )
         saved = labelled_weights(classifier)
-        recent = Recent(Guard(), _NEWEST, 1)
+        recent = Recent(Guard(), _NEWEST, _WAITING)
         recent.restore(state.under("memory."))
         progress = Progress.from_facts(dict(state.facts["progress"]))
         rounds = RoundsTaken(**state.facts.get("rounds", {}))
         number = int(state.facts.get("number", -1))
+        sums = None if solved is None else saved_sums(solved, state.under("sums."))
     store = open_store(folder / _STORE)
     for label in store.classes:
         if label is not None:
@@ -275,8 +335,11 @@ def visit(
         rounds=rounds,
         held_out=recent.held_out.rows,
         new=list(recent.new),
+        waiting=recent.waiting,
         number=store.seen if number < 0 else number,
         store=store,
+        sums=sums,
+        fades=solved is not None and solved["remember"] is not None,
     )
 
 

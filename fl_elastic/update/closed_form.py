@@ -27,6 +27,7 @@ __all__ = [
     "closed_form_head",
     "held_out_in",
     "parts_held_out",
+    "stretch",
 ]
 
 PARTS = 5
@@ -115,10 +116,10 @@ def as_scores(
     penalty, error : float
         See `ClosedFormHead`.
     """
-    stretch = _stretch(sums, weight, bias) if sums.classes else 1.0
-    offset = stretch * (bias - bias.mean()) if sums.classes else bias
+    factor = stretch(sums, weight, bias) if sums.classes else 1.0
+    offset = factor * (bias - bias.mean()) if sums.classes else bias
     return ClosedFormHead(
-        weight=(stretch * weight.T).astype(np.float32),
+        weight=(factor * weight.T).astype(np.float32),
         bias=offset.astype(np.float32),
         penalty=penalty,
         error=error,
@@ -318,8 +319,16 @@ def _inner_mean(values: _Floats, weights: _Floats) -> float:
     return float(np.average(values[inner], weights=weights[inner]))
 
 
-def _stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
-    """Return the factor by which class scores are as sure as they are right in the mean."""
+def stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
+    """Return the factor, at least 1, by which class scores are as sure as they are right in the mean.
+
+    Parameters
+    ----------
+    sums : HeadSums
+        Of all examples, for classes; their products are not looked at, but for the number of examples.
+    weight : array, shape (D, C)
+    bias : array, shape (C,)
+    """
     classes = len(bias)
     examples = float(sums.products[-1, -1])
     own = float((weight * sums.targets[:-1]).sum() + (bias * sums.targets[-1]).sum()) / examples

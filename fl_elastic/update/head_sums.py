@@ -125,6 +125,23 @@ class HeadSums:
             self, targets=self.targets[:, :count], squares=self.squares[:count], folds=folds
         )
 
+    def with_outputs(self, count: int) -> HeadSums:
+        """Return them with so many outputs, further ones of which there is no example."""
+        more = count - len(self.squares)
+        if more <= 0:
+            return self
+        beside = ((0, 0), (0, more))
+        folds = tuple(
+            Fold(each.rows, np.pad(each.targets, beside), np.pad(each.squares, (0, more)))
+            for each in self.folds
+        )
+        return replace(
+            self,
+            targets=np.pad(self.targets, beside),
+            squares=np.pad(self.squares, (0, more)),
+            folds=folds,
+        )
+
     def times(self, share: float) -> HeadSums:
         """Return them as if each example counted so much."""
         if share == 1.0:

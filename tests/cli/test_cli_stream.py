@@ -313,6 +313,29 @@ def test_a_class_is_forgotten_by_the_command_line(
     assert again.is_one_line_of_error() and "none of these samples is here" in again.err
 
 
+def test_a_head_in_closed_form_goes_on_and_forgets_exactly(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solved = ("--closed-form", "--remember", "500")
+    first = call(*arguments(place, *solved, "--limit", "150", "--json"))
+    whole = call(*arguments(place, *solved, "--json"))
+    assert first["observed"] == 149 and whole["observed"] == 299
+    assert whole["accuracy"] > 0.9 and whole["training_seconds"] < 10
+    own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
+    forget = ("stream", "forget", *own, *solved, "--ids", "1,2,3")
+    done = command_line.call(monkeypatch, capsys, *forget)
+    assert done.status == 0 and "subtracted, exactly" in done.out
+    for more, why in (
+        (("--closed-form",), "remember=500"),
+        (("--remember", "500"), "give --closed-form"),
+        ((*solved, "--latent", "1"), "leave --latent out"),
+        (("--closed-form", "--remember", "0"), "remember 0"),
+    ):
+        refused = command_line.call(monkeypatch, capsys, "stream", *arguments(place, *more))
+        assert refused.status in (1, 65) and why in refused.err
+        assert len(refused.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     command = "import typer; from fl_elastic.cli.stream import stream; typer.run(stream)"

@@ -16,13 +16,19 @@ from torch import nn
 
 from fl_elastic.cli.stream import stream
 
-__all__ = ["Life", "arguments", "small_net"]
+__all__ = ["Life", "arguments", "small_net", "table"]
 
 
 def small_net() -> nn.Module:
     """Two layers; the same each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def table() -> nn.Module:
+    """One layer; what enters it are the rows."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 2))
 
 
 def arguments(folder: Path, source: str, *more: object) -> list[str]:

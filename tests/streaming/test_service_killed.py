@@ -18,9 +18,11 @@ from forked_service import Life, arguments
 from fl_elastic.storage import Archive
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import load_state
+from fl_elastic.update.running_sums import RunningSums
 
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
 ROWS_PER_LIFE = 90
+SOLVED = ("--closed-form", "--model", "forked_service:table")
 TAKES_ALL = 8 * 2**20
 
 
@@ -56,6 +58,13 @@ def each_once(folder: Path, rows: int, refused: int = 0) -> None:
         == rows
     )
     held = state.under("memory.")
+    if "sums.targets" in state.arrays:
+        # Each row is in the sums or held out; the first number of the rows says that it is each once.
+        sums = RunningSums.from_arrays(state.under("sums."))
+        learned = rows - len(held["held.x"])
+        assert sums.weight == learned
+        first = learned * sums.mean[0] + held["held.x"][:, 0].sum()
+        assert first == pytest.approx(rows * (rows - 1) / 2, rel=1e-9)
     with SampleStore(folder / "state" / "samples.db", TAKES_ALL) as store:
         everything = store.sample(10**6)
         assert store.seen == len(everything) == len(store) == rows - len(held["held.x"])
@@ -93,11 +102,12 @@ def killed_at_work(folder: Path, given: list[str], draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("solved", [(), SOLVED], ids=["trained", "solved"])
 @pytest.mark.parametrize("batch", [1, 7])
-def test_a_table(batch: int, kills: int, tmp_path: Path) -> None:
+def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path) -> None:
     draw, path, written, nonsense = random.Random(kills), tmp_path / "table.csv", 0, 0
     path.write_text("n,a,b,c,label\n")
-    given = arguments(tmp_path, f"csv:{path}", "--batch", batch)
+    given = arguments(tmp_path, f"csv:{path}", "--batch", batch, *solved)
     for _ in range(kills):
         with open(path, "a") as stream:
             for x, y in rows_from(written, ROWS_PER_LIFE):

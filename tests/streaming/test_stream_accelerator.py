@@ -13,7 +13,7 @@ from small_models import conv_net
 from test_stream_latent import pictures
 from toy_streams import blobs, closed, learner_in, net, run, weights
 
-from fl_elastic.streaming import EverySamples, Latent
+from fl_elastic.streaming import ClosedForm, EverySamples, Latent
 
 
 @pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
@@ -41,3 +41,16 @@ def test_new_classes_are_learnt_there(tmp_path: Path) -> None:
     run(learner, blobs(120, labels=(0, 1, 2, 3), seed=1))
     assert len(learner.classes) == 4
     closed(learner)
+
+
+def test_a_head_in_closed_form_is_solved_there(tmp_path: Path) -> None:
+    ended = {}
+    for name, device in {"cpu": CPU, "there": DEVICE}.items():
+        torch.manual_seed(0)
+        learner = learner_in(tmp_path / name, conv_net().to(device), head=ClosedForm())
+        run(learner, pictures(100))
+        ended[name] = weights(learner)
+        assert next(learner.model.parameters()).device.type == torch.device(device).type
+        closed(learner)
+    for name, value in ended["cpu"].items():
+        np.testing.assert_allclose(ended["there"][name], value, rtol=0.02, atol=0.02)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from toy_streams import blobs, closed, learner_in, net, weights
 
-from fl_elastic.streaming import EverySamples, Guard, StreamLearner
+from fl_elastic.streaming import ClosedForm, EverySamples, Guard, StreamLearner
 
 HELD = 8
 WORD = struct.Struct("<QQQ")
@@ -37,6 +37,9 @@ LIVES = {
     "observing": Life(7, {"trigger": EverySamples(10**9)}),
     "training": Life(1, {"trigger": EverySamples(12), "replay": "der_pp"}, late=True),
     "training on batches": Life(7, {"trigger": EverySamples(12), "replay": "der_pp"}),
+    "solving on batches": Life(7, {"head": ClosedForm()}),
+    "solving": Life(1, {"head": ClosedForm(remember=50)}, late=True),
+    "solving late labels of batches": Life(7, {"head": ClosedForm()}, late=True),
 }
 
 
@@ -53,6 +56,8 @@ def digest(learner: StreamLearner) -> int:
     """What tells one state from another, bit by bit."""
     facts = repr(learner.progress.to_facts()).encode()
     parts = [*weights(learner).values(), *learner._memory.to_arrays().values()]
+    if learner._head is not None:
+        parts += [*learner._head.to_arrays().values()]
     return zlib.crc32(b"".join(each.tobytes() for each in parts), zlib.crc32(facts))
 
 
@@ -122,6 +127,12 @@ def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> Non
         if not life.late:
             # Each sample is with the store or held out, and nowhere twice.
             assert store.seen + len(held) == progress.observed == progress.labelled
+        if learner._head is not None and not learner._head.fades:
+            # Each label is in the sums or held out, and nowhere twice; one that comes late finds its sample only
+            # where the store had room for it.
+            learned = round(learner._head.sums.weight) + len(held)
+            full = life.late and len(store) + len(held) < progress.observed
+            assert learned == progress.labelled or (full and learned < progress.labelled)
         assert store.rejected == {} and progress.rejected == {} and progress.saves_failed == 0
         everything = store.sample(10**6, labelled=False)
         assert not set(everything.ids.tolist()) & set(held)

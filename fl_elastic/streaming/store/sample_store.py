@@ -218,6 +218,18 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 
+    @property
+    def encoding(self) -> str:
+        """In which the samples to come are written."""
+        return self._writer.encoding
+
+    def as_kept(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return a sample as it would be read back."""
+        if self.encoding == "raw":
+            return x
+        form = self._writer.form() or Encoding.of(self.encoding, x)
+        return np.asarray(form.decode([form.encode(x)])[0])
+
     def fits(self, row_bytes: int) -> bool:
         """Whether a sample of so many bytes is not too large for the capacity."""
         return self._database.bounds.largest_row >= row_bytes

@@ -19,7 +19,14 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import DatasetError
-from fl_elastic.streaming import EverySamples, OnDrift, SampleStore, StreamLearner, StreamOptions
+from fl_elastic.streaming import (
+    ClosedForm,
+    EverySamples,
+    OnDrift,
+    SampleStore,
+    StreamLearner,
+    StreamOptions,
+)
 from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder
@@ -28,6 +35,7 @@ __all__ = [
     "CHOSEN_ON",
     "DEFAULT",
     "METHODS",
+    "REMEMBER",
     "SEEDS",
     "STREAMS",
     "OnlineStream",
@@ -42,6 +50,8 @@ SEEDS = (0, 1, 2)
 CHOSEN_ON = tuple((name, 0) for name in ("sea", "led", "digits"))
 """Streams and seeds that the default trigger was chosen on; all others were only looked at afterwards."""
 DEFAULT = "StreamLearner, defaults"
+REMEMBER = 2000
+"""Samples after which one counts 1/e of a new one, in the rows of a head in closed form."""
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 LENGTH = 4000
 # Inputs are scaled by what the first rows were like; a device has nothing else to go by.
@@ -59,38 +69,52 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
+def _solved(remember: float | None, hidden: int) -> Callable[[Rows, int], dict[str, Any]]:
+    """Return a run of the stream learner with a head in closed form, on the rows or on a random hidden layer."""
+
+    def run(rows: Rows, seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        width = rows[0].shape[1]
+        below = [nn.Linear(width, hidden), nn.ReLU()] if hidden else []
+        model = nn.Sequential(*below, nn.Linear(hidden or width, 2))
+        return _walked(model, rows, seed, head=ClosedForm(remember))
+
+    return run
+
+
+def _walked(model: nn.Module, rows: Rows, seed: int, **given: Any) -> dict[str, Any]:
+    x, y = rows
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SampleStore(Path(folder) / "samples.db", 64 * 2**20, seed=seed) as store,
+    ):
+        began = time.process_time()
+        learner = StreamLearner(model, store, state_dir=folder, seed=seed, **given)
+        for place in range(len(y)):
+            learner.observe(x[place], int(y[place]), float(place))
+        learner.close()
+        seconds = time.process_time() - began
+        progress = learner.progress
+    return {
+        "accuracy": progress.right / progress.labelled,
+        "seconds": seconds,
+        "adaptations": progress.adaptations,
+        "rolled_back": progress.rolled_back,
+        "drifts": progress.drifts,
+    }
+
+
 def _learner(every: int | None = None, steps: int = 0) -> Callable[[Rows, int], dict[str, Any]]:
     """Return a run of the stream learner; with nothing given it is as it is by default."""
 
     def run(rows: Rows, seed: int) -> dict[str, Any]:
-        x, y = rows
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 2))
+        model = nn.Sequential(nn.Linear(rows[0].shape[1], 64), nn.ReLU(), nn.Linear(64, 2))
         given: dict[str, Any] = {}
         if every is not None:
             given["trigger"] = EverySamples(every) | OnDrift()
             given["options"] = StreamOptions(steps=steps)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            SampleStore(Path(folder) / "samples.db", 64 * 2**20, seed=seed) as store,
-        ):
-            began = time.process_time()
-            learner = StreamLearner(
-                model, store, budget=Budget(), optimizer_fn=_adam, state_dir=folder, seed=seed,
-                **given,
-            )  # fmt: skip
-            for place in range(len(y)):
-                learner.observe(x[place], int(y[place]), float(place))
-            learner.close()
-            seconds = time.process_time() - began
-            progress = learner.progress
-        return {
-            "accuracy": progress.right / progress.labelled,
-            "seconds": seconds,
-            "adaptations": progress.adaptations,
-            "rolled_back": progress.rolled_back,
-            "drifts": progress.drifts,
-        }
+        return _walked(model, rows, seed, budget=Budget(), optimizer_fn=_adam, **given)
 
     return run
 
@@ -304,6 +328,8 @@ METHODS: dict[str, Callable[[Rows, int], dict[str, Any]]] = {
     "StreamLearner, every 200, 20 steps": _learner(200, 20),
     "StreamLearner, every 50, 20 steps": _learner(50, 20),
     DEFAULT: _learner(),
+    "StreamLearner, closed form": _solved(REMEMBER, 0),
+    "StreamLearner, closed form on 256 random units": _solved(REMEMBER, 256),
 }
 """By name, each a run over the rows of a stream with a seed."""
 STREAMS: dict[str, OnlineStream] = {

@@ -7,7 +7,8 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -22,6 +23,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.streaming import (
     REPLAYS,
+    ClosedForm,
     EverySamples,
     Latent,
     OnDrift,
@@ -33,6 +35,8 @@ from fl_elastic.streaming import (
 from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.summary import stream_summary
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.update.head_sums import HeadSums
 from fl_elastic_simulations.benchmarks import stream_metrics
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS, SHOWN, StreamMethod
@@ -41,8 +45,6 @@ from fl_elastic_simulations.data.datasets import data_root_folder
 
 __all__ = ["run_stream"]
 
-# Of the capacity of a store of inputs; a little less than a tenth, as files are seldom full to the last page.
-_LATENT_SHARE = 0.0875
 # An alarm that comes more samples than this after a change, or after the next one, is not of that change.
 _WITHIN = 500
 
@@ -52,13 +54,17 @@ class _Timed(StreamLearner):
 
     adapting_seconds = 0.0
     saving_seconds = 0.0
+    _within = False
 
     def adapt(self) -> Adaptation | None:
         """Adapt as ever."""
-        began = time.process_time() - self.saving_seconds
-        done = super().adapt()
-        self.adapting_seconds += time.process_time() - self.saving_seconds - began
-        return done
+        with self._adapting():
+            return super().adapt()
+
+    def _newest_head(self, *, guarded: bool = True) -> str | None:
+        """Solve a head in closed form as ever: this is how it adapts."""
+        with self._adapting():
+            return super()._newest_head(guarded=guarded)
 
     def save(self) -> bool:
         """Save as ever."""
@@ -66,6 +72,15 @@ class _Timed(StreamLearner):
         taken = super().save()
         self.saving_seconds += time.process_time() - began
         return taken
+
+    @contextmanager
+    def _adapting(self) -> Iterator[None]:
+        began, outer = time.process_time() - self.saving_seconds, not self._within
+        self._within = True
+        yield
+        self._within = not outer
+        if outer:
+            self.adapting_seconds += time.process_time() - self.saving_seconds - began
 
 
 @cache
@@ -100,13 +115,21 @@ def _train(
 def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict[str, Any]:
     """Send one device through one stream, with one thread, and return what is measured."""
     torch.set_num_threads(1)
-    stream, home, known = _at_home(task, seed, data_root_folder(data_root))
+    root = data_root_folder(data_root)
+    stream, home, known = _at_home(task, seed, root)
     kind, how = TASKS[task], METHODS[method]
+    if not how.at_home:
+        home = kind.build(root, len(known), seed).eval()
+    head = (
+        ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
+        if how.closed_form
+        else None
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         SampleStore(
-            Path(folder) / "samples.db", int(kind.capacity * _LATENT_SHARE) if how.latent else kind.capacity,
-            policy="class_balanced", encoding="int8" if how.latent else "raw", seed=seed,
+            Path(folder) / "samples.db", int(kind.capacity * how.store_share), policy="class_balanced",
+            encoding="fp16" if how.closed_form else "int8" if how.latent else "raw", seed=seed,
         ) as store,
         _Timed(
             copy.deepcopy(home), store, budget=Budget(speedup=how.speedup),
@@ -114,7 +137,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=kind.rate, fused=True),
             trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
             replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
-            latent=Latent(kind.latent) if how.latent else None, prepare=kind.prepare,
+            latent=Latent(kind.latent) if how.latent else None, head=head, prepare=kind.prepare,
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000, points=64),
         ) as learner,
     ):  # fmt: skip
@@ -139,6 +162,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "trained_share": float(np.mean([len(d.trained) / d.groups for d in done] or [0.0])),
             "peak_bytes": went.peak - before,
             "store_bytes": store.used_bytes,
+            "state_bytes": (Path(folder) / "learner.npz").stat().st_size,
             "stored": len(store),
             "table": went.table,
             "curve": [[p.labelled, round(p.accuracy, 4)] for p in learner.record.points],
@@ -146,6 +170,17 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             # Of one device, what the page of a stream shows.
             **({"stream": stream_summary(learner)} if seed == 0 and method in SHOWN else {}),
         }
+
+
+def _home_sums(
+    model: nn.Module, kind: StreamTask, data: Labelled, known: Sequence[int]
+) -> HeadSums:
+    targets = torch.from_numpy(np.searchsorted(known, data.y))
+    batches = [
+        (kind.prepare(torch.from_numpy(data.x[rows])), targets[rows])
+        for rows in np.array_split(np.arange(len(data)), max(len(data) // 64, 1))
+    ]
+    return head_sums(model, batches)
 
 
 @dataclass

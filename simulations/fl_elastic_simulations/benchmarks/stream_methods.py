@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LATENT", "METHODS", "REFERENCE", "SHOWN", "StreamMethod"]
+__all__ = ["LATENT", "METHODS", "REFERENCE", "SHOWN", "SOLVED", "StreamMethod"]
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,30 @@ class StreamMethod:
         Registered replay.
     latent : bool
         Whether the lower part is frozen, and the store keeps a tenth of the bytes, of features.
+    closed_form : bool
+        Whether the head is solved from running sums, those of home among them; the store then is for forgetting
+        alone, and keeps a tenth of the bytes as well.
+    at_home : bool
+        Whether the model below the head was trained at home; if not, it has the weights it was built with, which
+        are random ones where there are no pretrained ones.
     """
 
     policy: str = "full"
     speedup: float = 1.0
     replay: str = "er"
     latent: bool = False
+    closed_form: bool = False
+    at_home: bool = True
+
+    @property
+    def store_share(self) -> float:
+        """Of the capacity of a store of inputs; less than a tenth, as files are seldom full to the last page."""
+        return 0.0875 if self.latent or self.closed_form else 1.0
 
 
 REFERENCE = "full, replay"
 LATENT = "elastic, latent replay"
+SOLVED = "closed form"
 
 SHOWN = ("elastic at 2, replay",)
 """Of their first seed, the page shows what was trained when."""
@@ -43,4 +57,6 @@ METHODS: dict[str, StreamMethod] = {
     "elastic at 2, replay": StreamMethod("elastic", 2.0),
     "elastic at 4, replay": StreamMethod("elastic", 4.0),
     LATENT: StreamMethod("elastic", latent=True),
+    SOLVED: StreamMethod(closed_form=True),
+    "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
 }

@@ -83,6 +83,8 @@ class StreamTask:
         The same with latent replay: what is spared may buy more of them.
     together : int
         Samples that come at once.
+    remember : float, optional
+        Of a head in closed form, where the classes themselves change.
     stored, latent_stored : float
         Share of stored samples in each batch with experience replay, and with latent replay, which sees each new
         one in more steps. Chosen on the first seed.
@@ -108,11 +110,14 @@ class StreamTask:
     prepare: Callable[[Tensor], Tensor] = as_floats
     epochs: int = 4
     together: int = 25
+    remember: float | None = None
 
 
 # As pictures come from a camera: bytes. Mean and deviation are those of the dataset.
 _GREY = (0.2860, 0.3530)
 _COLOUR = (torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225]))
+
+_SIGNS = ([0.3376, 0.3137, 0.3245], [0.2692, 0.2608, 0.2696])
 
 
 def _grey(pixels: Tensor) -> Tensor:
@@ -126,6 +131,11 @@ def _colours(pixels: Tensor) -> Tensor:
 
 def _bytes(scaled: NDArray[np.floating]) -> NDArray[np.uint8]:
     return np.asarray(np.rint(np.clip(scaled, 0, 1) * 255), np.uint8)
+
+
+def _signs_colours(pixels: Tensor) -> Tensor:
+    mean, spread = (torch.tensor(each, device=pixels.device)[:, None, None] for each in _SIGNS)
+    return (pixels.float() / 255 - mean) / spread
 
 
 def _fashion(root: Path) -> tuple[Labelled, Labelled]:
@@ -231,6 +241,33 @@ def _birds(root: Path, seed: int) -> Stream:
     return _in_turn(train[before], [train[own] for own in rows], tests)
 
 
+def _signs(root: Path, seed: int) -> Stream:
+    """Eleven signs known at home, then eight new ones at a time, 40 pictures of each."""
+    found = load_dataset("gtsrb", root)
+    draw = np.random.default_rng(seed)
+    mean, spread = (np.array(each, np.float32)[:, None, None] for each in _SIGNS)
+
+    def large(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+        return _bytes(np.repeat(np.repeat(x * spread + mean, 2, axis=2), 2, axis=3))
+
+    train, test = (
+        Labelled(large(found.train_x), found.train_y),
+        Labelled(large(found.test_x), found.test_y),
+    )
+    sets = np.split(draw.permutation(43), [11, 19, 27, 35])
+    rows = [
+        draw.permutation(
+            np.concatenate(
+                [draw.permutation(np.flatnonzero(train.y == one))[:most] for one in each]
+            )
+        )
+        for each, most in zip(sets, (80, 40, 40, 40, 40), strict=True)
+    ]
+    before, rows[0] = rows[0][320:], rows[0][:320]
+    tests = tuple(_some(test, np.isin(test.y, each), 320, draw) for each in sets)
+    return _in_turn(train[before], [train[own] for own in rows], tests)
+
+
 def _some(
     source: Labelled, among: NDArray[np.bool_], size: int, draw: np.random.Generator
 ) -> Labelled:
@@ -319,14 +356,18 @@ TASKS: dict[str, StreamTask] = {
     ),
     "electricity": StreamTask(
         "Electricity prices", _table("elec", 2000), _dense(6), latent=2, capacity=2 * 2**20,
-        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100, remember=2000,
     ),
     "weather": StreamTask(
         "Rain tomorrow", _table("weather", 2000), _dense(8), latent=2, capacity=2 * 2**20,
-        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100,
+        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100, remember=2000,
     ),
     "birds": StreamTask(
         "CUB-50, ten new species at a time, pretrained MobileNetV2 at 64 pixels", _birds,
         _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_colours,
+    ),
+    "signs": StreamTask(
+        "Traffic signs, eight new ones at a time, pretrained MobileNetV2 at 64 pixels", _signs,
+        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_signs_colours,
     ),
 }  # fmt: skip

@@ -1,0 +1,316 @@
+"""A stream's head in closed form: from sums over its samples, new after each label, without a step of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.errors import StreamDataError, StreamError, UpdateError
+from fl_elastic.streaming.adapting import Engine, score
+from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.guard import Row, Score
+from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.running_head import RunningHead
+from fl_elastic.update.running_sums import RunningSums
+
+__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "saved_sums"]
+
+HELD_OUT = 320
+"""So many stored samples tell which penalty it is."""
+
+# The penalty is chosen first at so many samples, then each time there are twice as many.
+_FIRST_CHOICE = 16
+# A feature further from its mean than so many of its standard deviations is a fault: its square would swallow those
+# of all others. Before so many samples have come nobody knows.
+_FURTHEST, _LEAST = 100.0, 16
+# What older samples count is kept as what newer ones count more, until that is e to the power of so much.
+_LARGEST = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """How a head in closed form learns from a stream.
+
+    Parameters
+    ----------
+    remember : float, optional
+        A sample counts 1/e of a new one after so many further samples of the stream. All count alike if left out,
+        so that no order of classes makes it forget one; 1,000 to 3,000 suit streams whose classes change.
+    before : HeadSums, optional
+        What the head was made from before the stream began, as `fl_elastic.training.head_sums` gives it at home, or
+        a server; for the labels in ``classes`` of the learner, in order.
+
+    Examples
+    --------
+    >>> ClosedForm(remember=1000).remember
+    1000
+    """
+
+    remember: float | None = None
+    before: HeadSums | None = None
+
+    def __post_init__(self) -> None:
+        if self.remember is not None and not 1 <= self.remember < math.inf:
+            raise StreamError(
+                f"remember {self.remember} means nothing: give a number of samples, at least 1, or None for all"
+            )
+
+
+@dataclass(frozen=True)
+class Put:
+    """What came of a newer head: scores on the window, and why it was put back; empty if it was not."""
+
+    before: Score
+    after: Score
+    undone: str
+
+
+class SolvedHead:
+    """The head of a classifier, solved from the sums over the samples that it was told of.
+
+    What came together changes it together, when it is asked to be `put`.
+
+    Parameters
+    ----------
+    how : ClosedForm
+        Its settings.
+    classifier : Classifier
+        Its last layer is written to.
+
+    Attributes
+    ----------
+    gone : set of int
+        Samples whose part was subtracted, and that the store may hold still.
+
+    Raises
+    ------
+    StreamError
+        If the sums from before are of another layer.
+    """
+
+    def __init__(self, how: ClosedForm, classifier: Classifier) -> None:
+        self._how, self._classifier = how, classifier
+        self._waiting: list[Row] = []
+        self._newest = self._base = 0
+        self.gone: set[int] = set()
+        self.clear()
+
+    @property
+    def layer(self) -> nn.Linear:
+        """The layer that it is written into."""
+        body = self._classifier.body
+        if body is not None:
+            layer = body.module
+        else:
+            layer = self._classifier.model.get_submodule(self._classifier.head_name)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    @property
+    def sums(self) -> RunningSums:
+        """Over all samples that it was told of until it was put last."""
+        return self._head.sums
+
+    @property
+    def fades(self) -> bool:
+        """Whether older samples count less."""
+        return self._how.remember is not None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is a newer head than the one that was put last."""
+        grown = self.sums.targets.shape[1] < self.layer.out_features
+        return self._changed or bool(self._waiting) or grown
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to choose the penalty anew."""
+        weight = self._head.sums.weight
+        one = float(self._counts([self._newest])[0])
+        return weight >= max(2 * self._chosen_at, _FIRST_CHOICE * one)
+
+    def kept(self, features: NDArray[Any]) -> NDArray[Any]:
+        """Return features as they may be kept and learned: a wild one is as far out as any may be."""
+        one = float(self._counts([self._newest])[0])
+        if self.sums.weight < _LEAST * one:
+            return features
+        mean, far = self.sums.mean, _FURTHEST * np.sqrt(self.sums.spread)
+        return np.asarray(np.clip(features, mean - far, mean + far), features.dtype)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Do not learn these samples after all, of those that were not put yet."""
+        self._waiting = [row for row in self._waiting if row.number not in numbers]
+
+    def learn(self, row: Row) -> None:
+        """Take in a labelled sample, by the next `put`."""
+        self._waiting.append(row)
+
+    def relabel(self, row: Row, y: int) -> None:
+        """Let a sample that it has learned be of another class."""
+        self._take_in()
+        was, now = self._outputs([row]), self._classifier.classes.outputs(np.array([y], np.int64))
+        self._head.relabel(row.x[None], was, now, self._counts([row.number]))
+        self._changed = True
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """Subtract what these samples have added, once; the head is then that of all others."""
+        self._take_in()
+        self.gone |= {row.number for row in rows}
+        if rows:
+            counts = self._counts([row.number for row in rows])
+            self._head.remove(np.stack([row.x for row in rows]), self._outputs(rows), counts)
+            self._changed = True
+
+    def learn_again(self, rows: Sequence[Row]) -> None:
+        """Take in samples that were to be forgotten after all."""
+        self._waiting += rows
+        self.gone -= {row.number for row in rows}
+
+    def choose_penalty(self, rows: Sequence[Row]) -> None:
+        """Choose the penalty by what is held out of these samples, which it has learned."""
+        self._take_in()
+        if rows:
+            counts = self._counts([row.number for row in rows])
+            with suppress(UpdateError):
+                # Which the next `put` tells.
+                self._head.choose_penalty(
+                    np.stack([row.x for row in rows]), self._outputs(rows), counts
+                )
+            self._changed = True
+        self._chosen_at = self._head.sums.weight
+
+    def put(self, engine: Engine, held_out: Sequence[Row], *, guarded: bool = True) -> Put:
+        """Write the newest head into the layer if it is no worse on the window, and there is one.
+
+        Parameters
+        ----------
+        engine : Engine
+            Its guard and loss.
+        held_out : sequence of Row
+            The window.
+        guarded : bool
+            Whether it matters that it is worse.
+        """
+        self._take_in()
+        layer, classes, body = self.layer, self._classifier.classes, self._classifier.body
+        assert body is not None
+        kept = layer.weight.clone(), layer.bias.clone()
+        before = score(body, engine.loss_fn, held_out, classes)
+        try:
+            found = self._head.layer()
+        except UpdateError as error:
+            self._changed = False
+            return Put(before, before, str(error))
+        self._write(torch.from_numpy(found.weight), torch.from_numpy(found.bias))
+        after = score(body, engine.loss_fn, held_out, classes)
+        self._changed = False
+        undone = engine.guard.worse(before, after) if guarded else ""
+        if undone:
+            # The sums stay, and with the next sample another head comes of them.
+            self._write(*kept)
+        return Put(before, before if undone else after, undone)
+
+    def clear(self) -> None:
+        """Know only what was known before the stream began: features are another model's now."""
+        layer, before = self.layer, self._how.before
+        sums = RunningSums(layer.in_features, layer.out_features)
+        if before is not None:
+            if before.products.shape[0] != layer.in_features + 1 or not before.classes:
+                raise StreamError(
+                    f"sums over {before.products.shape[0] - 1} features do not fit a last layer of "
+                    f"{layer.in_features} for classes: give those of this model"
+                )
+            if before.targets.shape[1] > layer.out_features:
+                raise StreamError(
+                    f"sums of {before.targets.shape[1]} classes do not fit {layer.out_features} outputs: give the "
+                    "learner their labels as classes="
+                )
+            sums = RunningSums.of(before)
+            sums.grow(layer.out_features)
+        self._head, self._waiting, self._changed = RunningHead(sums), [], before is not None
+        if before is not None and before.folds:
+            self._head.take_penalty(closed_form_head(before).penalty)
+        self._chosen_at = sums.weight
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return what JSON can hold of it; from now on it is as one that was restored."""
+        self._take_in()
+        return {
+            **self._head.to_facts(), "newest": self._newest, "base": self._base, "chosen_at": self._chosen_at,
+            "remember": self._how.remember, "gone": sorted(self.gone), "changed": self._changed,
+        }  # fmt: skip
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return its sums."""
+        return self._head.sums.to_arrays()
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what an earlier life has saved.
+
+        Raises
+        ------
+        StreamError
+            If it counted older samples in another way.
+        """
+        if facts["remember"] != self._how.remember:
+            raise StreamDataError(
+                f"the saved head was made with remember={facts['remember']}, not {self._how.remember}: give "
+                "the same, or another state_dir"
+            )
+        self._head.restore(RunningSums.from_arrays(arrays), facts)
+        self._newest, self._base = int(facts["newest"]), int(facts["base"])
+        self._chosen_at, self._waiting = float(facts["chosen_at"]), []
+        self._changed = bool(facts["changed"])
+        self.gone = {int(number) for number in facts["gone"]}
+
+    def _write(self, weight: Tensor, bias: Tensor) -> None:
+        with torch.no_grad():
+            self.layer.weight.copy_(weight)
+            self.layer.bias.copy_(bias)
+
+    def _take_in(self) -> None:
+        """Add the samples that wait, all together."""
+        outputs = self.layer.out_features
+        if self._head.sums.targets.shape[1] < outputs:
+            self._head.grow(outputs)
+            self._changed = True
+        if not self._waiting:
+            return
+        rows, self._waiting = self._waiting, []
+        self._newest = max(self._newest, *(row.number for row in rows))
+        if self._how.remember and self._newest - self._base > _LARGEST * self._how.remember:
+            share = 1.0 / float(self._counts([self._newest])[0])
+            self._head.scale(share)
+            self._chosen_at, self._base = share * self._chosen_at, self._newest
+        counts = self._counts([row.number for row in rows]) if self._how.remember else None
+        self._head.add(np.stack([row.x for row in rows]), self._outputs(rows), counts)
+        self._changed = True
+
+    def _counts(self, numbers: Iterable[int]) -> NDArray[np.float64]:
+        """Return what samples count by their numbers, in the unit of the sums."""
+        return _counts(numbers, self._base, self._how.remember)
+
+    def _outputs(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        return self._classifier.classes.outputs(np.array([row.y for row in rows], np.int64))
+
+
+def saved_sums(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RunningSums:
+    """Return the sums that a learner has saved, as if its newest sample counted 1."""
+    sums = RunningSums.from_arrays(arrays)
+    newest = _counts([int(facts["newest"])], int(facts["base"]), facts["remember"])
+    sums.scale(1.0 / float(newest[0]))
+    return sums
+
+
+def _counts(numbers: Iterable[int], base: int, remember: float | None) -> NDArray[np.float64]:
+    since = np.array([number - base for number in numbers], np.float64)
+    return np.exp(since / remember) if remember else np.ones(len(since))

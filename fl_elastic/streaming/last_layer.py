@@ -1,0 +1,105 @@
+"""The last linear layer of a model, on what enters it: all that a head in closed form depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.errors import ModelError, TrainingError
+from fl_elastic.groups.forward import call_model
+from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
+from fl_elastic.streaming.latent import AsTheWhole
+from fl_elastic.training.fingerprint import fingerprint
+
+__all__ = ["LastLayer"]
+
+
+class LastLayer(Upper):
+    """The layer that gives the class scores; everything below it is frozen, and nothing needs to be below it.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Can be called as ever.
+    head : str
+        Name of the layer.
+    prepare : callable
+        See `WholeModel`; it may not be random here, as features are made once.
+
+    Raises
+    ------
+    ModelError
+        If that is no linear layer with a bias, or its weight is another layer's as well.
+
+    Examples
+    --------
+    >>> body = LastLayer(nn.Sequential(nn.ReLU(), nn.Linear(2, 3)), "1")
+    >>> features, scores = body.looks(np.array([[1.0, -1.0]], np.float32))
+    >>> features.tolist(), scores.shape
+    ([[1.0, 0.0]], (1, 3))
+    """
+
+    module: nn.Linear
+
+    def __init__(self, model: nn.Module, head: str, prepare: Prepare = as_floats) -> None:
+        layer = model.get_submodule(head)
+        if not isinstance(layer, nn.Linear) or layer.bias is None:
+            raise ModelError(
+                f"a head in closed form goes into a linear layer with a bias, and {head!r} is {layer}: end the "
+                "model with one, or name it with head="
+            )
+        names = [
+            n for n, each in model.named_parameters(remove_duplicate=False) if each is layer.weight
+        ]
+        if len(names) > 1:
+            raise ModelError(
+                f"the weight of {head!r} is tied to another layer, so no head in closed form can go there"
+            )
+        self._model, self._prepare = model, prepare
+        self.module, self.place = layer, head
+        tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())
+        below = {n: each for n, each in tensors.items() if not n.startswith(f"{head}.")}
+        self.frozen = tuple(name for name in model.state_dict() if name in below)
+        # Short, since every stored sample carries it.
+        self.version = fingerprint([], f"{head}/input", sorted(below.items())).hex()[:16]
+
+    def by_its_names(self) -> nn.Module:
+        """Return the layer with the whole model's tensors under the names they have there."""
+        return AsTheWhole(self._model, self.module)
+
+    def looks(self, xs: NDArray[Any]) -> Look:
+        """Return what enters the layer, and the class scores.
+
+        Raises
+        ------
+        ModelError
+            If it is not this layer that puts out the scores.
+        TrainingError
+            If what enters it is not finite.
+        """
+        inputs = self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
+        seen: list[tuple[Tensor, Any]] = []
+        hook = self.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+        try:
+            with torch.no_grad():
+                scores = scores_of(call_model(self._model, inputs))
+        finally:
+            hook.remove()
+        features = next((given for given, out in seen if out is scores), None)
+        if features is None:
+            raise ModelError(
+                f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "
+                "does not: end the model with a linear layer, or name it with head="
+            )
+        if not torch.isfinite(features).all():
+            raise TrainingError("what enters its last layer is not finite")
+        return features.float().cpu().numpy(), scores.float().cpu().numpy()
+
+    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
+        """Return the features."""
+        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))

@@ -1,0 +1,198 @@
+"""Sums of a head in closed form that examples enter and leave one by one, as a stream brings and forgets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.update.closed_form import STILL
+from fl_elastic.update.head_sums import HeadSums
+
+__all__ = ["RunningSums", "add_product"]
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+# Below it no example is left, and what the sums hold is rounding.
+_NOBODY = 1e-9
+
+
+class RunningSums:
+    """Sums over examples of outer products of features, and of features with their class, in double precision.
+
+    To take an example out is to subtract what it added: the sums are then those of the others, up to rounding.
+    Features are counted from an origin, the mean of the first ones that came, so that squares of large numbers that
+    hardly differ, such as times, do not swallow the difference.
+
+    Parameters
+    ----------
+    features, outputs : int
+        Of the linear layer, D and C.
+
+    Attributes
+    ----------
+    origin : array, shape (D,)
+        Subtracted from features before they are summed.
+    products : array, shape (D + 1, D + 1)
+        Sum of the outer products of each example's features with themselves, a constant 1 last; the lower half
+        counts, the upper one may differ from it in the last bit.
+    targets : array, shape (D + 1, C)
+        Sum of the features, a constant 1 last, of the examples of each class.
+
+    Examples
+    --------
+    >>> sums = RunningSums(2, 3)
+    >>> x, y = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([0, 2, 2])
+    >>> _ = sums.add(x, y), sums.remove(x[1:2], y[1:2])
+    >>> sums.weight, sums.head_sums("weight").targets[-1].tolist()
+    (2.0, [1.0, 0.0, 1.0])
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        self.origin: _Floats = np.zeros(features)
+        self.products: _Floats = np.zeros((features + 1,) * 2)
+        self.targets: _Floats = np.zeros((features + 1, outputs))
+
+    @classmethod
+    def of(cls, sums: HeadSums) -> RunningSums:
+        """Return the sums that others have sent, to go on with."""
+        found = cls(sums.products.shape[0] - 1, sums.targets.shape[1])
+        found.origin = sums.products[-1, :-1] / sums.products[-1, -1]
+        moved = np.eye(len(sums.products))
+        moved[:-1, -1] = -found.origin
+        found.products, found.targets = moved @ sums.products @ moved.T, moved @ sums.targets
+        return found
+
+    @property
+    def weight(self) -> float:
+        """How many examples they are over, as much as each counts."""
+        return float(self.products[-1, -1])
+
+    @property
+    def mean(self) -> _Floats:
+        """Mean of each feature, shape (D,)."""
+        return self.origin + self.products[-1, :-1] / max(self.weight, _NOBODY)
+
+    @property
+    def spread(self) -> _Floats:
+        """Variance of each feature, shape (D,); that of the one that varies most where one stands still.
+
+        Shares of these are a penalty that treats all features as if they were standardised.
+        """
+        weight = max(self.weight, _NOBODY)
+        mean = self.products[-1, :-1] / weight
+        spread = np.maximum(np.diag(self.products)[:-1] / weight - mean**2, 0.0)
+        most = float(spread.max(initial=0.0)) or 1.0
+        return np.where(spread > STILL**2 * most, spread, most)
+
+    def rows(self, features: NDArray[Any]) -> _Floats:
+        """Return features, shape (N, D), as they are summed: from the origin, a constant 1 last."""
+        rows = np.ones((len(features), len(self.origin) + 1))
+        rows[:, :-1] = np.asarray(features, np.float64) - self.origin
+        return rows
+
+    def add(
+        self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
+    ) -> tuple[_Floats, _Floats]:
+        """Add examples; return their rows and targets, each times the root of what its example counts.
+
+        Parameters
+        ----------
+        features : array, shape (N, D)
+            Finite.
+        outputs : array of int, shape (N,)
+            Their classes.
+        counts : array, shape (N,), optional
+            What each counts; 1 if left out.
+        """
+        if not self.weight and len(features):
+            self.origin = np.asarray(features, np.float64).mean(axis=0)
+        return self._change(features, outputs, counts, 1.0)
+
+    def remove(
+        self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
+    ) -> tuple[_Floats, _Floats]:
+        """Take out examples that were added with the same features, classes and counts; see `add`."""
+        rows = self._change(features, outputs, counts, -1.0)
+        if self.weight <= _NOBODY:
+            self.products[:], self.targets[:] = 0.0, 0.0
+        return rows
+
+    def grow(self, outputs: int) -> None:
+        """Have at least so many classes; none of the old examples is of a new one."""
+        more = outputs - self.targets.shape[1]
+        if more > 0:
+            self.targets = np.hstack([self.targets, np.zeros((len(self.targets), more))])
+
+    def scale(self, share: float) -> None:
+        """Let each example count so much of what it did."""
+        self.products *= share
+        self.targets *= share
+
+    def head_sums(self, weight: str, outputs: Sequence[int] | None = None) -> HeadSums:
+        """Return the sums as they travel, with the features as they are, over a whole number of examples.
+
+        Parameters
+        ----------
+        weight : str
+            Name of the layer's weight.
+        outputs : sequence of int, optional
+            Classes in the order that is wanted; -1 for one of which there is no example. All if left out.
+
+        Raises
+        ------
+        UpdateError
+            If no whole example is left.
+        """
+        whole = round(self.weight) if abs(self.weight - round(self.weight)) < 1e-6 else 0
+        whole = whole or int(self.weight)
+        if whole < 1:
+            raise UpdateError("no example is left to send sums of")
+        share = whole / self.weight
+        moved = np.eye(len(self.products))
+        moved[:-1, -1] = self.origin
+        products = np.tril(self.products)
+        products = share * (moved @ (products + np.tril(products, -1).T) @ moved.T)
+        targets = share * (moved @ self.targets)
+        products[-1, -1] = whole
+        if outputs is not None:
+            empty = np.zeros((len(targets), 1))
+            targets = np.hstack([targets, empty])[:, list(outputs)]
+        return HeadSums(weight, (products + products.T) / 2, targets, targets[-1].copy(), True)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything as arrays; of the products, which are symmetric, one half."""
+        half = self.products[np.tril_indices(len(self.products))]
+        return {"origin": self.origin, "products": half, "targets": self.targets}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> RunningSums:
+        """Return what `to_arrays` took apart."""
+        targets = np.array(arrays["targets"], np.float64)
+        sums = cls(len(targets) - 1, targets.shape[1])
+        sums.origin, sums.targets = np.array(arrays["origin"], np.float64), targets
+        rows, columns = np.tril_indices(len(targets))
+        sums.products[rows, columns] = sums.products[columns, rows] = arrays["products"]
+        return sums
+
+    def _change(
+        self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None, sign: float
+    ) -> tuple[_Floats, _Floats]:
+        rows = self.rows(features)
+        wanted = np.zeros((len(rows), self.targets.shape[1]))
+        wanted[np.arange(len(rows)), outputs] = 1.0
+        if counts is not None:
+            roots = np.sqrt(counts)[:, None]
+            rows, wanted = roots * rows, roots * wanted
+        add_product(self.products, rows.T, rows, sign)
+        add_product(self.targets, rows.T, wanted, sign)
+        return rows, wanted
+
+
+def add_product(to: _Floats, left: _Floats, right: _Floats, sign: float) -> None:
+    """Add a product of two matrices, or subtract it, in place: for few columns writing takes longest, done once."""
+    torch.from_numpy(to).addmm_(torch.from_numpy(left), torch.from_numpy(right), alpha=sign)

@@ -1,0 +1,141 @@
+"""A learner whose head is in closed form takes part by its sums, without a pass over its samples."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_federation import arrays_of, as_weights, quiet
+from small_federation import run as run_rounds
+from test_stream_client import client_of
+from test_stream_cut import asked, refusal
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
+from fl_elastic.streaming.visit import Visit
+from fl_elastic.training import evaluate
+from fl_elastic.training.head_sums import head_sums
+from fl_elastic.update import Manifest, load_weights
+from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums
+
+sys.path.append(str(Path(__file__).parents[1] / "streaming"))
+from toy_streams import blobs, closed, net, run, same, weights
+
+
+def solved(folder: Path, labels: tuple[int, ...] = (2, 0, 1), **how: Any) -> StreamLearner:
+    """A learner that has seen some samples, and has saved its state."""
+    folder.mkdir(exist_ok=True)
+    store = SampleStore(folder / "samples.db", 2**20)
+    learner = StreamLearner(
+        net(), store, head=ClosedForm(**how), detector="none", state_dir=folder, classes=labels[:1]
+    )
+    run(learner, blobs(150, labels))
+    learner.save()
+    return learner
+
+
+def sums_of(folder: Path, server: nn.Module, **settings: Any) -> HeadSums:
+    data, metrics = asked(client_of(folder, **settings), server, round_zero=True)
+    assert "fl_elastic.error" not in metrics, metrics
+    return decode_head_sums(data, Manifest.of(server))
+
+
+@pytest.fixture
+def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("a pass over all samples")
+
+    monkeypatch.setattr(Visit, "every_sample", refused)
+
+
+@pytest.mark.usefixtures("no_pass")
+@pytest.mark.parametrize("later", [False, True])
+def test_its_sums_are_those_of_its_samples_in_the_servers_order(
+    tmp_path: Path, later: bool
+) -> None:
+    learner, server = solved(tmp_path), net()
+    rows = learner.store.take(sorted(learner.store.draw(1000).tolist()))
+    if later:
+        # Not saved yet, and not in the sums that are sent.
+        ids = [learner.observe(x).sample_id for x, _ in blobs(5, seed=4)]
+        learner.label(ids[0] or 0, 1)
+    data = [(torch.from_numpy(rows.x), torch.from_numpy(rows.y))]
+    expected = head_sums(nn.Sequential(server[5]), data)  # type: ignore[index]
+    found = sums_of(tmp_path, server)
+    assert found.weight == "5.weight" and found.num_examples == expected.num_examples == len(rows)
+    for name in ("products", "targets", "squares"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+    heads = [closed_form_head(each) for each in (found, expected)]
+    assert heads[0].penalty == pytest.approx(heads[1].penalty, rel=10.1)
+    same = closed_form_head(found.without_folds()), closed_form_head(expected.without_folds())
+    assert np.abs(same[0].weight - same[1].weight).max() <= 1e-4 * np.abs(same[1].weight).max()
+    assert len(found.folds) == 5 and not expected.num_examples % 1
+    closed(learner)
+
+
+@pytest.mark.usefixtures("no_pass")
+def test_older_samples_count_less_on_the_way_as_well(tmp_path: Path) -> None:
+    learner = solved(tmp_path, remember=30)
+    found = sums_of(tmp_path, net())
+    assert 25 <= found.num_examples <= 31 and not found.folds
+    assert np.isfinite(closed_form_head(found).weight).all()
+    closed(learner)
+
+
+@pytest.mark.usefixtures("no_pass")
+def test_labels_that_it_has_not_met_are_empty_columns(tmp_path: Path) -> None:
+    learner = solved(tmp_path, labels=(0, 2))
+    found = sums_of(tmp_path, net())
+    assert found.targets.shape == (17, 3) and not found.targets[:, 1].any()
+    fewer = sums_of(tmp_path, net(), classes=[2, 0])
+    assert np.allclose(fewer.targets[:, 0], found.targets[:, 2]) and not fewer.targets[:, 2].any()
+    closed(learner)
+
+
+def test_of_other_labels_it_sends_what_a_pass_gives(tmp_path: Path) -> None:
+    learner = solved(tmp_path, labels=(0, 1, 2, 7))
+    stored = learner.store.classes
+    found = sums_of(tmp_path, net())
+    assert found.num_examples == sum(stored[label] for label in (0, 1, 2))
+    closed(learner)
+
+
+def test_training_that_would_change_its_features_is_refused(tmp_path: Path) -> None:
+    learner = solved(tmp_path)
+    assert "keeps features at '5'" in refusal(client_of(tmp_path, budget=Budget()), net())
+    other = net(seed=5)
+    assert "is another one below '5'" in refusal(client_of(tmp_path), other, round_zero=True)
+    closed(learner)
+
+
+def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
+    tmp_path: Path,
+) -> None:
+    server = net()
+    learners = [solved(tmp_path / str(node), labels) for node, labels in ((1, (2, 0)), (2, (1,)))]
+    before = [weights(each) for each in learners]
+    apps = {
+        node: elastic_client_app(lambda _, n=node: client_of(tmp_path / str(n))) for node in (1, 2)
+    }
+    records: list[Any] = []
+    terms = RoundTerms(cut="fixed:5", round_zero="closed_form")
+    strategy = PartialUpdates(quiet(nodes=2), terms=terms, on_round=records.append)
+    result, _ = run_rounds(strategy, apps, arrays_of(server), 1)
+    assert [len(each.accepted) for each in records] == [2] * len(records) and len(records) == 3
+    load_weights(server, Manifest.of(server), as_weights(result.arrays))
+    x, y = zip(*blobs(100, seed=9), strict=True)
+    data = [(torch.from_numpy(np.stack(x)), torch.tensor(y))]
+    # No device has seen all classes.
+    accuracy = evaluate(server, torch.nn.functional.cross_entropy, data).accuracy
+    assert accuracy is not None and accuracy > 0.9
+    for learner, own in zip(learners, before, strict=True):
+        assert learner.take_up() and same(weights(learner), own)
+        closed(learner)
