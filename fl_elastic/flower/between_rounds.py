@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -95,9 +94,8 @@ class BetweenRounds:
             deadline=record.deadline, places=read, examples=-(-EXAMPLES // max(len(asked), 1))
         )
         replies = self._asked(asked, outbox, told, record, timeout)
-        manifest, began = Manifest.of_arrays(weights), time.thread_time()
+        manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, self._limits, record, read)
-        record.server_seconds = time.thread_time() - began
         self._close(record, outbox)
         return chosen
 
@@ -124,7 +122,6 @@ class BetweenRounds:
             noise=None if terms.sums_privacy is None else terms.sums_privacy.noise,
         )  # fmt: skip
         replies = self._asked(messages, outbox, told, record, timeout)
-        began = time.thread_time()
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
         if terms.sums_privacy is not None:
@@ -135,7 +132,7 @@ class BetweenRounds:
             )
         else:
             solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
-        record.server_seconds = time.thread_time() - began
+        record.head_features = solved.features
         weights = solved.weights
         if solved.layer and terms.solve_every:
             self._fleet.kept_head = solved.layer

@@ -76,6 +76,7 @@ def with_chosen_places(
     samples = [reply.sample for _, reply in found]
     try:
         sample = Sample.together(samples)
+        record.ranked_features = sum(rows.shape[1] for rows in sample.rows.values())
         places = _chosen(sample, read, found)
     except UpdateError as error:
         _LOG.warning("%s; the head reads what enters the last layer", error)

@@ -211,8 +211,10 @@ class RoundRecord:
         Weights that were made smaller, so that the model forgets examples of a client.
     asked : tuple of int
         Nodes that were asked to train.
-    server_seconds : float
-        CPU time that the server took to solve for a head, or to choose where it reads.
+    head_features : int
+        Features of the head that was solved for; 0 where none was.
+    ranked_features : int
+        Features, all together, of the places among which it was chosen where a head reads.
     """
 
     server_round: int
@@ -228,7 +230,8 @@ class RoundRecord:
     cut: str = ""
     dampened: int = 0
     asked: tuple[int, ...] = ()
-    server_seconds: float = 0.0
+    head_features: int = 0
+    ranked_features: int = 0
 
     @property
     def silent(self) -> list[int]:

@@ -62,6 +62,7 @@ class Solved:
     layer: str = ""
     error: float = float("nan")
     nodes: frozenset[int] = frozenset()
+    features: int = 0
 
 
 class LastSolved:
@@ -211,7 +212,13 @@ def with_closed_form_head(
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
     nodes = frozenset(sent.node for sent in kept)
-    return Solved(solved, weight.removesuffix("weight").removesuffix("."), head.error, nodes)
+    return Solved(
+        solved,
+        weight.removesuffix("weight").removesuffix("."),
+        head.error,
+        nodes,
+        head.weight.shape[1],
+    )
 
 
 def _read(

@@ -187,7 +187,13 @@ def with_private_head(
     if has_bias:
         solved[bias] = head.bias.astype(manifest.array_dtype(bias))
     nodes = frozenset(accepted.node_id for accepted, _ in kept)
-    return Solved(solved, most.removesuffix("weight").removesuffix("."), head.error, nodes)
+    return Solved(
+        solved,
+        most.removesuffix("weight").removesuffix("."),
+        head.error,
+        nodes,
+        head.weight.shape[1],
+    )
 
 
 def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int, int, bool]:

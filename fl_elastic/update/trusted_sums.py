@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import log
 
 import numpy as np
@@ -87,24 +88,28 @@ def _growth_of_errors(sums: Sequence[HeadSums], penalty: float, intercept: bool)
     clients, outputs = len(sums), len(sums[0].squares)
     standard = _Standard.of(sums, intercept)
     whole = [standard.of_sums(each) for each in sums]
+    products = reduce(np.add, (each.products for each in whole))
+    targets = reduce(np.add, (each.targets for each in whole))
+    nothing = np.zeros((0, len(targets))), np.zeros((0, outputs))
     before, after = np.zeros((clients, clients)), np.zeros((clients, clients))
     for part in parts_held_out(sums):
         held = {client: standard.of_fold(fold) for client, fold in held_out_in(part, sums).items()}
-        rest = [
-            each if client not in held else each.without(*held[client])
-            for client, each in enumerate(whole)
-        ]
-        examples = sum(each.examples for each in rest)
+        rows, goals = (np.vstack(each) for each in zip(*held.values(), strict=True))
+        examples = sum(each.examples for each in whole) - float((rows[:, -1] ** 2).sum())
         ridge = penalty * examples * standard.penalised
-        system = sum(each.products for each in rest) + np.diag(ridge)
-        weight = np.linalg.solve(system, sum(each.targets for each in rest))
-        # To first order: what leaves the head with each client's sums.
-        pulls = [
-            each.targets
-            - each.products @ weight
-            - each.examples / examples * ridge[:, None] * weight
-            for each in rest
-        ]
+        system = products - rows.T @ rows + np.diag(ridge)
+        weight = np.linalg.solve(system, targets - rows.T @ goals)
+        # To first order: what leaves the head with what is left of each client's sums.
+        pulls = []
+        for client, each in enumerate(whole):
+            own, own_goals = held.get(client, nothing)
+            count = max(each.examples - float((own[:, -1] ** 2).sum()), 0.0)
+            pulls.append(
+                each.targets
+                - each.products @ weight
+                - own.T @ (own_goals - own @ weight)
+                - count / examples * ridge[:, None] * weight
+            )
         steps = np.linalg.solve(system, np.hstack(pulls))
         for judge, (rows, goals) in held.items():
             known = sums[judge].squares > 0
@@ -122,13 +127,6 @@ class _Sums:
     examples: float
     products: _Floats
     targets: _Floats
-
-    def without(self, rows: _Floats, goals: _Floats) -> _Sums:
-        """Return what is left without a fold."""
-        examples = self.examples - float((rows[:, -1] ** 2).sum())
-        return _Sums(
-            max(examples, 0.0), self.products - rows.T @ rows, self.targets - rows.T @ goals
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -129,7 +129,9 @@ class ChoosingCosts:
                 width_seconds=tuple((float(r), float(s)) for r, s in table["width_seconds"]),
                 head_seconds=None
                 if of_a_head is None
-                else HeadCosts(*(float(of_a_head[name]) for name in ("product", "row"))),
+                else HeadCosts(
+                    **{each.name: float(of_a_head[each.name]) for each in fields(HeadCosts)}
+                ),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +32,7 @@ from fl_elastic_simulations.engine.cell import Cell, ClientRound
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.known_importance import known_importance
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
@@ -41,7 +41,6 @@ from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (
     label_counts,
     measure_profile,
-    speed_of_host,
     test_batches,
 )
 from fl_elastic_simulations.peers import PEERS, Peer
@@ -193,8 +192,7 @@ def run_cell(
     model = method_model(scenario, method, simulation.data_root, seed)
     peer = None if method.peer is None else PEERS.make(method.peer)
     evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
-    speed = cache(lambda: speed_of_host(scenario, simulation.data_root, profile))
-    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), speed)
+    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), choosing)
     strategy = method_strategy(scenario, method, told, profile.graph)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -327,7 +325,7 @@ def _bookkeeping(
     cell: Cell,
     profile: CostProfile,
     runs_until: Callable[[int], None],
-    speed: Callable[[], float],
+    choosing: ChoosingCosts | None,
 ) -> Callable[[RoundRecord], None]:
     """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
 
@@ -346,8 +344,11 @@ def _bookkeeping(
         at_least = max((record.deadline or 0.0) if late else 0.0, told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
-        if record.server_seconds:
-            cell.spent["simulated_seconds"] += record.server_seconds * speed()
+        if record.head_features or record.ranked_features:
+            costs = HeadCosts() if choosing is None else choosing.of_a_head
+            cell.spent["simulated_seconds"] += costs.on_server(
+                record.head_features, record.ranked_features
+            )
         if not record.trains:
             cell.spend(done, scenario.clients, lost, left_out, at_least)
         else:
