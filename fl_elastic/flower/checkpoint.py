@@ -33,6 +33,7 @@ from fl_elastic.flower.strategy_state import (
     tested,
 )
 from fl_elastic.old_state import npz_file
+from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.update.manifest import FROZEN_BASE
 
@@ -252,7 +253,7 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
         except (OSError, ValueError) as error:
             damaged.append(f"{path.name}: {error}")
             continue
-        if _kinds(found.arrays) != _kinds({n: each.numpy() for n, each in expected.items()}):
+        if not _is_of(found.arrays, {n: each.numpy() for n, each in expected.items()}):
             raise CheckpointError(
                 f"checkpoint {path} holds another model; use another directory or delete it"
             )
@@ -307,6 +308,16 @@ def _most_bytes(expected: ArrayRecord) -> int:
 def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
     # Some of Flower's strategies turn float32 into float64.
     return {name: (tuple(array.shape), array.dtype.kind) for name, array in arrays.items()}
+
+
+def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:
+    """Whether a checkpoint is of a model, or of one that ends where a head reads in it."""
+    if not places_of(found):
+        return _kinds(found) == _kinds(model)
+    body = f"{BODY}."
+    own = {name.removeprefix(body): each for name, each in found.items() if name.startswith(body)}
+    expected = _kinds(model)
+    return all(expected.get(name) == kind for name, kind in _kinds(own).items())
 
 
 def _base(arrays: dict[str, NDArray[Any]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import (
+    Checkpointed,
+    ElasticClient,
+    PartialUpdates,
+    RoundTerms,
+    elastic_client_app,
+)
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout.place import places_of
 from fl_elastic.readout.readout import Readout
@@ -135,3 +142,28 @@ def test_what_is_no_place_is_refused_at_once(read: str) -> None:
 def test_a_place_without_a_head_in_closed_form_is_refused() -> None:
     with pytest.raises(RegistryError, match="round_zero"):
         RoundTerms(read="auto")
+
+
+def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -> None:
+    def checkpointed(rounds: int) -> ArrayRecord:
+        terms = RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=0)
+        return start(Checkpointed(PartialUpdates(FedAvg(), terms=terms), tmp_path), rounds)
+
+    checkpointed(1)
+    after = checkpointed(3)
+    at_once = start(
+        PartialUpdates(
+            FedAvg(), terms=RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=0)
+        ),
+        rounds=3,
+    )
+    for name, array in as_weights(at_once).items():
+        assert np.allclose(as_weights(after)[name], array, rtol=1e-4, atol=1e-5), name
+
+
+def test_without_steps_the_head_of_round_zero_is_the_result() -> None:
+    terms = RoundTerms(round_zero="closed_form", read="1@grid4", steps=False)
+    before = start(PartialUpdates(FedAvg(), terms=terms))
+    after = start(PartialUpdates(FedAvg(), terms=terms), rounds=3)
+    for name, array in as_weights(before).items():
+        assert np.array_equal(as_weights(after)[name], array), name

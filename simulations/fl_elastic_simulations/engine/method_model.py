@@ -13,7 +13,18 @@ from fl_elastic_simulations.engine.workload import (
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
-__all__ = ["method_model"]
+__all__ = ["method_model", "read_at"]
+
+
+def read_at(model: nn.Module, read: str, scenario: Scenario, data_root: str | None) -> nn.Module:
+    """Return a readout from these places of a scenario's model; the model itself for none."""
+    if not read:
+        return model
+    # Few methods read elsewhere.
+    from fl_elastic.readout.readout import Readout
+
+    classes = scenario_dataset(scenario, data_root).classes
+    return Readout(model, read, first_batch(scenario, data_root)[0], classes)
 
 
 def method_model(
@@ -32,13 +43,7 @@ def method_model(
     read : str
         Places that its head reads; empty for the model as it is.
     """
-    model = scenario_model(scenario, data_root, seed)
-    if read:
-        # Few methods read elsewhere.
-        from fl_elastic.readout.readout import Readout
-
-        classes = scenario_dataset(scenario, data_root).classes
-        model = Readout(model, read, first_batch(scenario, data_root)[0], classes)
+    model = read_at(scenario_model(scenario, data_root, seed), read, scenario, data_root)
     if method.peer is None:
         return model
     return PEERS.make(method.peer).prepare(

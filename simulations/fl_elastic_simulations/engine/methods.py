@@ -65,6 +65,18 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(
                 f"method {method.name}: peer {method.peer!r} begins under heads of its own: leave out round_zero"
             )
+        try:
+            RoundTerms(
+                round_zero=method.round_zero,  # type: ignore[arg-type]
+                read=method.read,
+                steps=method.steps,
+            )
+        except RegistryError as error:
+            problems.append(f"method {method.name}: {error}")
+        if method.read != "last" and method.peer is not None:
+            problems.append(
+                f"method {method.name}: a peer trains the model as it is: choose a policy, or read = 'last'"
+            )
         if method.feature_precisions and method.cut == "none":
             problems.append(
                 f"method {method.name}: feature_precisions are of a cut: set cut as well"

@@ -9,7 +9,9 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.checkpoint import load_checkpoint
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.operations import export_model
+from fl_elastic.readout.place import places_of
 from fl_elastic.update import Manifest, weights_of
+from fl_elastic_simulations.engine.method_model import read_at
 from fl_elastic_simulations.engine.workload import first_batch, scenario_model
 from fl_elastic_simulations.fleet.server import CHECKPOINTS, SCENARIO
 from fl_elastic_simulations.scenario.scenario import Scenario
@@ -64,6 +66,7 @@ def export_run(
         raise CheckpointError(
             f"{results / CHECKPOINTS} holds no checkpoint: no round has ended yet"
         )
+    model = read_at(model, places_of(found.arrays), chosen, data_root)
     inputs, _ = first_batch(chosen, data_root)
     path = export_model(model, found.arrays, output, inputs)
     return {"file": str(path), "bytes": path.stat().st_size, "round": found.server_round}

@@ -13,6 +13,8 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import nn
 
 from fl_elastic.errors import DatasetError, FleetError, ScenarioError
 from fl_elastic.flower.checkpoint import Checkpointed
@@ -21,9 +23,11 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
 from fl_elastic.planning import POLICIES
+from fl_elastic.readout.place import places_of
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import check_methods, method_strategy
 from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import scenario_model, test_batches
@@ -121,10 +125,11 @@ class FleetRun:
 
         def tested(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             weights = {name: array.numpy() for name, array in arrays.items()}
-            load_weights(model, manifest, weights)
             try:
                 found = evaluate(
-                    model, classification_loss, test_batches(self.scenario, self.data_root)
+                    self._model(weights),
+                    classification_loss,
+                    test_batches(self.scenario, self.data_root),
                 )
             except DatasetError as error:
                 # A server without data still merges.
@@ -156,6 +161,14 @@ class FleetRun:
             self.results / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode(), OWNER_ONLY
         )
         return summary
+
+    def _model(self, weights: Mapping[str, NDArray[Any]]) -> nn.Module:
+        """Return the model of these weights, which may end where a head reads."""
+        model = method_model(
+            self.scenario, self.method, self.data_root, self.seed, places_of(weights)
+        )
+        load_weights(model, Manifest.of(model), weights)
+        return model
 
     def _summary(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         rounds = [entry for entry in entries if entry.get("round", 0) > 0]
