@@ -194,8 +194,9 @@ class PartialUpdates(Strategy):
         its last models is tested and returned. What comes late is merged with less weight, and a client that left a
         tensor out for eight rounds trains it in the next one.
 
-        A pretrained model instead gets a head in closed form, solved for again after every fifth round, and a cut
-        that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
+        A pretrained model instead gets a head in closed form that reads where the fleet's sums say, so that the
+        model may end there (`fl_elastic.readout.readout.Readout`), is solved for again after every fifth round, and
+        a cut that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
 
         Parameters
         ----------
@@ -226,7 +227,9 @@ class PartialUpdates(Strategy):
         # Flower's own logger, which a server app shows.
         log = logging.getLogger("flwr")
         if pretrained:
-            terms = RoundTerms(deadline=limit, blend=0.5, round_zero="closed_form", cut="moving")
+            terms = RoundTerms(
+                deadline=limit, blend=0.5, round_zero="closed_form", read="auto", cut="moving"
+            )
             log.info("for unequal devices and a pretrained model: rule contributors, %s", terms)
             return cls(inner, rule="contributors", terms=terms, on_round=on_round)
         terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")

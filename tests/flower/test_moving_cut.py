@@ -58,8 +58,11 @@ def federation(
     class Scripted(ElasticClient):
         def _cut_worth(self, told: Any) -> dict[str, float]:
             found = super()._cut_worth(told)
-            assert set(worth or ()) <= set(found)
-            return found if worth is None else dict(worth)
+            # Of a model that ends where its head reads, names begin with its body's.
+            body = "body." if told.read else ""
+            scripted = {f"{body}{name}": value for name, value in (worth or {}).items()}
+            assert set(scripted) <= set(found)
+            return found if worth is None else scripted
 
     def client_of(node: int) -> ElasticClient:
         return Scripted(
@@ -134,7 +137,9 @@ def test_the_preset_for_pretrained_models_turns_it_all_on(
         tmp_path, 1, {UPPER: 1.0}, strategy_of=lambda _: preset, terms=preset.terms
     )
     assert not records and not asked  # which are the other strategy's
-    assert preset.fleet.cut.group == UPPER and preset.fleet.kept_head == "11"
+    elsewhere = bool(preset.fleet.read)
+    assert preset.fleet.cut.group == ("body." if elsewhere else "") + UPPER
+    assert preset.fleet.kept_head == ("head" if elsewhere else "11")
     assert preset.solved.weights
 
 
