@@ -135,9 +135,9 @@ def test_the_preset_for_pretrained_models_turns_it_all_on(
         tmp_path, 1, strategy_of=lambda _: preset, terms=preset.terms
     )
     assert not records and not asked  # which are the other strategy's
-    # Here a head reads best before the last layer, and the run goes on from a model that ends there.
-    assert places_of(found) == preset.fleet.read != ""
-    assert preset.fleet.kept_head == "head"
+    # Labels by chance: any place is as good as another one.
+    assert places_of(found) == preset.fleet.read
+    assert preset.fleet.kept_head == ("head" if preset.fleet.read else "11")
     assert preset.solved.weights
 
 
