@@ -90,7 +90,7 @@ def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict
         for same, tensor in zip(by_tensor.values(), tensors, strict=True):
             for place in same:
                 with suppress(PlanError, RuntimeError, IndexError):
-                    found[place] = pooling_for(place, tuple(tensor.shape[1:]))(tensor)
+                    found[place] = pooling_for(place, tensor)(tensor)
     return found
 
 
@@ -109,11 +109,12 @@ def _block_ends(
     ends = [
         (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
         for cut in reversed(graph.cuts)
-        if len(graph.nodes[cut.node].shape) > 1
+        # A name with a plus in it could not be told from two.
+        if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
     ]
     with untouched(model):
         last = last_layer(model, split_batch(batch)[0])
-    if not last:
+    if not last or "+" in last:
         return _spread(ends), ""
     wide: Any = model.get_submodule(last).in_features
     return [*_spread(ends), (last, True, (wide,))], last

@@ -90,8 +90,7 @@ class Readout(nn.Module):
             module.training = modes.get(name, model.training)
         self.training = model.training
         self.poolings = nn.ModuleList(
-            pooling_for(place, tuple(each.shape[1:]))
-            for place, each in zip(self.places, found, strict=True)
+            pooling_for(place, each) for place, each in zip(self.places, found, strict=True)
         )
         with torch.no_grad():
             features = self._pooled(found)
@@ -138,7 +137,7 @@ def reaching(
     stop: bool = True,
     reached: Callable[[Place], None] | None = None,
 ) -> list[Tensor]:
-    """Run a model until it has come by all places; return the tensor at each.
+    """Run a model until it has come by all places; return the tensor at each, whole numbers as floats.
 
     Parameters
     ----------
@@ -174,6 +173,7 @@ def reaching(
                 f"place {place}: a {type(tensor).__name__} is there and no tensor: read from a module inside "
                 "of it, or after it"
             )
+        tensor = _as_floats(tensor)
         # A module that runs again is read where it ran first.
         if found.setdefault(place, tensor) is tensor and reached is not None:
             reached(place)
@@ -252,7 +252,11 @@ def _input_of(inputs: Any) -> Tensor:
     map_tensors(note, inputs)
     if not found:
         raise ModelError(f"place {INPUT}: inputs of type {type(inputs).__name__} hold no tensor")
-    return found[0]
+    return _as_floats(found[0])
+
+
+def _as_floats(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.float()
 
 
 @contextmanager

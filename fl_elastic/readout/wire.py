@@ -172,14 +172,15 @@ def _check_examples(
 
 
 def _finite(payload: memoryview, kind: str) -> NDArray[np.float64]:
-    numbers = np.frombuffer(payload, kind).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        numbers = np.frombuffer(payload, kind).astype(np.float64)
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
         raise UpdateError("places hold numbers that are not finite, or beyond any use")
     return numbers
 
 
 def _place(name: Any) -> Place:
-    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable():
         raise UpdateError(f"place {str(name)[:40]!r} is no name")
     try:
         return Place.parse(name)

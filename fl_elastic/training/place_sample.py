@@ -136,7 +136,7 @@ def place_sample(
                     for place in places:
                         tensor = at[place.module, place.at_input]
                         if place not in poolings:
-                            poolings[place] = pooling_for(place, tuple(tensor.shape[1:]))
+                            poolings[place] = pooling_for(place, tensor)
                         rows[place] = poolings[place](tensor).float().cpu()
                     first = next(iter(rows.values()))
                     wanted, classes = as_numbers(None, targets, torch.empty(len(first), outputs))
