@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import PlanError
+from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
 from fl_elastic.groups.untouched import untouched
@@ -66,6 +67,9 @@ def candidate_places(
         places.append(Place(module, "flat", 0, at_input))
     with untouched(model):
         known = _features(model, places, split_batch(batch)[0])
+    # Time steps, tokens or nodes may come first, and are no examples.
+    count = batch_size(batch)
+    known = {place: rows for place, rows in known.items() if len(rows) == count}
     # What enters the last layer keeps its name, and of equal grids the smallest.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []
@@ -84,8 +88,13 @@ def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict
     by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
-    firsts = tuple(each[0] for each in by_tensor.values())
+    at_input = by_tensor.pop((INPUT, False))
     with torch.no_grad():
+        # Inputs may be objects, of which the model alone knows what tensors they hold.
+        with suppress(ModelError):
+            reaching(model, (Place(INPUT, "flat"),), inputs)
+            by_tensor[INPUT, False] = at_input
+        firsts = tuple(each[0] for each in by_tensor.values())
         tensors = reaching(model, firsts, inputs)
         for same, tensor in zip(by_tensor.values(), tensors, strict=True):
             for place in same:
