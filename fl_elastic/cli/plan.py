@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli.tables import print_table
-from fl_elastic.errors import ModelError
+from fl_elastic.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fl_elastic.cli.planned import Planned
 
 __all__ = ["plan"]
@@ -77,10 +79,22 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the plan beside full steps and correct it.")
     ] = False,
+    read: Annotated[
+        bool, typer.Option("--read", help="Show where a head may read in the model, and no plan.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --read: a data set of the laboratory, or module:callable that returns a loader."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Profile a model here, score its tensor groups on random data, and choose what to train."""
     from fl_elastic.budget import Budget
+
+    if data is not None and not read:
+        raise PlanError(f"data {data!r}: a plan is made on random data; use --data with --read")
 
     # What can be refused without torch is refused before it is imported, which takes seconds.
     budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), _shape(input_)
@@ -100,6 +114,9 @@ def plan(
     torch.manual_seed(seed)
     network = build_model(model, shape, classes or _CLASSES, seed)
     told = classes or classes_of(network, shape, _CLASSES)
+    if read:
+        _read(model, network, shape, batch_size, told, data, as_json)
+        return
     # Seen on a terminal alone: it takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
@@ -122,6 +139,25 @@ def plan(
             typer.echo(costs_line(found.reports[0]))
         if rounds is not None:
             print_schedule(schedule, length)
+
+
+def _read(
+    name: str,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    batch_size: int,
+    classes: int,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    from fl_elastic.cli.plan_read import describe_places, print_places
+
+    with Console(stderr=True).status(f"{name}: looking at places"):
+        result = describe_places(model, shape, batch_size, classes, data)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        print_places(name, result)
 
 
 def _refuse_unknown(model: str) -> None:

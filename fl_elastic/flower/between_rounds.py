@@ -90,12 +90,13 @@ class BetweenRounds:
         from fl_elastic.flower.place_choice import EXAMPLES, asked_of, with_chosen_places
 
         asked, read = asked_of(list(messages)), self._fleet.terms.read
-        told = Instructions(
-            deadline=record.deadline, places=read, examples=-(-EXAMPLES // max(len(asked), 1))
-        )
+        examples = -(-EXAMPLES // max(len(asked), 1))
+        told = Instructions(deadline=record.deadline, places=read, examples=examples)
         replies = self._asked(asked, outbox, told, record, timeout)
         manifest = Manifest.of_arrays(weights)
-        chosen = with_chosen_places(replies, weights, manifest, self._limits, record, read)
+        chosen = with_chosen_places(
+            replies, weights, manifest, self._limits, record, read, examples
+        )
         self._close(record, outbox)
         return chosen
 

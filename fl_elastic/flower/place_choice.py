@@ -18,6 +18,7 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import Choice, Sample, choose_places
 from fl_elastic.readout.place import BODY, HEAD, Place, joined, parse_places
+from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import READ_FROM, Manifest
 from fl_elastic.update.partial import Limits
@@ -48,6 +49,7 @@ def with_chosen_places(
     limits: Limits,
     record: RoundRecord,
     read: str,
+    examples: int,
 ) -> _Weights:
     """Return the weights of a model that ends where its head reads best; of the model as it is for the last layer.
 
@@ -65,15 +67,17 @@ def with_chosen_places(
         Who was counted and who was not is entered into it.
     read : str
         ``auto``, or names of the places.
+    examples : int
+        How many each client was asked for.
     """
     left_out = partial(record.leave_out, what="choosing where to read")
-    found = _alike(list(_read(replies, manifest, limits, record, left_out)), left_out)
+    found = _alike(list(_read(replies, manifest, limits, record, left_out, examples)), left_out)
+    found, samples = _believed(found, left_out)
     if not found:
         _LOG.warning(
             "no client said where the model may be read: the head reads what enters the last layer"
         )
         return dict(weights)
-    samples = [reply.sample for _, reply in found]
     try:
         sample = Sample.together(samples)
         record.ranked_features = sum(rows.shape[1] for rows in sample.rows.values())
@@ -100,7 +104,11 @@ def with_chosen_places(
 
 def _chosen(sample: Sample, read: str, found: list[tuple[int, PlacesReply]]) -> tuple[Place, ...]:
     if read != "auto":
-        return parse_places(read)
+        places = parse_places(read)
+        missing = [str(place) for place in places if place not in sample.rows]
+        if missing:
+            raise UpdateError(f"not all clients have features at {', '.join(missing)}")
+        return places
     choice = choose_places(sample, most_features=MOST_FEATURES)
     _log(choice, sample, found)
     return choice.best.places
@@ -128,6 +136,7 @@ def _read(
     limits: Limits,
     record: RoundRecord,
     left_out: Callable[[int, str], None],
+    examples: int,
 ) -> Iterable[tuple[int, PlacesReply]]:
     for message in replies:
         node = message.metadata.src_node_id
@@ -136,6 +145,9 @@ def _read(
                 raise UpdateError(message.error.reason or "no reason given")
             reply = read_train_reply(message.content)
             found = decode_places(reply.packed, manifest, limits)
+            rows = len(found.sample.constant)
+            if rows > examples:
+                raise UpdateError(f"{rows} examples, and was asked for {examples}")
         except UpdateError as error:
             left_out(node, str(error))
             continue
@@ -163,6 +175,12 @@ def _alike(
             kept.append((node, reply))
         else:
             left_out(node, f"{reply.sample.targets.shape[1]} outputs, not those of the others")
+    named = Counter(place for _, reply in kept for place in reply.sample.rows)
+    usual = {place for place, count in named.items() if 2 * count > len(kept)}
+    for node, reply in kept:
+        if usual.isdisjoint(reply.sample.rows):
+            left_out(node, "none of the places that most clients have")
+    kept = [each for each in kept if not usual.isdisjoint(each[1].sample.rows)]
     widths = {
         place: Counter(
             (reply.sample.rows[place].shape[1], reply.kept[place])
@@ -173,6 +191,18 @@ def _alike(
         for place in first.sample.rows
     }
     return [(node, reply) for node, reply in kept if _agrees(node, reply, widths, left_out)]
+
+
+def _believed(
+    found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
+) -> tuple[list[tuple[int, PlacesReply]], list[Sample]]:
+    """Return the replies without absurdly large numbers, and their samples, the larger ones counting for less."""
+    sizes = sizes_of_samples([reply.sample for _, reply in found])
+    for (node, _), size in zip(found, sizes, strict=True):
+        if size > ABSURD:
+            left_out(node, f"its numbers are {size**0.5:.3g} times as large as usual")
+    kept = [each for each, size in zip(found, sizes, strict=True) if size <= ABSURD]
+    return kept, weighed([reply.sample for _, reply in kept], sizes[sizes <= ABSURD])
 
 
 def _agrees(

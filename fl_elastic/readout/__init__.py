@@ -1,1 +1,32 @@
-"""Where in a model a head reads, and which place is the best one."""
+"""Where in a model a head reads, and which place is the best one.
+
+Names are loaded when they are first used, see `fl_elastic.late`.
+"""
+
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
+
+if TYPE_CHECKING:
+    from fl_elastic.readout.candidates import candidate_places
+    from fl_elastic.readout.loading import loaded
+    from fl_elastic.readout.place import Place, places_of
+    from fl_elastic.readout.poolings import POOLINGS
+    from fl_elastic.readout.readout import Readout
+
+__all__ = ["POOLINGS", "Place", "Readout", "candidate_places", "loaded", "places_of"]
+
+_MODULES = {
+    "POOLINGS": "poolings",
+    "Place": "place",
+    "Readout": "readout",
+    "candidate_places": "candidates",
+    "loaded": "loading",
+    "places_of": "place",
+}
+
+__getattr__ = loaded_late(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import PlanError
+from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
 from fl_elastic.groups.untouched import untouched
@@ -66,6 +67,9 @@ def candidate_places(
         places.append(Place(module, "flat", 0, at_input))
     with untouched(model):
         known = _features(model, places, split_batch(batch)[0])
+    # Time steps, tokens or nodes may come first, and are no examples.
+    count = batch_size(batch)
+    known = {place: rows for place, rows in known.items() if len(rows) == count}
     # What enters the last layer keeps its name, and of equal grids the smallest.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []
@@ -84,13 +88,18 @@ def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict
     by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
-    firsts = tuple(each[0] for each in by_tensor.values())
+    at_input = by_tensor.pop((INPUT, False))
     with torch.no_grad():
+        # Inputs may be objects, of which the model alone knows what tensors they hold.
+        with suppress(ModelError):
+            reaching(model, (Place(INPUT, "flat"),), inputs)
+            by_tensor[INPUT, False] = at_input
+        firsts = tuple(each[0] for each in by_tensor.values())
         tensors = reaching(model, firsts, inputs)
         for same, tensor in zip(by_tensor.values(), tensors, strict=True):
             for place in same:
                 with suppress(PlanError, RuntimeError, IndexError):
-                    found[place] = pooling_for(place, tuple(tensor.shape[1:]))(tensor)
+                    found[place] = pooling_for(place, tensor)(tensor)
     return found
 
 
@@ -109,11 +118,12 @@ def _block_ends(
     ends = [
         (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
         for cut in reversed(graph.cuts)
-        if len(graph.nodes[cut.node].shape) > 1
+        # A name with a plus in it could not be told from two.
+        if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
     ]
     with untouched(model):
         last = last_layer(model, split_batch(batch)[0])
-    if not last:
+    if not last or "+" in last:
         return _spread(ends), ""
     wide: Any = model.get_submodule(last).in_features
     return [*_spread(ends), (last, True, (wide,))], last

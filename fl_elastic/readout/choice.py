@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
-from fl_elastic.update.closed_form import PENALTIES, STILL
+from fl_elastic.update.closed_form import PENALTIES, STILL, inner_mean
 
 __all__ = ["Choice", "PlaceWorth", "Sample", "choose_places"]
 
@@ -28,14 +28,14 @@ _GAIN = 0.005
 # many are joined.
 _TRIED, _JOINED = 8, 4
 # How much more a head's constant counts than what it is a constant beside: it is not penalised.
-_FREE = 1e3
+_FREE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """What ranks places: for some examples their features at each place, and their targets.
 
-    Rows need not be examples: any rows with the same sums of outer products within each fold do.
+    Rows need not be examples: those of a fold may be mixed by any rotation.
 
     Attributes
     ----------
@@ -47,15 +47,15 @@ class Sample:
         Of each row.
     folds : array of int, shape (R,)
         Rows of equal number are held out together.
-    squares : float
-        Sum of all squared targets of the examples.
+    clients : array of int, shape (R,)
+        Whose each row is.
     """
 
     rows: Mapping[Place, NDArray[np.floating]]
     constant: _Floats
     targets: _Floats
     folds: NDArray[np.int64]
-    squares: float
+    clients: NDArray[np.int64]
 
     @property
     def num_examples(self) -> float:
@@ -80,7 +80,8 @@ class Sample:
         folds : array of int, shape (N,)
             Which examples are held out together.
         """
-        return cls(rows, np.ones(len(targets)), targets, folds, float((targets**2).sum()))
+        whose = np.zeros(len(targets), np.int64)
+        return cls(rows, np.ones(len(targets)), targets, folds, whose)
 
     @classmethod
     def together(cls, samples: Sequence[Sample]) -> Sample:
@@ -102,8 +103,16 @@ class Sample:
             np.concatenate([each.constant for each in samples]),
             np.concatenate([each.targets for each in samples]),
             np.concatenate(folds),
-            sum(each.squares for each in samples),
+            np.repeat(np.arange(len(samples)), [len(each.folds) for each in samples]),
         )
+
+    def times(self, weight: float) -> Sample:
+        """Return the sample with each row counting as so many."""
+        root = float(np.sqrt(weight))
+        return Sample(
+            {place: root * rows for place, rows in self.rows.items()},
+            root * self.constant, root * self.targets, self.folds, self.clients,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,8 @@ class PlaceWorth:
     features : int
         Of an example.
     error : float
-        Mean squared error on held-out examples, over what the mean alone gives.
+        Mean squared error on held-out examples, over what the mean alone gives. Of many clients' errors the fifth
+        at either end does not count.
     penalty : float
         With which it is least, as `fl_elastic.update.closed_form.ClosedFormHead` counts it.
     """
@@ -157,8 +167,9 @@ def choose_places(
 ) -> Choice:
     """Return the places from which ridge regression has the least error on held-out examples.
 
-    Places are added one by one, the one that lessens the error most first, as long as that explains more of what is
-    left and the features are not too many. Features are standardised.
+    To the best place, and to the best one that takes at most half of the features, others are added one by one, the
+    one that lessens the error most first, as long as that explains more of what is left and the features are not
+    too many. Features are standardised.
 
     Parameters
     ----------
@@ -207,20 +218,29 @@ def choose_places(
     ranked = _by_error(worth((place,), closely=False) for place in candidates)
     close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
     alone = _by_error([*close, *ranked[_TRIED:]])
-    best, penalty = close[0]
-    unions = [best]
-    while len(best.places) < _JOINED:
-        rest = [
-            each.places[0]
-            for each, _ in close
-            if each.places[0] not in best.places and best.features + each.features <= most_features
-        ]
-        tried = [worth((*best.places, place), penalty) for place in rest]
-        found = min(tried, key=lambda each: each[0].error, default=None)
-        if found is None or found[0].error > (1 - _GAIN) * best.error:
-            break
-        best, penalty = found
-        unions.append(best)
+
+    def grown(start: PlaceWorth, penalty: int) -> list[PlaceWorth]:
+        unions = [start]
+        while len((best := unions[-1]).places) < _JOINED:
+            rest = [
+                each.places[0]
+                for each, _ in close
+                if each.places[0] not in best.places
+                and best.features + each.features <= most_features
+            ]
+            tried = [worth((*best.places, place), penalty) for place in rest]
+            found = min(tried, key=lambda each: each[0].error, default=None)
+            if found is None or found[0].error > (1 - _GAIN) * best.error:
+                break
+            penalty = found[1]
+            unions.append(found[0])
+        return unions
+
+    # The best place alone may take nearly all of the features that are allowed, and leave no room for another.
+    roomy = [each for each in close if 2 * each[0].features <= most_features]
+    starts = [close[0], *(each for each in roomy[:1] if each is not close[0])]
+    unions = min((grown(*each) for each in starts), key=lambda each: each[-1].error)
+    best = unions[-1]
     order = {place: number for number, place in enumerate(sample.rows)}
     chosen = tuple(sorted(best.places, key=order.__getitem__))
     return Choice(
@@ -236,14 +256,14 @@ def _by_error(found: Iterable[tuple[PlaceWorth, int]]) -> list[tuple[PlaceWorth,
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Targets about their mean, and which rows are held out together."""
+    """Targets about their mean, which rows are held out together, and how many examples each client has."""
 
     examples: float
-    mean: _Floats
     constant: _Floats
     targets: _Floats
     parts: list[NDArray[np.int64]]
-    unexplained: float
+    clients: NDArray[np.int64]
+    held: _Floats
     variance: float
 
     @classmethod
@@ -252,8 +272,7 @@ class _Task:
         examples = sample.num_examples
         goal = constant @ sample.targets / examples
         targets = sample.targets - np.outer(constant, goal)
-        unexplained = max(sample.squares - float((sample.targets**2).sum()), 0.0)
-        variance = float((targets**2).sum()) + unexplained
+        variance = float((targets**2).sum()) / examples
         if variance <= 0:
             raise UpdateError(
                 "all examples have the same target: there is nothing to choose a place by"
@@ -267,7 +286,9 @@ class _Task:
             raise UpdateError(
                 "a place is chosen by examples that are held out: give two folds or more"
             )
-        return cls(examples, goal, constant, targets, held, unexplained, variance)
+        clients = np.unique(sample.clients, return_inverse=True)[1]
+        of_clients = np.bincount(clients, weights=constant**2)
+        return cls(examples, constant, targets, held, clients, of_clients, variance)
 
     def kernel(self, rows: NDArray[np.floating]) -> _Floats:
         """Return the products of standardised rows with each other."""
@@ -319,6 +340,9 @@ class _Task:
         # Half the work of an inverse that does not know that the matrix is symmetric.
         inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
         weights = inverse @ self.targets
-        left = [np.linalg.solve(inverse[np.ix_(part, part)], weights[part]) for part in self.parts]
-        squared = sum(float((each**2).sum()) for each in left) + self.unexplained
-        return squared / self.variance
+        squared = np.zeros(len(self.constant))
+        for part in self.parts:
+            left = np.linalg.solve(inverse[np.ix_(part, part)], weights[part])
+            squared[part] = (left**2).sum(axis=1)
+        errors = np.bincount(self.clients, weights=squared) / self.held
+        return inner_mean(errors, self.held) / self.variance

@@ -20,8 +20,8 @@ INPUT = "input"
 BODY, HEAD = "body", "head"
 """Names of a readout's model and of its linear layer."""
 
-_AT_INPUT = "in:"
-_POOLING = re.compile(r"([a-z][a-z_]*?)([0-9]*)")
+_AT_INPUT, _JOIN = "in:", "+"
+_POOLING = re.compile(r"([a-z][a-z_]*?)([0-9]{0,6})")
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +60,7 @@ class Place:
         found = _POOLING.fullmatch(pooling)
         at_input = module.startswith(_AT_INPUT)
         module = module.removeprefix(_AT_INPUT)
-        if not at or not module or found is None:
+        if not at or not module or _JOIN in module or found is None:
             raise PlanError(
                 f"place {text!r} is not of the form MODULE@POOLING: use for example features.6@grid4, "
                 f"{INPUT}@flat, or several joined by +"
@@ -85,7 +85,7 @@ def parse_places(text: str) -> tuple[Place, ...]:
     >>> [str(place) for place in parse_places("input@flat+features.6@grid2")]
     ['input@flat', 'features.6@grid2']
     """
-    places = tuple(Place.parse(part) for part in text.split("+"))
+    places = tuple(Place.parse(part) for part in text.split(_JOIN))
     if len(set(places)) < len(places):
         raise PlanError(f"places {text!r} name one of them twice: give each once")
     return places
@@ -93,7 +93,7 @@ def parse_places(text: str) -> tuple[Place, ...]:
 
 def joined(places: Iterable[Place]) -> str:
     """Return the name of several places that are read side by side."""
-    return "+".join(map(str, places))
+    return _JOIN.join(map(str, places))
 
 
 def places_of(state: Mapping[str, Any]) -> str:

@@ -15,10 +15,14 @@ __all__ = ["POOLINGS", "Pooling", "mean_over_grid", "pooling_for"]
 
 
 class Pooling(Protocol):
-    """Makes the module that turns tensors of one shape into rows of features."""
+    """Makes the module that turns tensors of one shape into rows of features.
+
+    It is registered under a name without digits, for those that follow it in a place's name are its size.
+    `fl_elastic.testing.pooling_checks` tell whether it keeps to what is said here.
+    """
 
     def __call__(self, shape: tuple[int, ...], size: int) -> nn.Module:
-        """Return a module without trained weights that takes (N, *shape) and gives (N, D).
+        """Return a module without trained weights that takes floats of shape (N, *shape) and gives (N, D).
 
         Equal arguments give equal modules, on every device: what is random in it comes from a fixed seed.
         PlanError where the shape or size does not suit.
@@ -32,8 +36,8 @@ POOLINGS: Registry[Pooling] = Registry(
 )
 
 
-def pooling_for(place: Place, shape: tuple[int, ...]) -> nn.Module:
-    """Return the module that pools tensors of shape (N, *shape) at a place.
+def pooling_for(place: Place, given: Tensor) -> nn.Module:
+    """Return the module that pools tensors like this one, of any number of examples, at a place.
 
     Raises
     ------
@@ -45,10 +49,12 @@ def pooling_for(place: Place, shape: tuple[int, ...]) -> nn.Module:
     Examples
     --------
     >>> import torch
-    >>> pooling_for(Place.parse("features.6@grid2"), (3, 8, 8))(torch.ones(5, 3, 8, 8)).shape
+    >>> maps = torch.ones(5, 3, 8, 8)
+    >>> pooling_for(Place.parse("features.6@grid2"), maps)(maps).shape
     torch.Size([5, 12])
     """
-    return POOLINGS.get(place.pooling)(shape, place.size)
+    pooling = POOLINGS.get(place.pooling)(tuple(given.shape[1:]), place.size)
+    return pooling.to(device=given.device, dtype=given.dtype)
 
 
 @POOLINGS.register("grid")
@@ -144,12 +150,14 @@ class Flat(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
         super().__init__()
-        if size:
-            raise PlanError(f"flat reads everything and has no size, got {size}")
+        if size or not shape:
+            raise PlanError(
+                f"flat needs numbers of each example and no size, got {shape} and {size}"
+            )
 
     def forward(self, given: Tensor) -> Tensor:
         """Return (N, D)."""
-        return given.flatten(1).float() if not given.is_floating_point() else given.flatten(1)
+        return given.flatten(1)
 
 
 def mean_over_grid(given: Tensor, size: int) -> Tensor:

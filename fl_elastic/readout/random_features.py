@@ -49,7 +49,6 @@ class RandomFeatures(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
         super().__init__()
-        rng = np.random.default_rng([_SEED, *shape, size])
         most = {1: 1, 2: 2, 3: _CELLS**2}.get(len(shape), 0)
         if not most or size < most:
             raise PlanError(
@@ -58,6 +57,7 @@ class RandomFeatures(nn.Module):
             )
         if len(shape) == 3 and min(shape[1:]) < 2 * _CELLS:
             raise PlanError(f"random features of images need sides of {2 * _CELLS}, got {shape}")
+        rng = np.random.default_rng([_SEED, *shape, size])
         self._dilations: tuple[int, ...] = ()
         if len(shape) == 1:
             weights = [rng.normal(size=(size, *shape)) / math.sqrt(shape[0])]
@@ -76,7 +76,6 @@ class RandomFeatures(nn.Module):
 
     def forward(self, given: Tensor) -> Tensor:
         """Return (N, D)."""
-        given = given.to(self._bias.dtype) if not given.is_floating_point() else given
         weights = [getattr(self, f"_weight{number}") for number in range(self._kinds)]
         if given.dim() == 2:
             return torch.relu(nn.functional.linear(given, weights[0], self._bias))

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import ElasticError, ModelError, PlanError
+from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import chances_kept, untouched
-from fl_elastic.readout.place import INPUT, Place, joined, parse_places
+from fl_elastic.readout.place import BODY, INPUT, Place, joined, parse_places
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.update.manifest import READ_FROM
 
@@ -76,13 +76,8 @@ class Readout(nn.Module):
         with untouched(model), torch.no_grad():
             model.eval()
             try:
-                with _running_modules(model) as ran:
-                    found = reaching(model, self.places, inputs)
-                self.body, self._stops = _up_to(model, ran), False
-                if not self._gives(found, inputs):
-                    self._stops = True
-                if self._stops and not self._gives(found, inputs):
-                    self.body = model
+                found, began, ended = _pass_up_to(model, self.places, inputs)
+                self.body, self._stops = _part_of(model, self.places, inputs, found, began, ended)
             finally:
                 for name, module in model.named_modules():
                     module.training = modes[name]
@@ -90,8 +85,7 @@ class Readout(nn.Module):
             module.training = modes.get(name, model.training)
         self.training = model.training
         self.poolings = nn.ModuleList(
-            pooling_for(place, tuple(each.shape[1:]))
-            for place, each in zip(self.places, found, strict=True)
+            pooling_for(place, each) for place, each in zip(self.places, found, strict=True)
         )
         with torch.no_grad():
             features = self._pooled(found)
@@ -113,14 +107,6 @@ class Readout(nn.Module):
         outputs: Tensor = self.head(self._pooled(found))
         return outputs
 
-    def _gives(self, expected: list[Tensor], inputs: Any) -> bool:
-        """Whether the body gives the same as the model did."""
-        try:
-            found = reaching(self.body, self.places, inputs, stop=self._stops)
-        except (ElasticError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
-            return False
-        return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
-
     def _pooled(self, found: list[Tensor]) -> Tensor:
         rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
@@ -138,7 +124,7 @@ def reaching(
     stop: bool = True,
     reached: Callable[[Place], None] | None = None,
 ) -> list[Tensor]:
-    """Run a model until it has come by all places; return the tensor at each.
+    """Run a model until it has come by all places; return the tensor at each, whole numbers as floats.
 
     Parameters
     ----------
@@ -175,9 +161,14 @@ def reaching(
                 "of it, or after it"
             )
         # A module that runs again is read where it ran first.
-        if found.setdefault(place, tensor) is tensor and reached is not None:
+        if place in found:
+            return
+        ends = stop and len(found) + 1 == len(places)
+        # What runs afterwards may work on it in place.
+        found[place] = _as_floats(tensor if ends else tensor.clone())
+        if reached is not None:
             reached(place)
-        if stop and len(found) == len(places):
+        if ends:
             raise ended
 
     if wanted:
@@ -226,19 +217,39 @@ def _module(model: nn.Module, place: Place) -> nn.Module:
 def kept_tensors(
     model: nn.Module, places: Iterable[Place], inputs: Any
 ) -> dict[Place, tuple[str, ...]]:
-    """Return by place the names of the tensors that a readout from there has of the model's state."""
-    at: dict[Place, set[str]] = {}
-    places = tuple(places)
-    with _running_modules(model) as ran:
-        reaching(model, places, inputs, reached=lambda place: at.update({place: set(ran)}))
-    names = list(ModelState.of(model).tensors)
-    modules = [name for name, _ in model.named_modules()]
-    found = {}
+    """Return by place the names of the tensors that a readout from there has of the model's state.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In eval mode.
+    places : iterable of Place
+        In any order.
+    inputs : any
+        Of a small batch.
+
+    Raises
+    ------
+    ModelError
+        If the model writes its state under other names than a readout writes it.
+    """
+    by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
-        idle = [name for name in modules if not _has_run(name, at.get(place, set()))]
-        found[place] = tuple(
-            name for name in names if not any(name.startswith(f"{each}.") for each in idle)
-        )
+        by_tensor.setdefault((place.module, place.at_input), []).append(place)
+    names = ModelState.of(model).tensors
+    found = {}
+    for same in by_tensor.values():
+        first = (same[0],)
+        body, _ = _part_of(model, first, inputs, *_pass_up_to(model, first, inputs))
+        own = ModelState.of(nn.ModuleDict({BODY: body})).tensors
+        kept = tuple(name.removeprefix(f"{BODY}.") for name in own)
+        if not names.keys() >= set(kept):
+            unlike = sorted(set(kept) - names.keys())[0]
+            raise ModelError(
+                f"the model's state is under other names, such as {unlike!r}, where it is part of another: a fleet "
+                "reads such a model at its last layer"
+            )
+        found |= dict.fromkeys(same, kept)
     return found
 
 
@@ -252,30 +263,76 @@ def _input_of(inputs: Any) -> Tensor:
     map_tensors(note, inputs)
     if not found:
         raise ModelError(f"place {INPUT}: inputs of type {type(inputs).__name__} hold no tensor")
-    return found[0]
+    return _as_floats(found[0])
+
+
+def _as_floats(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def _pass_up_to(
+    model: nn.Module, places: tuple[Place, ...], inputs: Any
+) -> tuple[list[Tensor], set[str], set[str]]:
+    """Return what is at the places, and the names of the modules that began and that ended to run by then."""
+    began: set[str] = set()
+    ended: set[str] = set()
+    with _running_modules(model, began, ended):
+        found = reaching(model, places, inputs)
+    return found, began, ended
 
 
 @contextmanager
-def _running_modules(model: nn.Module) -> Iterator[set[str]]:
-    """Note the names of the modules that begin to run inside the block."""
-    ran: set[str] = set()
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name))
-        for name, module in model.named_modules()
-    ]
+def _running_modules(model: nn.Module, began: set[str], ended: set[str]) -> Iterator[None]:
+    """Note the names of the modules that begin and end to run inside the block."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: began.add(name)))
+        # Before others, one of which may end the pass here.
+        handles.append(
+            module.register_forward_hook(lambda *_, name=name: ended.add(name), prepend=True)
+        )
     try:
-        yield ran
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _up_to(model: nn.Module, ran: set[str]) -> nn.Module:
-    """Return a copy of the model's modules that shares its tensors, in which those that did not run do nothing.
+def _part_of(
+    model: nn.Module,
+    places: tuple[Place, ...],
+    inputs: Any,
+    found: list[Tensor],
+    began: set[str],
+    ended: set[str],
+) -> tuple[nn.Module, bool]:
+    """Return a copy of the model's modules up to its places, and whether a pass must end there by an exception.
 
-    The model itself where everything ran, or it cannot be copied.
+    It shares the model's tensors; modules that are not needed do nothing. The model itself where it cannot be
+    copied, or does not give the same without them.
     """
-    idle = {name for name, _ in model.named_modules() if not _has_run(name, ran)}
+    body = _without_idle(model, began, ended)
+    for stops in (False, True):
+        if _gives(body, places, inputs, found, stops):
+            return body, stops
+    return model, True
+
+
+def _gives(
+    body: nn.Module, places: tuple[Place, ...], inputs: Any, expected: list[Tensor], stops: bool
+) -> bool:
+    """Whether the body gives the same as the model did."""
+    try:
+        found = reaching(body, places, inputs, stop=stops)
+    # A model may raise whatever it likes where it does not get what it expects.
+    except Exception:
+        return False
+    return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def _without_idle(model: nn.Module, began: set[str], ended: set[str]) -> nn.Module:
+    """Return a copy of the model's modules that shares its tensors, in which those that are idle do nothing."""
+    idle = {name for name, _ in model.named_modules() if _is_idle(name, began, ended)}
     if not idle:
         return model
     tensors = [*model.parameters(), *model.buffers()]
@@ -291,13 +348,19 @@ def _up_to(model: nn.Module, ran: set[str]) -> nn.Module:
     return body
 
 
+def _is_idle(name: str, began: set[str], ended: set[str]) -> bool:
+    """Whether neither a module nor any inside of it ran, nor one around it came to its end.
+
+    Which may have used its weights without running it, as attention uses those of its last layer.
+    """
+    parts = name.split(".")
+    around = {".".join(parts[:count]) for count in range(1, len(parts))}
+    ran = not name or name in began or any(each.startswith(f"{name}.") for each in began)
+    return not ran and not around & ended
+
+
 class _PassedBy(nn.Module):
     """Stands where a module was that the readout does not need."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def _has_run(name: str, ran: set[str]) -> bool:
-    """Whether a module or any inside of it ran."""
-    return not name or name in ran or any(each.startswith(f"{name}.") for each in ran)

@@ -19,8 +19,10 @@ from fl_elastic.update.partial import Limits, check_count
 __all__ = ["PlacesReply", "decode_places", "encode_places"]
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
-_MOST = 1e30
+_MOST, _MOST_MICROSECONDS = 1e30, 10**12
 _LONGEST_NAME = 500
+# Targets and the constant travel as fp32.
+_ROUNDED = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,6 @@ def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> byte
         "outputs": sample.targets.shape[1],
         "classes": int(reply.classes),
         "last": reply.last,
-        "squares": float(sample.squares),
     }
     return pack(Kind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
 
@@ -112,6 +113,8 @@ def decode_places(
         check_count("features of a place", each, 1, _MOST_FEATURES)
     for each in counts:
         check_count("rows of a fold", each, 1, _MOST_ROWS)
+    for each in micro:
+        check_count("microseconds", each, 0, _MOST_MICROSECONDS)
     rows = sum(counts)
     check_count("rows", rows, 1, _MOST_ROWS)
     exact = 2 * sum(features) + rows * (1 + outputs)
@@ -134,29 +137,50 @@ def decode_places(
         mean, scale = numbers[2 * start :][:width], numbers[2 * start + width :][:width]
         own = standard[rows * start :][: rows * width].reshape(rows, width)
         found[place] = own * scale + np.outer(constant, mean)
-        seconds[place] = max(micro[number], 0) / 1e6
+        seconds[place] = micro[number] / 1e6
         kept[place] = _indices(header["kept"][number], len(manifest))
         start += width
-    squares = header.get("squares")
-    if not isinstance(squares, float | int) or not 0 <= squares <= _MOST:
-        raise UpdateError(f"squares of targets are {str(squares)[:40]!r}, expected a number from 0")
     folds = np.repeat(np.arange(len(counts)), counts)
-    sample = Sample(found, constant, targets, folds, float(squares))
-    if not 0 < sample.num_examples <= _MOST_ROWS:
-        raise UpdateError(f"rows stand for {sample.num_examples:.3g} examples")
+    classes = bool(field(header, "classes", int))
+    _check_examples(constant, targets, counts, classes)
+    sample = Sample(found, constant, targets, folds, np.zeros(rows, np.int64))
     last = field(header, "last", str)[:_LONGEST_NAME]
-    return PlacesReply(sample, seconds, kept, bool(field(header, "classes", int)), last)
+    return PlacesReply(sample, seconds, kept, classes, last)
+
+
+def _check_examples(
+    constant: NDArray[np.float64], targets: NDArray[np.float64], counts: list[int], classes: bool
+) -> None:
+    """Raise UpdateError unless the rows of each fold are examples that were mixed by a rotation.
+
+    Which leaves the number of examples as it is and, of classes, how many are in each and that none is in two.
+    """
+    start = 0
+    for count in counts:
+        ones, own = constant[start : start + count], targets[start : start + count]
+        start += count
+        most = _ROUNDED * count
+        if abs(ones @ ones - count) > most:
+            raise UpdateError(f"{count} rows of a fold stand for {ones @ ones:.4g} examples")
+        if classes:
+            each = ones @ own
+            # The products of targets with each other, of which there may be many, less the diagonal of `each`.
+            products = own.T @ own if own.shape[1] <= count else own @ own.T
+            apart = (products**2).sum() - 2 * (own**2).sum(axis=0) @ each + each @ each
+            if abs(each.sum() - count) > most or apart > most**2:
+                raise UpdateError("targets of a fold are not each in one class")
 
 
 def _finite(payload: memoryview, kind: str) -> NDArray[np.float64]:
-    numbers = np.frombuffer(payload, kind).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        numbers = np.frombuffer(payload, kind).astype(np.float64)
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
         raise UpdateError("places hold numbers that are not finite, or beyond any use")
     return numbers
 
 
 def _place(name: Any) -> Place:
-    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable():
         raise UpdateError(f"place {str(name)[:40]!r} is no name")
     try:
         return Place.parse(name)

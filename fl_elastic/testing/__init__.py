@@ -1,4 +1,4 @@
-"""Conformance checks and made-up cases for those who add a policy, a score, a codec or a rule.
+"""Conformance checks and made-up cases for those who add a policy, a score, a codec, a rule or a pooling.
 
 Each function returns small checks that take the plug-in's class or an instance and raise
 AssertionError. With pytest::
@@ -12,6 +12,7 @@ from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.codecs import codec_checks
 from fl_elastic.testing.importances import importance_checks
 from fl_elastic.testing.policies import policy_checks
+from fl_elastic.testing.poolings import pooling_checks
 from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.rules import rule_checks
 from fl_elastic.testing.selectors import selector_checks
@@ -25,6 +26,7 @@ __all__ = [
     "made_up_profile",
     "name_of",
     "policy_checks",
+    "pooling_checks",
     "rule_checks",
     "selector_checks",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
 from fl_elastic.groups.examples import few_of, take_examples
@@ -136,8 +136,13 @@ def place_sample(
                     for place in places:
                         tensor = at[place.module, place.at_input]
                         if place not in poolings:
-                            poolings[place] = pooling_for(place, tuple(tensor.shape[1:]))
+                            poolings[place] = pooling_for(place, tensor)
                         rows[place] = poolings[place](tensor).float().cpu()
+                        if len(rows[place]) != min(size, left):
+                            raise PlanError(
+                                f"place {place} has {len(rows[place])} rows for {min(size, left)} examples: time "
+                                "steps, tokens or nodes come first there"
+                            )
                     first = next(iter(rows.values()))
                     wanted, classes = as_numbers(None, targets, torch.empty(len(first), outputs))
                     known = ~wanted.isnan().any(dim=1)

@@ -26,6 +26,7 @@ __all__ = [
     "as_scores",
     "closed_form_head",
     "held_out_in",
+    "inner_mean",
     "parts_held_out",
     "stretch",
 ]
@@ -245,7 +246,7 @@ def _best_penalty(system: _System, sums: Sequence[HeadSums]) -> tuple[float, flo
     def error(place: int) -> float:
         squared = sum(each.squared_errors(float(PENALTIES[place])) for each in held)
         means = np.asarray(squared)[known] / examples[known] / system.variance
-        return _inner_mean(means, examples[known])
+        return inner_mean(means, examples[known])
 
     best = _START
     while True:
@@ -311,8 +312,12 @@ def held_out_in(part: int, sums: Sequence[HeadSums]) -> dict[int, Fold]:
     return out if left > _NOTHING_LEFT * examples else {}
 
 
-def _inner_mean(values: _Floats, weights: _Floats) -> float:
-    """Return the mean without the largest and the smallest fifth, at least one of three or more."""
+def inner_mean(values: _Floats, weights: _Floats) -> float:
+    """Return the mean without the largest and the smallest fifth, at least one of three or more.
+
+    >>> inner_mean(np.array([0.3, 9.0, 0.1, 0.5]), np.ones(4))
+    0.4
+    """
     order = values.argsort()
     outer = min(-(-len(order) // _OUTER), (len(order) - 1) // 2)
     inner = order[outer : len(order) - outer]

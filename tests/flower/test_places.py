@@ -23,8 +23,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.losses import classification_loss
-from fl_elastic.readout.place import places_of
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
 from fl_elastic.update.closed_form import closed_form_head
 
@@ -61,12 +60,7 @@ def apps() -> dict[int, Any]:
 
 
 def model_of(arrays: ArrayRecord) -> nn.Module:
-    weights = {name: torch.from_numpy(np.array(each)) for name, each in as_weights(arrays).items()}
-    model, places = build(), places_of(as_weights(arrays))
-    if places:
-        model = Readout(model, places, data(0)[0][0], 4)
-    model.load_state_dict(weights)
-    return model.eval()
+    return loaded(build(), arrays, data(0)[0][0]).eval()
 
 
 def accuracy(model: nn.Module) -> float:

@@ -1,0 +1,141 @@
+"""``fl-elastic plan MODEL --read``: where a head may read in a model, what that costs, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from fl_elastic.cli.planned import random_batch
+from fl_elastic.cli.tables import print_table
+from fl_elastic.errors import ModelError
+from fl_elastic.groups import Batch
+from fl_elastic.laboratory import from_laboratory
+from fl_elastic.readout.candidates import MOST_FEATURES
+from fl_elastic.readout.choice import PlaceWorth, choose_places
+from fl_elastic.readout.place import Place
+from fl_elastic.registry import first_line, from_module
+from fl_elastic.training.place_sample import place_sample
+
+__all__ = ["describe_places", "print_places"]
+
+_EXAMPLES, _WARM = 640, 2
+# The lower triangle of the sums of products, as fp32.
+_SUM_BYTES = 4 / 2
+
+
+def describe_places(
+    model: nn.Module, shape: tuple[int, ...], batch_size: int, classes: int, data: str | None
+) -> dict[str, Any]:
+    """Return what each place costs on this machine, and with data its error on held-out examples, as JSON values.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is.
+    shape : tuple of int
+        Of one input.
+    batch_size : int
+        Examples of a pass.
+    classes : int
+        Of random targets.
+    data : str, optional
+        A data set of the laboratory, or ``module:callable`` that returns a loader. Left out, inputs are random and
+        nothing is known of errors.
+
+    Raises
+    ------
+    ModelError
+        If the callable raises.
+    RegistryError
+        If there is none.
+    LaboratoryMissing
+        If the laboratory is not installed that knows data sets by name.
+    """
+    loader: Iterable[Batch]
+    if data is None:
+        loader = [random_batch(shape, batch_size, classes) for _ in range(2)]
+    else:
+        loader = _loader(data, shape, batch_size)
+    # What the first pass does for the first time is not what a pass takes.
+    place_sample(model, loader, examples=_WARM, most_features=MOST_FEATURES)
+    found = place_sample(model, loader, examples=_EXAMPLES, most_features=MOST_FEATURES)
+    worth: dict[Place, PlaceWorth] = {}
+    unions: tuple[PlaceWorth, ...] = ()
+    best = None
+    if data is not None:
+        choice = choose_places(found.sample, most_features=MOST_FEATURES)
+        worth = {each.places[0]: each for each in choice.single}
+        unions, best = choice.unions[1:], choice.best.name
+    longest = max(found.seconds.values())
+    rows = [
+        {
+            "name": str(place),
+            "features": numbers.shape[1],
+            "seconds": found.seconds[place],
+            "share": found.seconds[place] / longest if longest > 0 else 1.0,
+            "sums_bytes": round(_SUM_BYTES * numbers.shape[1] ** 2),
+            "error": worth[place].error if place in worth else None,
+            "penalty": worth[place].penalty if place in worth else None,
+        }
+        for place, numbers in found.sample.rows.items()
+    ]
+    return {
+        "examples": len(found.sample.targets),
+        "places": rows,
+        "unions": [
+            {"name": each.name, "features": each.features, "error": each.error} for each in unions
+        ],
+        "best": best,
+    }
+
+
+def print_places(model: str, result: dict[str, Any]) -> None:
+    """Print the table, and which places are best."""
+    known = result["best"] is not None
+    table = Table(title=f"{model}: where a head may read, input first")
+    table.add_column("place", overflow="fold")
+    for column in ("features", "ms an example", "share of the pass", "sums, kB"):
+        table.add_column(column, justify="right")
+    if known:
+        table.add_column("held-out error", justify="right")
+    for place in result["places"]:
+        cells = [
+            place["name"], f"{place['features']}", f"{1e3 * place['seconds']:.3f}",
+            f"{place['share']:.0%}", f"{place['sums_bytes'] / 1e3:.0f}",
+        ]  # fmt: skip
+        table.add_row(*cells, *([f"{place['error']:.3f}"] if known else []))
+    console = Console()
+    print_table(table, console)
+    if not known:
+        console.print("give --data to see what each is worth", highlight=False)
+        return
+    for union in result["unions"]:
+        console.print(
+            f"{union['error']:.3f} with {union['features']} features from {union['name']}",
+            highlight=False,
+        )
+    console.print(f"best of {result['examples']} examples: {result['best']}", highlight=False)
+
+
+def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batch]:
+    if ":" not in data:
+        batches: Iterable[Batch] = from_laboratory("dataset_batches")(
+            data, shape, batch_size, _EXAMPLES
+        )
+        return batches
+    make = from_module("data", data)
+    try:
+        made = make() if callable(make) else make
+    # It is somebody else's code.
+    except Exception as error:
+        raise ModelError(f"data {data!r}: {first_line(error)}") from error
+    if not isinstance(made, Iterable) or isinstance(made, (str, torch.Tensor)):
+        raise ModelError(
+            f"data {data!r} gives a {type(made).__name__}, expected a loader of batches (inputs, targets)"
+        )
+    return made if not hasattr(made, "__next__") else list(made)

@@ -1,0 +1,62 @@
+"""The module that a state belongs to: a model, or what of it ends where a head reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.readout.place import HEAD, places_of
+from fl_elastic.readout.readout import Readout
+from fl_elastic.update.manifest import Manifest, array_of, load_weights
+
+__all__ = ["loaded"]
+
+
+def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module:
+    """Return a model with this state: a readout where the state is that of one, the model itself otherwise.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As the run began with it. A readout shares its tensors, which get the state's values.
+    state : mapping of str to tensor or array
+        A state dict, or what a run of Flower returns: ``result.arrays``.
+    inputs : any
+        Of a batch, as the model takes them: tells shapes.
+
+    Raises
+    ------
+    UpdateError
+        If the state does not fit; the model is as it was.
+    PlanError
+        If the model has none of the places that the state names.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    >>> images = torch.zeros(5, 3, 8, 8)
+    >>> state = Readout(model, "1@grid2", images, outputs=10).state_dict()
+    >>> type(loaded(model, state, images)).__name__, loaded(model, model.state_dict(), images) is model
+    ('Readout', True)
+    """
+    arrays = {name: _as_array(each) for name, each in state.items()}
+    places, found = places_of(arrays), model
+    if places:
+        weight = arrays.get(f"{HEAD}.weight")
+        if weight is None or weight.ndim != 2 or not len(weight):
+            raise UpdateError(f"a state that reads {places} has no {HEAD}.weight of shape (C, D)")
+        found = Readout(model, places, inputs, len(weight))
+    load_weights(found, Manifest.of(found), arrays)
+    return found
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, Tensor):
+        return array_of(value)
+    # Flower's arrays say how they are read.
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,0 +1,64 @@
+"""How much each client's sample counts where places are ranked: nobody's weighs as much as many others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.readout.choice import Sample
+
+__all__ = ["ABSURD", "sizes_of_samples", "weighed"]
+
+ABSURD = 100.0
+"""No client's numbers are so many times as large, as mean squares, as those of the median client."""
+
+# From so many clients on it is known what is usual; an example weighs as no more than so many usual ones.
+_FEWEST, _LARGER = 3, 3.0
+
+
+def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    """Return how large each client's numbers are, in mean squares over the median client's, where it is most.
+
+    That is at one of the places that all of them have, or of the targets. Numbers are taken about the median of the
+    clients' means, and each feature counts alike.
+
+    Examples
+    --------
+    >>> from fl_elastic.readout.place import Place
+    >>> x = np.array([[1.0, 2.0], [3.0, 1.0], [2.0, 3.0]])
+    >>> found = [Sample.of({Place("a", "flat"): k * x}, x, np.arange(3)) for k in (1, 1, 9)]
+    >>> np.round(sizes_of_samples(found)).tolist()
+    [1.0, 1.0, 465.0]
+    """
+    if len(samples) < _FEWEST:
+        return np.ones(len(samples))
+    common = [place for place in samples[0].rows if all(place in each.rows for each in samples)]
+    found = [_sizes(samples, [each.rows[place] for each in samples]) for place in common]
+    found.append(_sizes(samples, [each.targets for each in samples]))
+    return np.asarray(np.max(found, axis=0))
+
+
+def weighed(samples: Sequence[Sample], sizes: NDArray[np.float64]) -> list[Sample]:
+    """Return the samples, of which those of large numbers count for less."""
+    return [
+        sample if size <= _LARGER else sample.times(_LARGER / size)
+        for sample, size in zip(samples, sizes, strict=True)
+    ]
+
+
+def _sizes(samples: Sequence[Sample], rows: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+    counts = np.array([each.num_examples for each in samples])[:, None]
+    means = np.array([each.constant @ own for each, own in zip(samples, rows, strict=True)])
+    squares = np.array([np.einsum("ij,ij->j", own, own) for own in rows]) / counts
+    means /= counts
+    middle = np.median(means, axis=0)
+    about = np.maximum(squares - 2 * middle * means + middle**2, 0.0)
+    usual = about.mean(axis=0)
+    moves = usual > 0
+    if not moves.any():
+        return np.ones(len(samples))
+    found = (about[:, moves] / usual[moves]).mean(axis=1)
+    median = float(np.median(found))
+    return np.asarray(found / median) if median > 0 else np.ones(len(samples))
