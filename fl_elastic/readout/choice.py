@@ -157,8 +157,9 @@ def choose_places(
 ) -> Choice:
     """Return the places from which ridge regression has the least error on held-out examples.
 
-    Places are added one by one, the one that lessens the error most first, as long as that explains more of what is
-    left and the features are not too many. Features are standardised.
+    To the best place, and to the best one that takes at most half of the features, others are added one by one, the
+    one that lessens the error most first, as long as that explains more of what is left and the features are not
+    too many. Features are standardised.
 
     Parameters
     ----------
@@ -207,20 +208,29 @@ def choose_places(
     ranked = _by_error(worth((place,), closely=False) for place in candidates)
     close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
     alone = _by_error([*close, *ranked[_TRIED:]])
-    best, penalty = close[0]
-    unions = [best]
-    while len(best.places) < _JOINED:
-        rest = [
-            each.places[0]
-            for each, _ in close
-            if each.places[0] not in best.places and best.features + each.features <= most_features
-        ]
-        tried = [worth((*best.places, place), penalty) for place in rest]
-        found = min(tried, key=lambda each: each[0].error, default=None)
-        if found is None or found[0].error > (1 - _GAIN) * best.error:
-            break
-        best, penalty = found
-        unions.append(best)
+
+    def grown(start: PlaceWorth, penalty: int) -> list[PlaceWorth]:
+        unions = [start]
+        while len((best := unions[-1]).places) < _JOINED:
+            rest = [
+                each.places[0]
+                for each, _ in close
+                if each.places[0] not in best.places
+                and best.features + each.features <= most_features
+            ]
+            tried = [worth((*best.places, place), penalty) for place in rest]
+            found = min(tried, key=lambda each: each[0].error, default=None)
+            if found is None or found[0].error > (1 - _GAIN) * best.error:
+                break
+            penalty = found[1]
+            unions.append(found[0])
+        return unions
+
+    # The best place alone may take nearly all of the features that are allowed, and leave no room for another.
+    roomy = [each for each in close if 2 * each[0].features <= most_features]
+    starts = [close[0], *(each for each in roomy[:1] if each is not close[0])]
+    unions = min((grown(*each) for each in starts), key=lambda each: each[-1].error)
+    best = unions[-1]
     order = {place: number for number, place in enumerate(sample.rows)}
     chosen = tuple(sorted(best.places, key=order.__getitem__))
     return Choice(
