@@ -39,7 +39,7 @@ from fl_elastic_simulations.benchmarks.liars import LIES
 from fl_elastic_simulations.benchmarks.liars import RULES as LIARS_RULES
 from fl_elastic_simulations.benchmarks.lora import BASE, LORA, SOLVED, lora_filled
 from fl_elastic_simulations.benchmarks.lora import SEEDS as LORA_SEEDS
-from fl_elastic_simulations.benchmarks.one_device import one_device_markdown
+from fl_elastic_simulations.benchmarks.one_device import elsewhere_markdown, one_device_markdown
 from fl_elastic_simulations.benchmarks.online import (
     CHOSEN_ON,
     DEFAULT,
@@ -56,6 +56,8 @@ from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS as COMPAR
 from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
 from fl_elastic_simulations.benchmarks.stream_summary import stream_markdown
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS as STREAMS
+from fl_elastic_simulations.benchmarks.where_to_read import TASKS as READ
+from fl_elastic_simulations.benchmarks.where_to_read import read_filled, read_peaks_markdown
 from fl_elastic_simulations.engine.merging_cost import MERGED
 from fl_elastic_simulations.models.adapters import RANK
 from fl_elastic_simulations.peers.low_rank import affordable_rank
@@ -202,7 +204,7 @@ def test_transfer_rows_are_the_committed_ones() -> None:
 def test_one_device_rows_are_the_committed_ones() -> None:
     rows = json.loads((RESULTS / "one_device.json").read_text())["rows"]
     text = section("One device, with features that are kept")
-    assert one_device_markdown(rows) in text
+    assert one_device_markdown(rows) in text and elsewhere_markdown(rows) in text
     best, full = rows["summary solved head, block 14, 2 epochs"], rows["summary full"]
     turn = rows["in turn solved head, block 14, 2 epochs"]
     said = (
@@ -217,6 +219,56 @@ def test_one_device_rows_are_the_committed_ones() -> None:
     }
     deepest, highest = (pick(map(int, taken)) for pick in (min, max))
     assert f"took places from `features.{highest}` to `features.{deepest}`" in text
+
+
+def test_tables_of_where_a_head_reads_are_exactly_the_committed_cells() -> None:
+    rows = rows_of("where_to_read")
+    assert re.findall(r"<!-- read ([\w-]+) -->", MEASURED) == list(READ)
+    assert read_filled(MEASURED, rows) == MEASURED
+    assert read_peaks_markdown(rows) in section("Where a head in closed form reads")
+    tasks = {name.split(" | ")[0] for name in rows}
+    assert tasks == {*READ, "peak"}
+
+
+def test_what_is_said_of_where_a_head_reads_is_what_the_rows_say() -> None:
+    for sentence in said_of_reading():
+        assert sentence in section("Where a head in closed form reads")
+
+
+def said_of_reading() -> list[str]:
+    rows = rows_of("where_to_read")
+
+    def of(task: str, method: str, key: str = "accuracy") -> float:
+        found = [r[key] for name, r in rows.items() if name.startswith(f"{task} | {method}")]
+        return statistics.fmean(found)
+
+    def ahead(task: str, other: str) -> float:
+        return 100 * (of(task, "chosen places") - of(task, other))
+
+    signs, objects, birds, clothes, *scratch = READ
+    last, block, drawn = "last layer", "features.6@grid4", "2,048 random"
+    first, second, third = (
+        f"{100 * of(each, 'chosen places'):.1f} % ({100 * of(each, drawn):.1f})" for each in scratch
+    )
+    peaks = [row["peak_bytes"] for name, row in rows.items() if name.startswith("peak | ")]
+    return [
+        f"Chosen places are {ahead(signs, last):.1f} points ahead of the last layer on signs, "
+        f"{ahead(objects, last):.1f} on CIFAR-10, {ahead(clothes, last):.1f} on Fashion-MNIST and "
+        f"{ahead(birds, last):.1f} on birds.",
+        f"On birds the error on held-out examples is {of(birds, last, 'error'):.3f} at the last layer and "
+        f"{of(birds, 'chosen places', 'error'):.3f} at the chosen places, so choosing gains next to nothing there.",
+        f"One place for all is not enough: block 6 on a grid of 4 by 4 is {ahead(signs, block):.1f}, "
+        f"{ahead(objects, block):.1f}, {ahead(birds, block):.1f} and {ahead(clothes, block):.1f} points behind "
+        "what is chosen.",
+        "Ridge regression on 2,048 random features of the input, which knows no pretrained weights, is right on "
+        f"{100 * of(signs, drawn):.1f} % of the signs and {100 * of(clothes, drawn):.1f} % of Fashion-MNIST, where "
+        f"the last layer of the pretrained network is on {100 * of(signs, last):.1f} and "
+        f"{100 * of(clothes, last):.1f} %; on CIFAR-10 and birds it is behind the last layer.",
+        f"Chosen places (2,048 random features) are right on {first} of the signs, {second} of CIFAR-10 and "
+        f"{third} of the activities.",
+        f"A head at block 6 peaks at {peaks[0] / peaks[-1]:.2f} of what four full steps take, and one at the last "
+        f"layer at {peaks[1] / peaks[-1]:.2f}.",
+    ]
 
 
 def test_memory_rows_are_the_committed_ones() -> None:

@@ -65,7 +65,9 @@ METHODS: dict[str, StreamMethod] = {
     SOLVED: StreamMethod(closed_form=True),
     "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
     READS: StreamMethod(closed_form=True, at_home=False, read="auto"),
-    "closed form, blocks 14 and 7": StreamMethod(
-        closed_form=True, at_home=False, read="features.14@grid2+features.7@grid4"
+    "closed form, blocks 7, 14 and last": StreamMethod(
+        closed_form=True,
+        at_home=False,
+        read="features.7@grid4+features.14@grid2+in:classifier.1@flat",
     ),
 }
