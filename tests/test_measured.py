@@ -1105,16 +1105,17 @@ def said_of_closed_form_streams() -> list[str]:
     spoiled = of("birds", untrained) - of("birds", "closed form")
     helped = of("signs", "closed form") - of("signs", untrained)
     return [
-        f"- On new birds a head in closed form at chosen places ends at {of('birds', READS):.1f} %, at fixed ones at "
-        f"{of('birds', 'closed form, blocks 7, 14 and last'):.1f} %, and at the last layer at "
-        f"{of('birds', untrained):.1f} %, where the best row with steps ends at {best('birds'):.1f} %; on new signs "
-        f"chosen places end at {of('signs', READS):.1f} %, and the best row with steps at {best('signs'):.1f} %.",
-        "- What it learns from is sums, of which there are none in the store: they are in the learner's state, which "
-        f"takes {state('birds')} MB on birds and {state('signs')} MB on signs with the model's 9 MB in it. The store "
-        "is for the penalty and for forgetting.",
+        f"- On new birds a head in closed form at chosen places ends at {of('birds', READS):.1f} %, at fixed ones "
+        f"at {of('birds', 'closed form, blocks 7, 14 and last'):.1f} %, and at the last layer at "
+        f"{of('birds', untrained):.1f} %, where the best row with steps ends at {best('birds'):.1f} %; on new "
+        f"signs chosen places end at {of('signs', READS):.1f} %, and the best row with steps at "
+        f"{best('signs'):.1f} %.",
+        "- What it learns from is sums, of which there are none in the store: they are in the learner's state, "
+        f"which takes {state('birds')} MB on birds and {state('signs')} MB on signs with the model's 9 MB in it. "
+        "The store is for the penalty and for forgetting.",
         "- Training at home on the first classes spoils the last layer's features for the classes that come, on "
-        f"birds by {spoiled:.0f} points; on signs, which are far from what the weights were trained on, it helps by "
-        f"{helped:.0f}.",
+        f"birds by {spoiled:.0f} points; on signs, which are far from what the weights were trained on, it helps "
+        f"by {helped:.0f}.",
     ]
 
 
