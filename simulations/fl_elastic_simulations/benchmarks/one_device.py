@@ -177,7 +177,7 @@ def bench_one_device(
     rest = [(m, _best_rate(results, m), seed) for m in chosen for seed in SEEDS[1:]]
     _run(results, root, rest, workers, tell)
     _summarise(results, chosen)
-    _time_in_turn(results, root, tell)
+    _time_in_turn(results, root, chosen, tell)
 
 
 def _rates(method: OneDeviceMethod) -> tuple[float, ...]:
@@ -227,14 +227,16 @@ def elsewhere_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _time_in_turn(results: Results, root: str, tell: Callable[[str], None]) -> None:
+def _time_in_turn(
+    results: Results, root: str, methods: Iterable[OneDeviceMethod], tell: Callable[[str], None]
+) -> None:
     """Time some methods one after the other in this process, between two runs of full training.
 
     The cells of the table ran at different times, beside whatever else the machine did.
     """
     timed = [
         each
-        for each in METHODS
+        for each in methods
         if each.name in _IN_TURN and f"in turn {each.name}" not in results.rows
     ]
     if not timed:
