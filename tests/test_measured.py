@@ -207,6 +207,8 @@ def test_one_device_rows_are_the_committed_ones() -> None:
     rows = json.loads((RESULTS / "one_device.json").read_text())["rows"]
     text = section("One device, with features that are kept")
     assert one_device_markdown(rows) in text and elsewhere_markdown(rows) in text
+    for sentence in said_of_one_device():
+        assert sentence in text
     best, full = rows["summary solved head, block 14, 2 epochs"], rows["summary full"]
     turn = rows["in turn solved head, block 14, 2 epochs"]
     said = (
@@ -221,6 +223,23 @@ def test_one_device_rows_are_the_committed_ones() -> None:
     }
     deepest, highest = (pick(map(int, taken)) for pick in (min, max))
     assert f"took places from `features.{highest}` to `features.{deepest}`" in text
+
+
+def said_of_one_device() -> list[str]:
+    rows = rows_of("one_device")
+
+    def signs(method: str, key: str) -> float:
+        return float(rows[f"signs: {method} | 0.0003 | 0"][key])
+
+    chosen, more = "chosen places", "chosen places, 1 epoch above a cut"
+    ahead = 100 * (signs(chosen, "accuracy") - signs("full", "accuracy"))
+    further = 100 * (signs(more, "accuracy") - signs(chosen, "accuracy"))
+    return [
+        f"On signs a head at chosen places ends {ahead:.1f} points above full fine-tuning, after "
+        f"{signs(chosen, 'seconds'):.0f} instead of {signs('full', 'seconds'):.0f} seconds, "
+        f"{signs(chosen, 'seconds') / signs('full', 'seconds'):.3f} of its time; an epoch above a cut adds "
+        f"{further:.1f} points and takes {signs(more, 'seconds'):.0f} seconds."
+    ]
 
 
 def test_tables_of_where_a_head_reads_are_exactly_the_committed_cells() -> None:
