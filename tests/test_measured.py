@@ -231,6 +231,10 @@ def said_of_one_device() -> list[str]:
     def signs(method: str, key: str) -> float:
         return float(rows[f"signs: {method} | 0.0003 | 0"][key])
 
+    def birds(method: str) -> float:
+        last = rows["summary solved head"]["accuracy"]
+        return float(rows[f"summary {method}"]["accuracy"] - last)
+
     chosen, more = "chosen places", "chosen places, 1 epoch above a cut"
     ahead = 100 * (signs(chosen, "accuracy") - signs("full", "accuracy"))
     further = 100 * (signs(more, "accuracy") - signs(chosen, "accuracy"))
@@ -238,7 +242,9 @@ def said_of_one_device() -> list[str]:
         f"On signs a head at chosen places ends {ahead:.1f} points above full fine-tuning, after "
         f"{signs(chosen, 'seconds'):.0f} instead of {signs('full', 'seconds'):.0f} seconds, "
         f"{signs(chosen, 'seconds') / signs('full', 'seconds'):.3f} of its time; an epoch above a cut adds "
-        f"{further:.1f} points and takes {signs(more, 'seconds'):.0f} seconds."
+        f"{further:.1f} points and takes {signs(more, 'seconds'):.0f} seconds.",
+        f"On birds chosen places end {100 * birds(chosen):.1f} points above the last layer alone, and "
+        f"{-100 * rows['summary chosen places']['against_full']:.1f} below full fine-tuning.",
     ]
 
 
