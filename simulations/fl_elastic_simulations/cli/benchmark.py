@@ -81,8 +81,8 @@ def benchmark(
         ) -> None:
             from fl_elastic_simulations.benchmarks.results import Results
 
-            table = f"{file or called}{'-quick' if options.get('quick') else ''}.json"
-            results = Results(output or FOLDER / table, fresh=fresh)
+            kept = f"{file or called}{'-quick' if options.get('quick') else ''}.json"
+            results = Results(output or FOLDER / kept, fresh=fresh)
             shown = measure(results, **options)
             if as_json:
                 typer.echo(json.dumps(results.rows))
