@@ -237,7 +237,7 @@ def kept_tensors(
     for place in places:
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
     names = ModelState.of(model).tensors
-    found = {}
+    found: dict[Place, tuple[str, ...]] = {}
     for same in by_tensor.values():
         first = (same[0],)
         body, _ = _part_of(model, first, inputs, *_pass_up_to(model, first, inputs))
