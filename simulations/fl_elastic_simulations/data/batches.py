@@ -1,41 +1,118 @@
-"""The first examples of a data set as batches, for commands that look at a model with data."""
+"""Batches of arrays that are already in memory, without the cost of a DataLoader."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from fl_elastic.errors import DatasetError
-from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["dataset_batches"]
+__all__ = ["Batches"]
 
 
-def dataset_batches(
-    name: str, shape: tuple[int, ...], batch_size: int, examples: int
-) -> list[tuple[Any, Any]]:
-    """Return batches of training examples in random order, images resized to what a model takes.
+class Batches:
+    """A re-iterable of ``(inputs, targets)`` batches, reshuffled each time it is iterated.
+
+    The order of the n-th iteration depends on ``seed`` and n only; no global random state is read
+    or changed. A trailing batch of a single example would break batch normalisation (no variance
+    over one value), so it is merged into the batch before it, which then has ``batch_size + 1``
+    examples; it stays alone only where there is no batch before it, or where the batch size is 1.
+
+    Parameters
+    ----------
+    x, y : array or tensor
+        Inputs and targets, the same number of each. Arrays are shared, not copied.
+    batch_size : int
+        Examples per batch.
+    seed : int
+        Decides the order of every iteration.
+    drop_last : bool
+        Leave out a trailing batch that is shorter than the others. A dataset smaller than one
+        batch is still given whole, so there is always something to train on.
+    steps : int, optional
+        Batches of each iteration, whatever the number of examples: several orders one after the other.
+    shuffle : bool
+        ``False`` keeps the order of the arrays, for evaluation.
 
     Raises
     ------
     DatasetError
-        If there is no such data set, or its inputs are of another shape.
+        If there is no example, the numbers of inputs and targets differ, or the batch size is
+        below 1.
 
     Examples
     --------
-    >>> [tuple(x.shape) for x, _ in dataset_batches("digits", (1, 8, 8), 16, 32)]
-    [(16, 1, 8, 8), (16, 1, 8, 8)]
+    >>> import numpy as np
+    >>> batches = Batches(np.zeros((5, 2), np.float32), np.arange(5), 2, seed=0)
+    >>> [len(targets) for _, targets in batches]
+    [2, 3]
+    >>> len(batches), batches.dataset_size
+    (2, 5)
     """
-    import torch
 
-    data = load_dataset(name)
-    square = len(shape) == len(data.input_shape) == 3 and shape[1] == shape[2]
-    if square and shape != data.input_shape:
-        data = load_dataset(name, image_size=shape[1])
-    if tuple(shape) != tuple(data.input_shape):
-        own = ",".join(map(str, data.input_shape))
-        raise DatasetError(f"{name}: inputs are of shape {own}, not {shape}; use --input {own}")
-    order = np.random.default_rng(0).permutation(len(data.train_x))[:examples]
-    inputs, targets = torch.from_numpy(data.train_x[order]), torch.from_numpy(data.train_y[order])
-    return list(zip(inputs.split(batch_size), targets.split(batch_size), strict=True))
+    def __init__(
+        self,
+        x: npt.NDArray[np.generic] | torch.Tensor,
+        y: npt.NDArray[np.generic] | torch.Tensor,
+        batch_size: int,
+        *,
+        seed: int,
+        drop_last: bool = False,
+        steps: int | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        if len(x) != len(y):
+            raise DatasetError(f"{len(x)} inputs do not fit {len(y)} targets: give one for each")
+        if len(x) == 0:
+            raise DatasetError("there is no example to make batches of: give at least one")
+        if batch_size < 1:
+            raise DatasetError(f"batch size {batch_size} is below 1")
+        self._x = torch.as_tensor(x)
+        self._y = torch.as_tensor(y)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._bounds = _bounds(len(x), batch_size, drop_last)
+        self._steps = len(self._bounds) if steps is None else steps
+        self._iterations = 0
+
+    @property
+    def dataset_size(self) -> int:
+        """Number of examples that the batches are made of."""
+        return len(self._x)
+
+    def __len__(self) -> int:
+        """Return the number of batches of one iteration."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Start the next iteration, in an order of its own."""
+        # Counted here and not at the first batch: two iterators alive at once differ.
+        iteration = self._iterations
+        self._iterations += 1
+        return self._batches(iteration)
+
+    def _batches(self, iteration: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if not self._shuffle:
+            for start, stop in self._bounds:
+                yield self._x[start:stop], self._y[start:stop]
+            return
+        rng = np.random.default_rng([self._seed, iteration])
+        for step in range(self._steps):
+            place = step % len(self._bounds)
+            if place == 0:
+                order = torch.from_numpy(rng.permutation(len(self._x)))
+            start, stop = self._bounds[place]
+            chosen = order[start:stop]
+            yield self._x[chosen], self._y[chosen]
+
+
+def _bounds(examples: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
+    starts = list(range(0, examples, batch_size))
+    trailing = examples - starts[-1]
+    if len(starts) > 1 and trailing < batch_size and (drop_last or trailing == 1):
+        del starts[-1]
+    stops = [*starts[1:], starts[-1] + batch_size if drop_last else examples]
+    return [(start, min(stop, examples)) for start, stop in zip(starts, stops, strict=True)]
