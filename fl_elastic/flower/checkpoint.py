@@ -115,6 +115,7 @@ class Checkpointed(Strategy):
         """Run the rounds that are still to do; rounds count from the start of the whole run."""
         remove_leftovers(self.directory)
         if isinstance(self.strategy, PartialUpdates):
+            self.strategy.begin_with(initial_arrays)
             self.strategy.runs_until(num_rounds)
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:

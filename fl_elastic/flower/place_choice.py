@@ -26,7 +26,7 @@ from fl_elastic.update.partial import Limits
 __all__ = ["EXAMPLES", "asked_of", "with_chosen_places"]
 
 _LOG = logging.getLogger("fl_elastic")
-EXAMPLES = 640
+EXAMPLES = 512
 """From so many examples together it is seen what places are worth."""
 _MOST_ASKED = 16
 _SHOWN = 8

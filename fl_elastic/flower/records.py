@@ -77,8 +77,8 @@ _Metrics = Mapping[str, Any]
 _MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
 # What clients and servers of the library say to each other.
 _OWN = "fl_elastic."
-# Of a fit's report.
-_TEXTS = ("based-on",)
+# Of a fit's report, and of what a device can do.
+_TEXTS = ("based-on", "device", "group-costs")
 _BEYOND = 1e308
 
 

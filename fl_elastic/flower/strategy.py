@@ -62,7 +62,7 @@ from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.terms import RoundTerms
-from fl_elastic.readout.place import places_of
+from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE
 from fl_elastic.update.partial import Limits
@@ -177,6 +177,8 @@ class PartialUpdates(Strategy):
         self._base: _Weights = {}
         self._round: Round | None = None
         self._warned = False
+        # The deadline of a preset that waits for the model to say which one it is.
+        self._open_preset: Deadline | None = None
 
     @classmethod
     def for_unequal_devices(
@@ -194,8 +196,9 @@ class PartialUpdates(Strategy):
         its last models is tested and returned. What comes late is merged with less weight, and a client that left a
         tensor out for eight rounds trains it in the next one.
 
-        A pretrained model instead gets a head in closed form, solved for again after every fifth round, and a cut
-        that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
+        A pretrained model instead gets a head in closed form that reads where the fleet's sums say, so that the
+        model may end there (`fl_elastic.readout.readout.Readout`), is solved for again after every fifth round, and
+        a cut that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
 
         Parameters
         ----------
@@ -207,7 +210,7 @@ class PartialUpdates(Strategy):
             What `start` will be given: tells by the model's norms whether it was trained before.
         pretrained : bool, optional
             Whether the model has learned features from other data already, and ends in a linear layer. Left out, as
-            ``initial_arrays`` tell; without these it counts as fresh.
+            ``initial_arrays`` tell; without these it is decided when `start` is given them.
         on_round : callable, optional
             Called with the `RoundRecord` after each round's training.
 
@@ -220,27 +223,18 @@ class PartialUpdates(Strategy):
         'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
-        if pretrained is None:
-            found = () if initial_arrays is None else initial_arrays.items()
-            pretrained = trained_before({name: array.numpy() for name, array in found})
-        # Flower's own logger, which a server app shows.
-        log = logging.getLogger("flwr")
-        if pretrained:
-            terms = RoundTerms(deadline=limit, blend=0.5, round_zero="closed_form", cut="moving")
-            log.info("for unequal devices and a pretrained model: rule contributors, %s", terms)
-            return cls(inner, rule="contributors", terms=terms, on_round=on_round)
-        terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
-        merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
-        rate = 1.5
-        log.info(
-            "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
-            "at %g, late updates merged by age to the power of -%g, %s",
-            rate, average.decay, merge.staleness_power, terms,
-        )  # fmt: skip
-        return cls(
-            inner, rule="contributors", terms=terms, merge=merge, average=average,
-            server_optimizer=SERVER_OPTIMIZERS.make("agreement", rate), on_round=on_round,
-        )  # fmt: skip
+        if pretrained is None and initial_arrays is not None:
+            pretrained = _trained_before(initial_arrays)
+        made = cls(inner, on_round=on_round, **_preset(limit, pretrained=bool(pretrained)))
+        made._open_preset = limit if pretrained is None else None
+        return made
+
+    def begin_with(self, arrays: ArrayRecord) -> None:
+        """Go by the preset for pretrained models, if that was left open and this is one."""
+        limit, self._open_preset = self._open_preset, None
+        if limit is not None and _trained_before(arrays):
+            settings = _preset(limit, pretrained=True)
+            PartialUpdates.__init__(self, self.inner, on_round=self.on_round, **settings)
 
     @property
     def merges_late(self) -> bool:
@@ -272,6 +266,7 @@ class PartialUpdates(Strategy):
         With an `average`, that is what ``evaluate_fn`` is given and what the result holds; where the head is solved
         for again and again, the model of the last time.
         """
+        self.begin_with(initial_arrays)
         self.runs_until(num_rounds)
         initial_arrays = self.round_zero(grid, initial_arrays, timeout, train_config)
         result = super().start(
@@ -346,8 +341,7 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
         manifest = self._remember(arrays, server_round)
-        if not self.terms.steps:
-            self._round = None
+        if not self._trains:
             return []
         self._round = this = Round(
             self._weights,
@@ -410,7 +404,7 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the partial updates that fit; log and leave out the others."""
-        if not self.terms.steps:
+        if not self._trains:
             return self._arrays(), None
         this = self._known_round()
         intake = Intake(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
@@ -450,6 +444,15 @@ class PartialUpdates(Strategy):
         if undo is not None and (solved is None or not self.solved.went_back):
             self.guard.keep(this.weights, undo)
         return self._arrays(), metrics
+
+    @property
+    def _trains(self) -> bool:
+        """Whether rounds train: there is nothing to train where a head that is solved for reads the input alone."""
+        body = f"{BODY}."
+        alone = bool(self.fleet.read and self.fleet.kept_head) and not any(
+            name.startswith(body) for name in self._weights
+        )
+        return self.terms.steps and not alone
 
     def _choose_precision(self, this: Round) -> None:
         """Let clients send with more bits once their losses have levelled off."""
@@ -590,3 +593,31 @@ class PartialUpdates(Strategy):
     def _own_state(self) -> list[object]:
         """Return what a round changes besides the model."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
+
+
+def _trained_before(arrays: ArrayRecord) -> bool:
+    return trained_before({name: array.numpy() for name, array in arrays.items()})
+
+
+def _preset(limit: Deadline, *, pretrained: bool) -> dict[str, Any]:
+    """Return what a strategy for unequal devices is made with, and say in the log what that is."""
+    # Flower's own logger, which a server app shows.
+    log = logging.getLogger("flwr")
+    if pretrained:
+        terms = RoundTerms(
+            deadline=limit, blend=0.5, round_zero="closed_form", read="auto", cut="moving"
+        )
+        log.info("for unequal devices and a pretrained model: rule contributors, %s", terms)
+        return {"rule": "contributors", "terms": terms}
+    terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
+    merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
+    rate = 1.5
+    log.info(
+        "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
+        "at %g, late updates merged by age to the power of -%g, %s",
+        rate, average.decay, merge.staleness_power, terms,
+    )  # fmt: skip
+    return {
+        "rule": "contributors", "terms": terms, "merge": merge, "average": average,
+        "server_optimizer": SERVER_OPTIMIZERS.make("agreement", rate),
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import StreamError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.instructions import Instructions
@@ -49,6 +49,11 @@ __all__ = ["StreamClient"]
 
 _LOG = logging.getLogger("fl_elastic")
 _LEFT = ("by_share", "joined", "trained")
+
+_STAYS = (
+    "the learner of a stream keeps the model that it was given: use read='last', or give both a Readout from these "
+    "places"
+)
 
 
 class StreamClient(ElasticClient):
@@ -206,6 +211,8 @@ class StreamClient(ElasticClient):
 
     def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
         """Answer for every sample once; what a cut is worth is told by the batches of a round."""
+        if told.places:
+            raise TrainingError(_STAYS)
         seen = self._seen()
         if told.round_zero and (sums := self._running_sums(seen)) is not None:
             from fl_elastic.update.head_sums import encode_head_sums
@@ -216,6 +223,11 @@ class StreamClient(ElasticClient):
             self.train_loader = seen.every_sample(labels, self._replay.batch_size)
             self.loss_fn = self._plain_loss
         return super()._answer(told, metrics)
+
+    def _read_from(self, places: str) -> None:
+        """Refuse to read elsewhere than the learner beside it does, which keeps its model."""
+        if places != self._places:
+            raise TrainingError(_STAYS)
 
     def _squares(
         self, told: Instructions, loss_fn: LossFn = squared_outputs

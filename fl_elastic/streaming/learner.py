@@ -151,9 +151,11 @@ class StreamLearner:
         if head is not None:
             _check_closed_form(head, latent, store)
             optimizer_fn = optimizer_fn or _no_steps
-        budget = Budget() if budget is None else budget
+        if budget is None and head is not None:
+            # A head in closed form takes no steps that a budget could be for.
+            budget = Budget()
         check_parts(model, loss_fn, optimizer_fn, budget)
-        assert optimizer_fn is not None
+        assert optimizer_fn is not None and budget is not None
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=self.options.points)

@@ -87,26 +87,27 @@ def _growth_of_errors(sums: Sequence[HeadSums], penalty: float, intercept: bool)
     """Return by client the mean logarithm of how much larger others' errors are with its sums; NaN if unknown."""
     clients, outputs = len(sums), len(sums[0].squares)
     standard = _Standard.of(sums, intercept)
-    whole = [standard.of_sums(each) for each in sums]
-    products = reduce(np.add, (each.products for each in whole))
-    targets = reduce(np.add, (each.targets for each in whole))
+    counts = [float(each.products[-1, -1]) for each in sums]
+    products = reduce(np.add, (each.products for each in sums))
+    products = standard.rows(standard.rows(products).T)
+    targets = standard.rows(reduce(np.add, (each.targets for each in sums)))
     nothing = np.zeros((0, len(targets))), np.zeros((0, outputs))
     before, after = np.zeros((clients, clients)), np.zeros((clients, clients))
     for part in parts_held_out(sums):
         held = {client: standard.of_fold(fold) for client, fold in held_out_in(part, sums).items()}
         rows, goals = (np.vstack(each) for each in zip(*held.values(), strict=True))
-        examples = sum(each.examples for each in whole) - float((rows[:, -1] ** 2).sum())
+        examples = sum(counts) - float((rows[:, -1] ** 2).sum())
         ridge = penalty * examples * standard.penalised
         system = products - rows.T @ rows + np.diag(ridge)
         weight = np.linalg.solve(system, targets - rows.T @ goals)
+        plain = standard.plain(weight)
         # To first order: what leaves the head with what is left of each client's sums.
         pulls = []
-        for client, each in enumerate(whole):
+        for client, each in enumerate(sums):
             own, own_goals = held.get(client, nothing)
-            count = max(each.examples - float((own[:, -1] ** 2).sum()), 0.0)
+            count = max(counts[client] - float((own[:, -1] ** 2).sum()), 0.0)
             pulls.append(
-                each.targets
-                - each.products @ weight
+                standard.rows(each.targets - each.products @ plain)
                 - own.T @ (own_goals - own @ weight)
                 - count / examples * ridge[:, None] * weight
             )
@@ -118,15 +119,6 @@ def _growth_of_errors(sums: Sequence[HeadSums], penalty: float, intercept: bool)
             before[:, judge] += (left[:, known] ** 2).sum()
             after[:, judge] += (without[..., known] ** 2).sum(axis=(0, 2))
     return np.array([_mean_growth(before[i], after[i], i) for i in range(clients)])
-
-
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Sums over examples of standardised features."""
-
-    examples: float
-    products: _Floats
-    targets: _Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,17 +142,15 @@ class _Standard:
         # A bias that there is none of is held at nothing.
         return cls(mean, scale, np.append(np.ones(len(mean)), 0.0 if intercept else _HELD))
 
-    def of_sums(self, sums: HeadSums) -> _Sums:
-        """Return a client's sums in these terms."""
-        products, targets = sums.products.copy(), sums.targets.copy()
-        examples = float(products[-1, -1])
-        moved = products[-1, :-1] - examples * self.mean
-        cross = np.outer(self.mean, products[-1, :-1])
-        products[:-1, :-1] += examples * np.outer(self.mean, self.mean) - cross - cross.T
-        products[:-1, :-1] /= np.outer(self.scale, self.scale)
-        products[:-1, -1] = products[-1, :-1] = moved / self.scale
-        targets[:-1] = (targets[:-1] - np.outer(self.mean, targets[-1])) / self.scale[:, None]
-        return _Sums(examples, products, targets)
+    def rows(self, plain: _Floats) -> _Floats:
+        """Return products of features with anything, shape (D + 1, K), in these terms."""
+        moved = (plain[:-1] - np.outer(self.mean, plain[-1])) / self.scale[:, None]
+        return np.vstack([moved, plain[-1:]])
+
+    def plain(self, weight: _Floats) -> _Floats:
+        """Return the weight that does to features as they are what this one does to standardised ones."""
+        scaled = weight[:-1] / self.scale[:, None]
+        return np.vstack([scaled, weight[-1:] - self.mean @ scaled])
 
     def of_fold(self, fold: Fold) -> tuple[_Floats, _Floats]:
         """Return a fold's rows in these terms, and its targets."""

@@ -122,3 +122,11 @@ def test_what_a_fit_reports_leaves_nothing_to_complain_of() -> None:
     _, _, metrics = client.fit(client.get_parameters({}), {})
     assert isinstance(metrics["based-on"], str) and not left_out_of(metrics)
     assert left_out_of({**metrics, "note": "text"}) == "'note' (no finite number)"
+
+
+def test_what_a_device_says_it_can_do_leaves_nothing_to_complain_of() -> None:
+    model = nn.Linear(3, 2)
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    client = ElasticClient(model, data, data, budget=Budget(), policy="full", device="pi")
+    said = client.capabilities().to_metrics()
+    assert isinstance(said["group-costs"], str) and not left_out_of(said)

@@ -32,6 +32,7 @@ from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.instructions import IMPORTANCE
 from fl_elastic.flower.records import train_reply
+from fl_elastic.readout.place import places_of
 
 MOVING = RoundTerms(cut="moving", solve_every=2)
 # From the head down; "6" is a convolution with a norm above it.
@@ -129,12 +130,14 @@ def test_the_preset_for_pretrained_models_turns_it_all_on(
 ) -> None:
     caplog.set_level(logging.INFO, "flwr")
     preset = PartialUpdates.for_unequal_devices(quiet(), deadline=600, pretrained=True)
-    assert "cut='moving'" in caplog.text
-    _, records, asked = federation(
-        tmp_path, 1, {UPPER: 1.0}, strategy_of=lambda _: preset, terms=preset.terms
+    assert "cut='moving'" in caplog.text and "read='auto'" in caplog.text
+    found, records, asked = federation(
+        tmp_path, 1, strategy_of=lambda _: preset, terms=preset.terms
     )
     assert not records and not asked  # which are the other strategy's
-    assert preset.fleet.cut.group == UPPER and preset.fleet.kept_head == "11"
+    # Labels by chance: any place is as good as another one.
+    assert places_of(found) == preset.fleet.read
+    assert preset.fleet.kept_head == ("head" if preset.fleet.read else "11")
     assert preset.solved.weights
 
 
@@ -165,6 +168,37 @@ def test_the_preset_sees_whether_a_model_was_trained_before(name: str) -> None:
         for told in (None, False, True)
     ]
     assert cuts == ["none", "none", "moving", "moving", "none", "moving"]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_start_decides_where_nobody_said_whether_the_model_was_trained(
+    tmp_path: Path, trained: bool, restarted: bool
+) -> None:
+    """Also under a server that writes checkpoints, and when that is started again."""
+    model = build()
+    if trained:
+        with torch.no_grad():
+            model(images(1)[0][0])
+    arrays = ArrayRecord(model.state_dict())
+    for _ in range(1 + restarted):
+        preset = PartialUpdates.for_unequal_devices(quiet(), deadline=600)
+        assert preset.terms.round_zero == "none"
+        strategy = Checkpointed(preset, tmp_path / "kept") if restarted else preset
+        apps = {
+            node: elastic_client_app(
+                lambda _, node=node: ElasticClient(
+                    build(), local_data(node), images(2, seed=99), budget=Budget(),
+                    loss_fn=loss_fn, optimizer_fn=plain_sgd,
+                )
+            )
+            for node in range(1, 5)
+        }  # fmt: skip
+        run(strategy, apps, arrays, 1)
+        assert (preset.terms.read, preset.terms.cut) == (
+            ("auto", "moving") if trained else ("last", "none")
+        )
+        assert bool(preset.solved.weights) == trained
 
 
 def test_a_model_without_norms_counts_as_fresh() -> None:

@@ -171,6 +171,17 @@ def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -
         assert np.allclose(as_weights(after)[name], array, rtol=1e-4, atol=1e-5), name
 
 
+def test_under_a_head_that_reads_the_input_alone_there_is_nothing_to_train() -> None:
+    records: list[Any] = []
+    terms = RoundTerms(round_zero="closed_form", read="input@grid2")
+    strategy = PartialUpdates(FedAvg(), terms=terms, on_round=records.append)
+    before = start(PartialUpdates(FedAvg(), terms=terms))
+    after = start(strategy, rounds=2)
+    assert not any(record.trains for record in records)
+    for name, array in as_weights(before).items():
+        assert np.array_equal(as_weights(after)[name], array), name
+
+
 def test_without_steps_the_head_of_round_zero_is_the_result() -> None:
     terms = RoundTerms(round_zero="closed_form", read="1@grid4", steps=False)
     before = start(PartialUpdates(FedAvg(), terms=terms))

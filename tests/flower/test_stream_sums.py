@@ -139,3 +139,12 @@ def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
     for learner, own in zip(learners, before, strict=True):
         assert learner.take_up() and same(weights(learner), own)
         closed(learner)
+
+
+def test_it_keeps_its_model_and_says_so_where_the_server_would_read_elsewhere(
+    tmp_path: Path,
+) -> None:
+    solved(tmp_path / "stream")
+    for told in ({"places": "auto", "examples": 8}, {"round_zero": True, "read": "0@flat"}):
+        _, metrics = asked(client_of(tmp_path / "stream"), net(), **told)
+        assert "keeps the model" in str(metrics["fl_elastic.error"])

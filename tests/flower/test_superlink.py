@@ -296,6 +296,21 @@ def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:
     assert max(first) < min(asked) and max(asked) < min(whole)
 
 
+def test_the_head_reads_inside_of_the_model_from_process_to_process(tmp_path: Path) -> None:
+    reading = LASTING.replace('cut="fixed:2"', 'read="1@flat+input@flat"')
+    rounds = rounds_of(Fleet(tmp_path, reading, sleeper=False))
+    assert [(each["server_round"], each["trains"]) for each in rounds] == [
+        (0, False), (0, False), (1, True), (2, True), (2, False), (3, True), (3, False),
+    ]  # fmt: skip
+    for record in rounds:
+        assert len(record["accepted"]) == 3 and not record["rejected"]
+        trained = {name for reply in record["accepted"] for name in reply["steps"]}
+        # What lies above the place is not there any more, and nobody trains the head.
+        assert trained == ({"body.0.weight", "body.0.bias"} if record["trains"] else set())
+    features = {each["head_features"] for each in rounds if each["head_features"]}
+    assert features == {12 + 6}
+
+
 MIXED = (
     APP.replace(
         ").to_client()\n\n\nclient_app",

@@ -85,7 +85,8 @@ def _adapted(
         done = train(
             method, model, prototype_loss, _adam, [(support, classes)], passes=1, options=options
         )
-        return {"accuracy": _accuracy(model, data, episode, by_prototypes=False), **done.row()}
+        solved = done.model or model
+        return {"accuracy": _accuracy(solved, data, episode, by_prototypes=False), **done.row()}
     batch: Batch = (torch.cat([support, support]), classes)
     loader = PseudoQueries(support, classes, method.passes(_ITERATIONS), seed=number)
     done = train(

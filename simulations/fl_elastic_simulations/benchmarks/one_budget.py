@@ -25,6 +25,7 @@ from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.kept_tokens import on_kept_tokens
+from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.peers.random_blocks import random_blocks
 
 __all__ = [
@@ -76,6 +77,8 @@ class Method:
         Whether features below what is trained are kept from pass to pass.
     solved : bool
         Whether the head is found in closed form; with a policy, before and after training.
+    read : str
+        Where a solved head without training reads: ``last``, or ``auto`` for places that it chooses.
     """
 
     policy: str | Callable[[], Policy] = ""
@@ -85,6 +88,7 @@ class Method:
     head: bool = False
     kept: bool = False
     solved: bool = False
+    read: str = "last"
 
     def passes(self, of_task: int) -> int:
         """Return how many passes it takes where the task has so many.
@@ -101,6 +105,7 @@ METHODS: dict[str, Method] = {
     "head": Method("head", head=True),
     "head, kept features": Method("head", budgeted=False, share=2, head=True, kept=True),
     "solved head": Method(budgeted=False, solved=True),
+    "solved head, chosen places": Method(budgeted=False, solved=True, read="auto"),
     "fine_tune": Method("full", budgeted=False, share=1 / 3, kept=True, solved=True),
     "bias": Method("bias"),
     "last_k": Method("last_k"),
@@ -134,11 +139,14 @@ class Trained:
         Steps taken.
     plan : Plan or None
         The last one; None where no step was taken.
+    model : nn.Module or None
+        The result, where it is another model than the one that was given.
     """
 
     seconds: float
     steps: int = 0
     plan: Plan | None = None
+    model: nn.Module | None = None
 
     def row(self) -> dict[str, Any]:
         """Return seconds, steps, what a step needs by its plan and what would be sent of it, in bytes."""
@@ -205,6 +213,9 @@ def train(
         Costs that were measured before, and are not charged; left out, they are estimated, and charged.
     """
     started = time.thread_time()
+    if not method.policy and method.read != "last":
+        found = read_out(model, loader, read=method.read)
+        return Trained(time.thread_time() - started, model=found.model)
     if not method.policy:
         solve_head(model, loader)
         return Trained(time.thread_time() - started)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,17 +17,28 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
+from fl_elastic.readout.place import joined
+from fl_elastic.readout.readout import Readout
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import solve_head
-from fl_elastic_simulations.benchmarks.cells import add_missing
+from fl_elastic.training.read_out import read_out
+from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation_summary import interval
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["METHODS", "OneDeviceMethod", "bench_one_device", "one_device_markdown"]
+__all__ = [
+    "ELSEWHERE",
+    "METHODS",
+    "OneDeviceMethod",
+    "OneDeviceTask",
+    "bench_one_device",
+    "elsewhere_markdown",
+    "one_device_markdown",
+]
 
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 _BATCH = 16
@@ -34,6 +46,39 @@ _BATCH = 16
 _EVERYTHING = "features.0.0"
 RATES = (1e-3, 3e-4)
 SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class OneDeviceTask:
+    """What is learned.
+
+    Attributes
+    ----------
+    title : str
+        What the table calls it.
+    dataset : str
+        Registered name.
+    image_size : int, optional
+        To which images are scaled.
+    examples, tested : int, optional
+        Of the training and the test set; all if left out.
+    """
+
+    title: str
+    dataset: str
+    image_size: int | None = None
+    examples: int | None = None
+    tested: int | None = None
+
+
+_BIRDS = OneDeviceTask("50 bird species", "cub50")
+ELSEWHERE = {
+    "signs": OneDeviceTask("traffic signs at 64 pixels", "gtsrb", 64),
+    "objects": OneDeviceTask(
+        "CIFAR-10 at 64 pixels, 4,000 images", "cifar10_jpegq75", 64, 4000, 1500
+    ),
+}
+"""Tasks besides the birds, by the name that their rows begin with; few methods are run there."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +100,8 @@ class OneDeviceMethod:
         Who chooses among that.
     speedup : float or None
         Budget of a step, relative to one that trains everything without a cut.
+    read : str
+        Where the solved head reads, as `fine_tune` has it.
     """
 
     name: str
@@ -63,18 +110,24 @@ class OneDeviceMethod:
     cut: str = ""
     policy: str = "full"
     speedup: float | None = None
+    read: str = "last"
 
 
+_CHOSEN = ("chosen places", "chosen places, 1 epoch above a cut")
+_ELSEWHERE = ("full", "solved head", *_CHOSEN)
 _IN_TURN = (
     "solved head",
     "solved head, block 14, 1 epoch",
     "solved head, block 14, 2 epochs",
+    *_CHOSEN,
 )
 
 METHODS = (
     OneDeviceMethod("full", 6, solved=False),
     OneDeviceMethod("full, 2 epochs", 2, solved=False),
     OneDeviceMethod("solved head", 0),
+    OneDeviceMethod("chosen places", 0, read="auto"),
+    OneDeviceMethod("chosen places, 1 epoch above a cut", 1, read="auto"),
     OneDeviceMethod("solved head, full, 1 epoch", 1, cut=_EVERYTHING),
     OneDeviceMethod("solved head, full, 2 epochs", 2, cut=_EVERYTHING),
     OneDeviceMethod("solved head, cut by worth, 1 epoch", 1),
@@ -94,22 +147,37 @@ def bench_one_device(
     data_root: str | Path | None = None,
     *,
     methods: Iterable[str] = (),
+    tasks: Iterable[str] = (),
     workers: int = 2,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Fine-tune MobileNetV2 with ImageNet weights on fifty bird species.
+    """Fine-tune MobileNetV2 with ImageNet weights on fifty bird species, and by few methods on other images.
 
     Time is the CPU time of one thread for everything: the estimate of costs, passes for sums, solving, filling the
     store, checks, probes, plans and steps. Every method tries the same learning rates with the first seed, and the
-    other seeds take the best of them.
+    other seeds take the best of them. Other images than birds have one seed and the smaller rate.
     """
     root = str(data_root_folder(data_root))
     chosen = [each for each in METHODS if not methods or each.name in methods]
+    named = chosen_tasks(tasks, ("birds", *ELSEWHERE))
+    elsewhere = {name: task for name, task in ELSEWHERE.items() if name in named}
+    add_missing(
+        results, one_device_cell,
+        {
+            f"{name}: {_name(each, RATES[-1], SEEDS[0])}": (each, RATES[-1], SEEDS[0], root, None, task)
+            for name, task in elsewhere.items()
+            for each in chosen
+            if each.name in _ELSEWHERE
+        },
+        workers, tell, _said,
+    )  # fmt: skip
+    if "birds" not in named:
+        return
     _run(results, root, [(m, rate, SEEDS[0]) for m in chosen for rate in _rates(m)], workers, tell)
     rest = [(m, _best_rate(results, m), seed) for m in chosen for seed in SEEDS[1:]]
     _run(results, root, rest, workers, tell)
     _summarise(results, chosen)
-    _time_in_turn(results, root, tell)
+    _time_in_turn(results, root, chosen, tell)
 
 
 def _rates(method: OneDeviceMethod) -> tuple[float, ...]:
@@ -135,13 +203,43 @@ def one_device_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _time_in_turn(results: Results, root: str, tell: Callable[[str], None]) -> None:
+def elsewhere_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of the tasks besides the birds: one seed, and time over that of full training."""
+    lines = [
+        "| task | method | accuracy, % | against full, points | CPU time | reads |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, task in ELSEWHERE.items():
+        found = {
+            each.name: row
+            for each in METHODS
+            if (row := rows.get(f"{name}: {_name(each, RATES[-1], SEEDS[0])}")) is not None
+        }
+        full = found.get(METHODS[0].name)
+        if full is None:
+            continue
+        for method, row in found.items():
+            lines.append(
+                f"| {task.title} | {method} | {100 * row['accuracy']:.1f} | "
+                f"{100 * (row['accuracy'] - full['accuracy']):+.1f} | {row['seconds'] / full['seconds']:.3f} | "
+                f"{row.get('reads') or 'last layer'} |"
+            )
+    return "\n".join(lines)
+
+
+def _time_in_turn(
+    results: Results, root: str, methods: Iterable[OneDeviceMethod], tell: Callable[[str], None]
+) -> None:
     """Time some methods one after the other in this process, between two runs of full training.
 
     The cells of the table ran at different times, beside whatever else the machine did.
     """
-    timed = [each for each in METHODS if each.name in _IN_TURN]
-    if all(f"in turn {each.name}" in results.rows for each in timed):
+    timed = [
+        each
+        for each in methods
+        if each.name in _IN_TURN and f"in turn {each.name}" not in results.rows
+    ]
+    if not timed:
         return
     full = METHODS[0]
     seconds = []
@@ -163,8 +261,12 @@ def _run(
 ) -> None:
     add_missing(
         results, one_device_cell, {_name(*cell): (*cell, root) for cell in cells}, workers, tell,
-        lambda row: f"{row['accuracy']:.4f} in {row['seconds']:.1f} s",
+        _said,
     )  # fmt: skip
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s"
 
 
 def _name(method: OneDeviceMethod, rate: float, seed: int) -> str:
@@ -202,25 +304,35 @@ def _summarise(results: Results, methods: Iterable[OneDeviceMethod]) -> None:
 
 
 def one_device_cell(
-    method: OneDeviceMethod, rate: float, seed: int, root: str, examples: int | None = None
+    method: OneDeviceMethod,
+    rate: float,
+    seed: int,
+    root: str,
+    examples: int | None = None,
+    task: OneDeviceTask = _BIRDS,
 ) -> dict[str, Any]:
     """Train one network by one method; return its accuracy and the CPU time of everything that it took."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    data = load_dataset("cub50", root)
-    inputs, targets = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+    data = load_dataset(task.dataset, root, task.image_size)
+    # Which examples of a bounded set there are is no matter of the seed: pairs are of the same ones.
+    chosen = np.random.default_rng(0).permutation(len(data.train_x))[: task.examples]
+    chosen = np.sort(chosen)[:examples]
+    inputs, targets = torch.from_numpy(data.train_x[chosen]), torch.from_numpy(data.train_y[chosen])
     model = resolve_model("mobilenet_v2", data.classes)
     load_pretrained(model, Path(root) / _WEIGHTS)
-    loader = Shuffled(inputs[:examples], targets[:examples], _BATCH, seed)
-    started = time.thread_time()
-    found = _train(model.train(), loader, method, rate, seed)
-    seconds = time.thread_time() - started
+    loader = Shuffled(inputs, targets, _BATCH, seed)
+    started = time.process_time()
+    model, found = _train(model.train(), loader, method, rate, seed)
+    seconds = time.process_time() - started
+    tested = np.random.default_rng(0).permutation(len(data.test_x))[: task.tested]
+    tested = np.sort(tested)[:examples]
     test = [
         (
-            channels_last(torch.from_numpy(data.test_x[i : i + 100])),
-            torch.from_numpy(data.test_y[i : i + 100]),
+            channels_last(torch.from_numpy(data.test_x[rows])),
+            torch.from_numpy(data.test_y[rows]),
         )
-        for i in range(0, len(data.test_x[:examples]), 100)
+        for rows in np.array_split(tested, max(len(tested) // 100, 1))
     ]
     accuracy = evaluate(model, classification_loss, test).accuracy
     return {
@@ -231,31 +343,39 @@ def one_device_cell(
 
 def _train(
     model: nn.Module, loader: Shuffled, method: OneDeviceMethod, rate: float, seed: int
-) -> dict[str, Any]:
+) -> tuple[nn.Module, dict[str, Any]]:
     make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
     options = TrainerOptions(deep_every=0, clock="cpu", seed=seed)
     budget = Budget(speedup=method.speedup)
     if not method.epochs:
-        solve_head(model, loader)
-        return {"steps": 0}
+        if method.read == "last":
+            solve_head(model, loader)
+            return model, {"steps": 0, "reads": ""}
+        model = read_out(model, loader, read=method.read).model
+        return model, {"steps": 0, "reads": _reads(model)}
     if not method.solved:
         trainer = ElasticTrainer(
             model, classification_loss, make,
             budget=budget, policy=method.policy, options=options,
         )  # fmt: skip
-        return {"steps": trainer.fit(loader, epochs=method.epochs).steps}
+        return model, {"steps": trainer.fit(loader, epochs=method.epochs).steps}
     done = fine_tune(
         model, classification_loss, make, loader,
         epochs=method.epochs, cut=method.cut, budget=budget, policy=method.policy, options=options,
-        read="last",
+        read=method.read,
     )  # fmt: skip
     assert done.report is not None
     forward = done.report.forward
     assert forward is not None
-    return {
+    return done.model, {
         "steps": done.report.steps,
         "step_seconds": done.report.seconds,
         "cut": done.cut,
         "features_found": forward.found,
         "refused": forward.refused,
+        "reads": done.reads,
     }
+
+
+def _reads(model: nn.Module) -> str:
+    return joined(model.places) if isinstance(model, Readout) else ""

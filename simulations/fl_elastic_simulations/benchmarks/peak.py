@@ -14,10 +14,11 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning import Plan
 
-__all__ = ["Job", "Peak", "peak_of"]
+__all__ = ["ALLOCATOR", "Job", "Peak", "peak_of"]
 
-# Larger blocks go back to the system when they are freed, so that the resident set is what is in use.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Environment in which larger blocks go back to the system when they are freed, so that the resident set is what is
+in use."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def peak_of(job: Job) -> Peak:
         path.write_bytes(pickle.dumps(job))
         ended = subprocess.run(
             [sys.executable, "-m", "fl_elastic_simulations.benchmarks.one_step", str(path)],
-            env={**os.environ, **_ALLOCATOR, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     if ended.returncode:

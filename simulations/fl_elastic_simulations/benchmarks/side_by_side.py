@@ -166,7 +166,7 @@ def _transferred(
     )  # fmt: skip
     with done.on_its_tokens(model):
         tests = _tests(task, data, examples or task.tested)
-        accuracy = evaluate(model, classification_loss, tests).accuracy
+        accuracy = evaluate(done.model or model, classification_loss, tests).accuracy
     return {"accuracy": accuracy, **done.row()}
 
 

@@ -30,6 +30,7 @@ def bench_stream(
     data_root: str | Path | None = None,
     *,
     tasks: Iterable[str] = (),
+    methods: Iterable[str] = (),
     seeds: Iterable[int] = SEEDS,
     workers: int = 1,
     tell: Callable[[str], None] = print,
@@ -42,8 +43,8 @@ def bench_stream(
         The table.
     data_root : path-like, optional
         Where the datasets are.
-    tasks : iterable of str
-        Names in `TASKS`; all of them if none is given.
+    tasks, methods : iterable of str
+        Names in `TASKS` and `METHODS`; all that fit if none is given.
     seeds : iterable of int
         Of streams, first weights and batches.
     workers : int
@@ -54,15 +55,17 @@ def bench_stream(
     Raises
     ------
     ScenarioError
-        If a task is unknown.
+        If a task or method is unknown.
     """
     root = str(data_root_folder(data_root))
     names = chosen_tasks(tasks, TASKS)
+    wanted = chosen_tasks(methods, METHODS, what="method")
     cells = {
         f"{name} | {method} | {seed}": (name, method, seed, root)
         for name in names
         for seed in seeds
-        for method in METHODS
+        for method in wanted
+        if TASKS[name].has(METHODS[method].read)
     }
     try:
         add_missing(

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch
+from fl_elastic.readout.place import joined
+from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming import (
     REPLAYS,
     ClosedForm,
@@ -36,6 +39,7 @@ from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.summary import stream_summary
 from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.read_out import choose_readout, readout_from
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic_simulations.benchmarks import stream_metrics
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
@@ -120,6 +124,11 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
     kind, how = TASKS[task], METHODS[method]
     if not how.at_home:
         home = kind.build(root, len(known), seed).eval()
+    choosing = 0.0
+    if how.read:
+        began = time.process_time()
+        home = _reading(home, how.read, _batches_at_home(kind, stream.before, known))
+        choosing = time.process_time() - began
     head = (
         ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
         if how.closed_form
@@ -153,7 +162,9 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             **_over_tasks(went.table, untrained),
             **_over_drifts(np.array(went.correct), went.alarms, stream.starts[1:]),
             # CPU seconds of one thread: of whole adaptations, and of all that is done in between.
-            "adapting_seconds": learner.adapting_seconds,
+            # To choose where the head reads is part of it.
+            "adapting_seconds": learner.adapting_seconds + choosing,
+            "choosing_seconds": choosing,
             "saving_seconds": learner.saving_seconds,
             "other_seconds": went.seconds - learner.adapting_seconds,
             "selection_seconds": sum(each.selection_seconds for each in done),
@@ -164,6 +175,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "store_bytes": store.used_bytes,
             "state_bytes": (Path(folder) / "learner.npz").stat().st_size,
             "stored": len(store),
+            "reads": joined(home.places) if isinstance(home, Readout) else "",
             "table": went.table,
             "curve": [[p.labelled, round(p.accuracy, 4)] for p in learner.record.points],
             "starts": list(stream.starts),
@@ -175,12 +187,22 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
 def _home_sums(
     model: nn.Module, kind: StreamTask, data: Labelled, known: Sequence[int]
 ) -> HeadSums:
+    return head_sums(model, _batches_at_home(kind, data, known))
+
+
+def _batches_at_home(kind: StreamTask, data: Labelled, known: Sequence[int]) -> list[Batch]:
     targets = torch.from_numpy(np.searchsorted(known, data.y))
-    batches = [
+    return [
         (kind.prepare(torch.from_numpy(data.x[rows])), targets[rows])
         for rows in np.array_split(np.arange(len(data)), max(len(data) // 64, 1))
     ]
-    return head_sums(model, batches)
+
+
+def _reading(model: nn.Module, read: str, batches: list[Batch]) -> nn.Module:
+    """Return the model that ends where a head reads; the model itself where the last layer is chosen."""
+    if read == "auto":
+        return choose_readout(model, batches)[0]
+    return readout_from(model, batches, read)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LATENT", "METHODS", "REFERENCE", "SHOWN", "SOLVED", "StreamMethod"]
+__all__ = ["LATENT", "METHODS", "READS", "REFERENCE", "SHOWN", "SOLVED", "StreamMethod"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class StreamMethod:
     at_home : bool
         Whether the model below the head was trained at home; if not, it has the weights it was built with, which
         are random ones where there are no pretrained ones.
+    read : str
+        Where a head in closed form reads: at the last layer if empty, at places chosen by what is known at home if
+        ``auto``, or at places of these names.
     """
 
     policy: str = "full"
@@ -35,6 +38,7 @@ class StreamMethod:
     latent: bool = False
     closed_form: bool = False
     at_home: bool = True
+    read: str = ""
 
     @property
     def store_share(self) -> float:
@@ -45,6 +49,7 @@ class StreamMethod:
 REFERENCE = "full, replay"
 LATENT = "elastic, latent replay"
 SOLVED = "closed form"
+READS = "closed form, chosen places"
 
 SHOWN = ("elastic at 2, replay",)
 """Of their first seed, the page shows what was trained when."""
@@ -59,4 +64,10 @@ METHODS: dict[str, StreamMethod] = {
     LATENT: StreamMethod("elastic", latent=True),
     SOLVED: StreamMethod(closed_form=True),
     "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
+    READS: StreamMethod(closed_form=True, at_home=False, read="auto"),
+    "closed form, blocks 7, 14 and last": StreamMethod(
+        closed_form=True,
+        at_home=False,
+        read="features.7@grid4+features.14@grid2+in:classifier.1@flat",
+    ),
 }

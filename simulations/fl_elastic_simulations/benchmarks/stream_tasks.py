@@ -112,6 +112,10 @@ class StreamTask:
     together: int = 25
     remember: float | None = None
 
+    def has(self, read: str) -> bool:
+        """Return whether a head of this task's model may read there."""
+        return "features." not in read or self.build is _mobilenet
+
 
 # As pictures come from a camera: bytes. Mean and deviation are those of the dataset.
 _GREY = (0.2860, 0.3530)

@@ -118,12 +118,50 @@ def selector(results: Results, data_root: DataRoot = None, workers: Workers = 1)
 
 @benchmark(prefix="summary ")
 def one_device(
-    results: Results, data_root: DataRoot = None, workers: Workers = 2, method: Method = None
+    results: Results,
+    data_root: DataRoot = None,
+    workers: Workers = 2,
+    task: Task = None,
+    method: Method = None,
 ) -> None:
     """Fine-tune MobileNetV2 on one device with a head in closed form and kept features, all of it charged."""
     from fl_elastic_simulations.benchmarks.one_device import bench_one_device
 
-    bench_one_device(results, data_root, methods=method or (), workers=workers, tell=tell)
+    bench_one_device(
+        results, data_root, methods=method or (), tasks=task or (), workers=workers, tell=tell
+    )
+
+
+@benchmark("read", file="where_to_read")
+def read(
+    results: Results,
+    data_root: DataRoot = None,
+    workers: Workers = 1,
+    task: Task = None,
+    seed: Seed = None,
+) -> Shown:
+    """Solve for a head without a step: at the last layer, at chosen places, from the input or random features."""
+    from fl_elastic_simulations.benchmarks.where_to_read import (
+        SEEDS,
+        TASKS,
+        bench_read,
+        bench_read_peaks,
+        read_markdown,
+        read_peaks_markdown,
+    )
+
+    bench_read(
+        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers, tell=tell
+    )
+    if not task:
+        bench_read_peaks(results, tell)
+
+    def shown(rows: dict[str, dict[str, Any]]) -> str:
+        tables = {each.title: read_markdown(rows, name) for name, each in TASKS.items()}
+        tables["Peaks of fresh processes"] = [read_peaks_markdown(rows)]
+        return "\n\n".join("\n".join([title, "", *lines]) for title, lines in tables.items())
+
+    return shown
 
 
 def _titled(name: str, title: str) -> str:
@@ -364,6 +402,7 @@ def stream(
     data_root: DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     task: Task = None,
+    method: Method = None,
     seed: Seed = None,
     page: Page = False,
 ) -> Shown:
@@ -376,8 +415,9 @@ def stream(
     if page:
         write_page(results, write_streams_page)
     bench_stream(
-        results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers, tell=tell
-    )
+        results, data_root, tasks=task or (), methods=method or (), seeds=seed or SEEDS,
+        workers=workers, tell=tell,
+    )  # fmt: skip
 
     def tables(rows: dict[str, dict[str, Any]]) -> list[Table]:
         shown = []

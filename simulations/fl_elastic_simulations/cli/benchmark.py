@@ -56,7 +56,7 @@ Shown = Callable[[dict[str, dict[str, Any]]], "str | list[Table]"]
 
 
 def benchmark(
-    name: str | None = None, *, prefix: str = ""
+    name: str | None = None, *, prefix: str = "", file: str | None = None
 ) -> Callable[[Callable[..., Shown | None]], object]:
     """Return a decorator that makes a command of a function that measures into the results it is given.
 
@@ -67,6 +67,8 @@ def benchmark(
     name : str, optional
         Of the command and of its file of results, where it is not the function's; with ``--quick`` the file is
         another one.
+    file : str, optional
+        Its file of results, where that has another name.
     prefix : str
         What the names of the rows begin with that are shown.
     """
@@ -79,8 +81,8 @@ def benchmark(
         ) -> None:
             from fl_elastic_simulations.benchmarks.results import Results
 
-            file = f"{called}{'-quick' if options.get('quick') else ''}.json"
-            results = Results(output or FOLDER / file, fresh=fresh)
+            kept = f"{file or called}{'-quick' if options.get('quick') else ''}.json"
+            results = Results(output or FOLDER / kept, fresh=fresh)
             shown = measure(results, **options)
             if as_json:
                 typer.echo(json.dumps(results.rows))

@@ -38,4 +38,7 @@ def dataset_batches(
         raise DatasetError(f"{name}: inputs are of shape {own}, not {shape}; use --input {own}")
     order = np.random.default_rng(0).permutation(len(data.train_x))[:examples]
     inputs, targets = torch.from_numpy(data.train_x[order]), torch.from_numpy(data.train_y[order])
-    return list(zip(inputs.split(batch_size), targets.split(batch_size), strict=True))
+    return [
+        (inputs[start : start + batch_size], targets[start : start + batch_size])
+        for start in range(0, len(order), batch_size)
+    ]

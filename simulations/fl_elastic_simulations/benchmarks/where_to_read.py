@@ -1,0 +1,347 @@
+"""One pass without a step: where a head in closed form reads, the raw input and random features included."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch
+from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model, resolve_model
+from fl_elastic.readout.place import INPUT, joined
+from fl_elastic.training import evaluate
+from fl_elastic.training.head_sums import head_sums, put_head
+from fl_elastic.training.read_out import choose_readout, readout_from
+from fl_elastic.update import Manifest
+from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.head_sums import HeadSums, encode_head_sums
+from fl_elastic_simulations.benchmarks.cells import Row, add_missing, chosen_tasks
+from fl_elastic_simulations.benchmarks.federation_summary import interval
+from fl_elastic_simulations.benchmarks.one_read import ACTS
+from fl_elastic_simulations.benchmarks.peak import ALLOCATOR
+from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
+
+# Registers models.
+from fl_elastic_simulations.models import small as _small  # noqa: F401
+from fl_elastic_simulations.models.pretrained import load_pretrained
+
+__all__ = [
+    "CHOSEN",
+    "SEEDS",
+    "TASKS",
+    "ReadTask",
+    "bench_read",
+    "bench_read_peaks",
+    "read_cell",
+    "read_filled",
+    "read_markdown",
+    "read_peaks_markdown",
+]
+
+SEEDS = (0, 1, 2)
+CHOSEN, LAST = "chosen places", "last layer"
+_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
+# Larger batches fall out of the cache.
+_BATCH = 32
+_MOST_PIXELS = 3072
+_PEAK = "peak | "
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """A model, and data that it is to tell apart.
+
+    Attributes
+    ----------
+    title : str
+        Above its table.
+    dataset : str
+        Registered name.
+    model : str
+        Registered name.
+    pretrained : bool
+        Whether it has the weights of ImageNet, or random ones.
+    image_size : int, optional
+        To which images are scaled.
+    examples, tested : int, optional
+        Of the training and the test set; all if left out.
+    fixed : str
+        A place inside the model that nobody chose by its data.
+    """
+
+    title: str
+    dataset: str
+    model: str
+    pretrained: bool
+    image_size: int | None = None
+    examples: int | None = None
+    tested: int | None = None
+    fixed: str = "features.6@grid4"
+
+    def methods(self, shape: tuple[int, ...]) -> dict[str, str]:
+        """Return where each method reads inputs of this shape, by its name in the table."""
+        whole = int(np.prod(shape)) <= _MOST_PIXELS
+        return {
+            LAST: "last",
+            CHOSEN: "auto",
+            f"{self.fixed}, whatever the task": self.fixed,
+            "the input itself": f"{INPUT}@flat" if whole else f"{INPUT}@grid32",
+            "1,024 random features of the input": f"{INPUT}@random1024",
+            "2,048 random features of the input": f"{INPUT}@random2048",
+        }
+
+    def seeds(self, method: str, seeds: Iterable[int]) -> list[int]:
+        """Return the seeds that make a difference: of the examples, of their order, or of random weights."""
+        matters = (
+            self.examples is not None
+            or method == CHOSEN
+            or (not self.pretrained and "input" not in method)
+        )
+        return list(seeds) if matters else [min(seeds)]
+
+
+TASKS: dict[str, ReadTask] = {
+    "signs": ReadTask("Traffic signs at 64 pixels", "gtsrb", "mobilenet_v2", True, 64),
+    "objects": ReadTask(
+        "CIFAR-10 at 64 pixels, 4,000 images", "cifar10_jpegq75", "mobilenet_v2", True, 64, 4000, 1500
+    ),
+    "birds": ReadTask("50 bird species at 128 pixels", "cub50", "mobilenet_v2", True),
+    "clothes": ReadTask(
+        "Fashion-MNIST at 64 pixels, 4,000 images", "fashion_mnist", "mobilenet_v2", True, 64, 4000, 2000
+    ),
+    "signs-from-scratch": ReadTask(
+        "Traffic signs at 32 pixels, untrained ResNet of three blocks", "gtsrb", "resnet8", False,
+        fixed="block1@grid4",
+    ),
+    "objects-from-scratch": ReadTask(
+        "CIFAR-10 at 32 pixels, 4,000 images, untrained ResNet of three blocks", "cifar10_jpegq75",
+        "resnet8", False, None, 4000, 2000, fixed="block1@grid4",
+    ),
+    "activities-from-scratch": ReadTask(
+        "Activities of 23 people, untrained convolutions", "har", "har_cnn", False, fixed="relu1@grid8",
+    ),
+}  # fmt: skip
+"""By the name on the command line."""
+
+
+def bench_read(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    tasks: Iterable[str] = (),
+    seeds: Iterable[int] = SEEDS,
+    workers: int = 1,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Solve for a head by each method on each task, without a step; finished cells are kept.
+
+    Parameters
+    ----------
+    results : Results
+        The table.
+    data_root : path-like, optional
+        Where the datasets are.
+    tasks : iterable of str
+        Names of those to run; all if none is given.
+    seeds : iterable of int
+        Of which examples there are, of their order, and of random weights. A method for which none of these makes a
+        difference has the first one alone.
+    workers : int
+        Cells at a time, each on one core.
+    tell : callable
+        Hears of each finished cell.
+
+    Raises
+    ------
+    ScenarioError
+        If a task is unknown.
+    """
+    root, seeds = str(data_root_folder(data_root)), tuple(seeds)
+    cells = {}
+    for name in chosen_tasks(tasks, TASKS):
+        task = TASKS[name]
+        shape = load_dataset(task.dataset, root, task.image_size).input_shape
+        for method, read in task.methods(shape).items():
+            for seed in task.seeds(method, seeds):
+                cells[f"{name} | {method} | {seed}"] = (task, read, seed, root)
+    ordered = dict(sorted(cells.items(), key=lambda each: each[1][2]))
+    add_missing(
+        results, read_cell, ordered, workers, tell,
+        lambda row: f"{row['accuracy']:.4f} in {_seconds(row):.2f} s from {row['places'] or LAST}",
+    )  # fmt: skip
+
+
+def bench_read_peaks(results: Results, tell: Callable[[str], None] = print) -> None:
+    """Read MobileNetV2, or train it, on images of 128 pixels in batches of 8, each in a process of its own."""
+    for name, act in ACTS.items():
+        if f"{_PEAK}{name}" not in results.rows:
+            ended = subprocess.run(
+                [sys.executable, "-m", "fl_elastic_simulations.benchmarks.one_read", act],
+                env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"},
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if ended.returncode:
+                last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+                raise TrainingError(f"the process that measures {name!r} ended with {last!r}")
+            results.add(f"{_PEAK}{name}", json.loads(ended.stdout))
+            tell(name)
+
+
+def read_peaks_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of peaks of fresh processes."""
+    lines = ["| | peak, MB |", "| --- | --- |"]
+    for name in ACTS:
+        if f"{_PEAK}{name}" in rows:
+            lines.append(f"| {name} | {rows[f'{_PEAK}{name}']['peak_bytes'] / 1e6:.0f} |")
+    return "\n".join(lines)
+
+
+def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | None = None) -> Row:
+    """Solve for one head in this process; return its accuracy, error and size, and the CPU seconds of its parts.
+
+    Parameters
+    ----------
+    task : ReadTask
+        On which.
+    read : str
+        ``auto``, ``last`` or names of places.
+    seed : int
+        See `bench_read`.
+    root : str
+        Where the datasets are.
+    examples : int, optional
+        Bound of examples, of tests as well.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    data = load_dataset(task.dataset, root, task.image_size)
+    model = _model(task, data, seed, root)
+    colour = task.pretrained
+    order = np.random.default_rng(seed).permutation(len(data.train_x))
+    order = order[: examples or task.examples]
+    loader = _batches(data.train_x[order], data.train_y[order], colour=colour)
+    choice, times = None, [time.process_time()]
+    if read == "auto":
+        model, choice = choose_readout(model, loader)
+    elif read != "last":
+        model = readout_from(model, loader, read)
+    times.append(time.process_time())
+    sums = head_sums(model, loader)
+    times.append(time.process_time())
+    head = closed_form_head(sums)
+    put_head(model, head, sums.weight)
+    times.append(time.process_time())
+    tested = np.random.default_rng(0).permutation(len(data.test_x))[: examples or task.tested]
+    tests = _batches(data.test_x[tested], data.test_y[tested], colour=colour)
+    accuracy = evaluate(model, classification_loss, tests).accuracy
+    places = "" if choice is None else joined(choice.best.places)
+    return {
+        "places": places if read == "auto" else "" if read == "last" else read,
+        "accuracy": accuracy,
+        "error": head.error,
+        "penalty": head.penalty,
+        "features": head.weight.shape[1],
+        "examples": sums.num_examples,
+        "choosing_seconds": times[1] - times[0],
+        "pass_seconds": times[2] - times[1],
+        "solving_seconds": times[3] - times[2],
+        "sums_bytes": _sums_bytes(sums, model),
+        "single": [] if choice is None else [[e.name, round(e.error, 4)] for e in choice.single[:8]],
+    }  # fmt: skip
+
+
+def _model(task: ReadTask, data: Dataset, seed: int, root: str) -> nn.Module:
+    if not task.pretrained:
+        return build_model(task.model, data.input_shape, data.classes, seed).eval()
+    model = resolve_model(task.model, data.classes)
+    load_pretrained(model, Path(root) / _WEIGHTS)
+    return model.eval()
+
+
+def _batches(inputs: Any, targets: Any, *, colour: bool) -> list[Batch]:
+    given = torch.from_numpy(inputs)
+    if colour and given.shape[1] == 1:
+        given = given.expand(-1, 3, -1, -1)
+    labels = torch.from_numpy(targets)
+    return list(zip(torch.split(given, _BATCH), torch.split(labels, _BATCH), strict=True))
+
+
+def _sums_bytes(sums: HeadSums, model: nn.Module) -> int:
+    """Return the bytes of the sums alone on the wire; folds and their rows are for a choice of the penalty."""
+    return len(encode_head_sums(sums.without_folds(), Manifest.of(model)))
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    return float(sum(row[f"{part}_seconds"] for part in ("choosing", "pass", "solving")))
+
+
+def read_markdown(rows: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
+    """Return the lines of the Markdown table of a task, by its name: means over the seeds of each method.
+
+    >>> read_markdown({}, "signs")
+    ['No cell of this table is measured yet.']
+    """
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for cell, row in rows.items():
+        task, method = cell.split(" | ")[:2]
+        if task == name:
+            by_method.setdefault(method, []).append(row)
+    if not by_method:
+        return ["No cell of this table is measured yet."]
+    heads = (
+        "method", "seeds", "accuracy, %", "held-out error", "features", "choosing, s", "pass, s", "solving, s",
+        "sums, MB",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for method, own in sorted(by_method.items(), key=lambda each: _order(each[0])):
+        accuracies = [row["accuracy"] for row in own]
+        half = interval(accuracies)
+        mean = {
+            part: statistics.fmean(row[part] for row in own)
+            for part in (
+                "error", "features", "choosing_seconds", "pass_seconds", "solving_seconds", "sums_bytes",
+            )
+        }  # fmt: skip
+        around = "" if half is None else f" ± {100 * half:.1f}"
+        lines.append(
+            f"| {method} | {len(own)} | {100 * statistics.fmean(accuracies):.1f}{around} | {mean['error']:.3f} | "
+            f"{mean['features']:,.0f} | {mean['choosing_seconds']:.1f} | {mean['pass_seconds']:.1f} | "
+            f"{mean['solving_seconds']:.1f} | {mean['sums_bytes'] / 1e6:.2f} |"
+        )
+    chosen = dict.fromkeys(f"`{row['places']}`" for row in by_method.get(CHOSEN, ()))
+    return [*lines, "", f"Chosen: {'; '.join(chosen)}."] if chosen else lines
+
+
+def _order(method: str) -> int:
+    """Return where a method stands in the table."""
+    shown = [LAST, CHOSEN, ", whatever", "the input itself", "1,024", "2,048"]
+    return next(place for place, part in enumerate(shown) if part in method)
+
+
+def read_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    r"""Return a document with the table of each task between its marks.
+
+    >>> read_filled("<!-- read birds -->\nold\n<!-- end -->", {}).splitlines()[1]
+    'No cell of this table is measured yet.'
+    """
+
+    def table(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *read_markdown(rows, found[2]), found[3]])
+
+    marked = rf"(<!-- read ({'|'.join(TASKS)}) -->)\n.*?(<!-- end -->)"
+    return re.sub(marked, table, text, flags=re.DOTALL)
