@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 
 from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.cli.main import app
-from fl_elastic.flower import Deadline, PartialUpdates, elastic_client_app
+from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, elastic_client_app
 from fl_elastic.planning import POLICIES
+from fl_elastic.readout import POOLINGS
 from fl_elastic.training import plan_for
 
 README = ROOT / "README.md"
@@ -123,6 +124,19 @@ def _an_app_of_ones_own_gets_the_care_of_a_node(names: _Names) -> None:
     assert isinstance(names["client_app"], ClientApp)
 
 
+@check('read="auto")\n    strategy')
+def _a_fleet_chooses_where_to_read_and_its_model_can_be_used(names: _Names) -> None:
+    def client(node: int) -> ElasticClient:
+        return ElasticClient(
+            _net(), _batches(), _batches(), budget=Budget(), loss_fn=nn.functional.cross_entropy,
+            optimizer_fn=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        )  # fmt: skip
+
+    apps = {node: elastic_client_app(lambda _, node=node: client(node)) for node in (1, 2)}
+    model = names["main"](InProcessGrid(2, apps.__getitem__), None)
+    assert model(names["inputs"]).shape == (4, 2)
+
+
 @check("@POLICIES.register(")
 def _a_policy_of_ones_own_is_found_by_name(names: _Names) -> None:
     assert "middle" in POLICIES.names()
@@ -215,7 +229,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     (scenario,) = SCENARIOS
     (tmp_path / "readings.toml").write_text(scenario)
     images = _images()
-    known = POLICIES.names()
+    known, pooled = POLICIES.names(), POOLINGS.names()
     yield {
         "Budget": Budget,
         "model": nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
@@ -234,6 +248,8 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
     # What a block registered is forgotten after it.
     for name in set(POLICIES.names()) - set(known):
         del POLICIES._entries[name]
+    for name in set(POOLINGS.names()) - set(pooled):
+        del POOLINGS._entries[name]
 
 
 @pytest.mark.parametrize("block", BLOCKS)

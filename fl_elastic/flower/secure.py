@@ -33,7 +33,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_importance
 from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.round import one_line
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.terms import GIVEN_PLACES, RoundTerms
 from fl_elastic.update.secret_sums import FixedPoint
 
 __all__ = ["SecurePartialUpdates"]
@@ -82,6 +82,10 @@ class SecurePartialUpdates(LegacyStrategy):
             raise RegistryError(
                 "under secure aggregation all clients train the same: use plan_source 'server', "
                 "without delta_downlink or a cut"
+            )
+        if self.fleet.terms.read != "last":
+            raise RegistryError(
+                f"read {self.fleet.terms.read!r} is chosen from features that the server sees: {GIVEN_PLACES}"
             )
         self._arrays: list[NDArray[Any]] = []
         self._fixed: FixedPoint | None = None

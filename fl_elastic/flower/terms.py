@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline
     from fl_elastic.update.sums_privacy import SumsPrivacy
 
-__all__ = ["RoundTerms"]
+__all__ = ["GIVEN_PLACES", "RoundTerms"]
+
+GIVEN_PLACES = (
+    "give server and clients a fl_elastic.readout.Readout as their model, and leave read out"
+)
+"""How a head reads elsewhere than the last layer where no client may show features of examples."""
 
 _FIXED = "fixed:"
 # Those of `fl_elastic.training.feature_codec`, which a server does not load.
@@ -176,6 +181,10 @@ class RoundTerms:
             raise RegistryError(
                 "sums_privacy is of one round zero, and each later solve would spend its epsilon again: use it "
                 "with round_zero='closed_form' and solve_every=0"
+            )
+        if self.sums_privacy is not None and self.read != "last":
+            raise RegistryError(
+                f"read {self.read!r} is chosen from features without noise: {GIVEN_PLACES}"
             )
         if not 1 <= self.grace < float("inf"):
             raise RegistryError(f"grace {self.grace} must be at least 1")

@@ -19,7 +19,7 @@ from fl_elastic.readout.place import INPUT, Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 
-__all__ = ["MOST_FEATURES", "candidate_places", "last_layer"]
+__all__ = ["MOST_FEATURES", "candidate_places", "few_that_run", "last_layer"]
 
 MOST_FEATURES = 2560
 """More features than this are read only if asked for: the work of a head grows with their square."""
@@ -54,7 +54,7 @@ def candidate_places(
     >>> [str(place) for place in found]
     ['input@grid4', 'input@grid8', 'input@random1024', 'in:3@flat']
     """
-    batch = few_of(split_batch(batch))
+    batch = few_that_run(model, split_batch(batch))
     ends, last = _block_ends(model, batch)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
     places += [Place(INPUT, "flat"), Place(INPUT, "random", min(_RANDOM, most_features))]
@@ -65,7 +65,9 @@ def candidate_places(
         if tokens:
             places.append(Place(module, "first", 0, at_input))
         places.append(Place(module, "flat", 0, at_input))
+    places = list(dict.fromkeys(places))
     with untouched(model):
+        model.eval()
         known = _features(model, places, split_batch(batch)[0])
     # Time steps, tokens or nodes may come first, and are no examples.
     count = batch_size(batch)
@@ -80,6 +82,23 @@ def candidate_places(
         ):
             kept.append(place)
     return tuple(place for place in places if place in kept)
+
+
+def few_that_run(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return two of a batch's examples, where the model gives rows for just these; otherwise the batch.
+
+    As where time steps come first, or inputs say where each example begins.
+    """
+    few = few_of(batch)
+    try:
+        with untouched(model), torch.no_grad():
+            model.eval()
+            scores = scores_of(call_model(model, few[0]))
+        fits = scores is not None and len(scores) == batch_size(few)
+    # A model may raise whatever it likes where it does not get what it expects.
+    except Exception:
+        fits = False
+    return few if fits else batch
 
 
 def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict[Place, Tensor]:
@@ -122,6 +141,7 @@ def _block_ends(
         if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
     ]
     with untouched(model):
+        model.eval()
         last = last_layer(model, split_batch(batch)[0])
     if not last or "+" in last:
         return _spread(ends), ""

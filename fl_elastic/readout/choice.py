@@ -286,7 +286,7 @@ class _Task:
             raise UpdateError(
                 "a place is chosen by examples that are held out: give two folds or more"
             )
-        clients = np.unique(sample.clients, return_inverse=True)[1]
+        clients = np.asarray(np.unique(sample.clients, return_inverse=True)[1], np.int64)
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)
         return cls(examples, constant, targets, held, clients, of_clients, variance)
 

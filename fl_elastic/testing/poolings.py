@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 
@@ -150,11 +149,11 @@ def check_chance_is_left_alone(subject: Pooling) -> None:
 
 
 def check_copies_give_the_same(subject: Pooling) -> None:
-    """Check that a copy, and what comes back from pickle, pools in the same way."""
+    """Check that it can be copied, as the model is that holds it, and a copy pools in the same way."""
     for shape, pooling in _suited(subject):
         given = _given(shape)
-        for copy in (deepcopy(pooling), pickle.loads(pickle.dumps(pooling))):
-            require(torch.equal(copy(given), pooling(given)), f"a copy for shape {shape} differs")
+        same = torch.equal(deepcopy(pooling)(given), pooling(given))
+        require(same, f"a copy for shape {shape} differs")
 
 
 def _suited(subject: Pooling) -> Iterator[tuple[tuple[int, ...], nn.Module]]:

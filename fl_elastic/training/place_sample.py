@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import counted
-from fl_elastic.groups.examples import few_of, take_examples
+from fl_elastic.groups.examples import take_examples
 from fl_elastic.groups.forward import (
     all_finite,
     call_model,
@@ -29,7 +29,7 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.readout.candidates import candidate_places
+from fl_elastic.readout.candidates import candidate_places, few_that_run
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import pooling_for
@@ -120,7 +120,10 @@ def place_sample(
                     if places is None:
                         places = candidate_places(model, batch, most_features)
                     if lay_out is None:
-                        small, read = few_of((inputs, targets)), {each.module for each in places}
+                        small, read = (
+                            few_that_run(model, (inputs, targets)),
+                            {each.module for each in places},
+                        )
                         lay_out = stack.enter_context(as_inference(model, small, read))
                     if not outputs:
                         outputs = outputs_of(model, inputs)
@@ -185,7 +188,7 @@ def outputs_of(model: nn.Module, inputs: object) -> int:
         If it gives no row of numbers for each.
     """
     with untouched(model), torch.no_grad():
-        scores = scores_of(call_model(model, split_batch(few_of((inputs, inputs)))[0]))
+        scores = scores_of(call_model(model, few_that_run(model, (inputs, inputs))[0]))
     if scores is None or scores.ndim != 2:
         shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
         raise TrainingError(

@@ -12,12 +12,11 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
+from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_layer
 from fl_elastic.readout.place import Place, parse_places
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply
@@ -88,7 +87,7 @@ def places_reply(
             f"a pass over {of_all} examples takes longer than {deadline:.3g} s at every place of the model"
         )
     first = to_device(as_pair(next(iter(loader))), model_device(model))
-    inputs = split_batch(few_of(split_batch(first)))[0]
+    inputs = few_that_run(model, split_batch(first))[0]
     return PlacesReply(
         replace(found.sample, rows=rows),
         found.seconds,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
 from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import nn
@@ -20,12 +22,14 @@ from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
     RoundTerms,
+    SecurePartialUpdates,
     elastic_client_app,
 )
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
 from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.sums_privacy import SumsPrivacy
 
 
 def build() -> nn.Module:
@@ -138,6 +142,18 @@ def test_a_place_without_a_head_in_closed_form_is_refused() -> None:
         RoundTerms(read="auto")
 
 
+@pytest.mark.parametrize("read", ["auto", "1@grid4"])
+def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_clear(
+    read: str,
+) -> None:
+    privacy = SumsPrivacy(epsilon=4.0, delta=1e-5, clip=20.0)
+    with pytest.raises(RegistryError, match=r"without noise: give server and clients a .*Readout"):
+        RoundTerms(round_zero="closed_form", solve_every=0, read=read, sums_privacy=privacy)
+    terms = RoundTerms(plan_source="server", round_zero="closed_form", solve_every=0, read=read)
+    with pytest.raises(RegistryError, match=r"the server sees: give server and clients"):
+        SecurePartialUpdates(LegacyFedAvg(), terms=terms, workflow=SecAggPlusWorkflow(3, 2))
+
+
 def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -> None:
     def checkpointed(rounds: int) -> ArrayRecord:
         terms = RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=0)
@@ -172,3 +188,38 @@ def test_without_steps_the_head_of_round_zero_is_the_result() -> None:
     after = start(PartialUpdates(FedAvg(), terms=terms), rounds=3)
     for name, array in as_weights(before).items():
         assert np.array_equal(as_weights(after)[name], array), name
+
+
+def test_a_fleet_reads_inside_a_vision_transformer() -> None:
+    """Attention uses the weights of its last layer without running it: client and server keep the same tensors."""
+    from torchvision.models import VisionTransformer
+
+    def vit() -> nn.Module:
+        torch.manual_seed(0)
+        return VisionTransformer(10, 5, 2, 2, 16, 16, num_classes=4)
+
+    def colours(node: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(images.repeat(1, 3, 1, 1), classes) for images, classes in data(node)]
+
+    def vit_client(node: int) -> ElasticClient:
+        return ElasticClient(
+            vit(), colours(node), colours(0), budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    place = "encoder.layers.encoder_layer_0@tokens2"
+    fleet = {
+        node: elastic_client_app(lambda _, node=node: vit_client(node)) for node in range(1, 4)
+    }
+    models: list[ArrayRecord] = []
+    terms = RoundTerms(round_zero="closed_form", read=place)
+    run(
+        PartialUpdates(FedAvg(), terms=terms), fleet, arrays_of(vit()), 1,
+        evaluate_fn=lambda _, arrays: models.append(arrays),
+    )  # fmt: skip
+    assert [places_of(as_weights(each)) for each in models[1:]] == [place]
+    found = loaded(vit(), models[-1], colours(0)[0][0])
+    assert "body.encoder.layers.encoder_layer_0.self_attention.out_proj.weight" in (
+        found.state_dict()
+    )
+    assert found.state_dict()["head.weight"].any()

@@ -42,6 +42,9 @@ class Largest(nn.Module):
 '''
 
 
+NAMES = POOLINGS.names()
+
+
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pooling in a package of its own, found by its entry point."""
@@ -56,12 +59,12 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         patch.setattr(registry, "entry_points", found)
         yield "largest"
-        POOLINGS._entries.pop("largest", None)
+        del POOLINGS._entries["largest"]
         sys.modules.pop("a_strangers_pooling", None)
 
 
 @pytest.mark.parametrize("check", pooling_checks(), ids=name_of)
-@pytest.mark.parametrize("name", POOLINGS.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_registered_pooling(name: str, check: Check) -> None:
     check(POOLINGS.get(name))
 
@@ -142,7 +145,7 @@ class OtherError(Broken):
 class NotCopied(Broken):
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
         super().__init__(shape, size)
-        self.way = lambda given: given.mean(dim=(2, 3))
+        self.left = (each for each in range(3))
 
 
 class NothingSuits(Broken):
@@ -195,4 +198,4 @@ def test_tokens_are_pooled_as_the_map_that_they_come_from(before: int) -> None:
 
 def test_the_pages_name_every_pooling() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "where-to-read.md"
-    assert [name for name in POOLINGS.names() if not re.search(rf"`{name}", page.read_text())] == []
+    assert [name for name in NAMES if not re.search(rf"`{name}", page.read_text())] == []

@@ -11,9 +11,12 @@ import torch
 from readouts import ODD, hooked_features, of_zoo, ran_before
 from torch import Tensor, nn
 
+from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.errors import ElasticError, ModelError, PlanError
+from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.profiling import profile_model
 from fl_elastic.readout import loaded
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.place import INPUT, Place, parse_places, places_of
@@ -280,3 +283,28 @@ def test_a_model_that_raises_on_the_way_is_left_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="not today"):
         Readout(model, "3@grid1", inputs, 3)
     assert before.differences() == []
+
+
+@pytest.mark.parametrize("places", PLACES[:5])
+def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
+    readout, inputs = readout_of(places)
+    batches = [(torch.randn_like(inputs), torch.randint(0, 3, (5,))) for _ in range(3)]
+    loss = nn.functional.cross_entropy
+    groups = tensor_groups(readout, loss, batches[0])
+    named = [name for group in groups for name in group.parameters]
+    assert groups[0].name == "head"
+    assert sorted(named) == sorted(name for name, _ in readout.named_parameters())
+    assert profile_model(readout, loss, batches[0]).full_step_seconds > 0
+    plain = deepcopy(readout).train()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss(plain(x), y).backward()
+        optimizer.step()
+    trainer = ElasticTrainer(
+        readout.train(), loss, lambda p: torch.optim.SGD(p, lr=0.1), budget=Budget(), policy="full"
+    )
+    assert trainer.fit(batches).steps == 3
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(readout.state_dict()[name], tensor, msg=name)
+    assert "read_from" not in trainer.update().deltas

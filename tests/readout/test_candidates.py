@@ -1,0 +1,103 @@
+"""Which places are looked at: the same on every device, in order, each with one row of numbers for an example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from readouts import ODD, of_zoo
+from torch import nn
+
+from fl_elastic.groups.forward import split_batch
+from fl_elastic.readout.candidates import MOST_FEATURES, candidate_places
+from fl_elastic.readout.place import INPUT, Place
+from fl_elastic.readout.readout import Readout
+from fl_elastic.testing.probes import Snapshot
+
+ROWS = [
+    ("vision_models", "resnet18"), ("vision_models", "mobilenet_v3_small"), ("vision_models", "densenet"),
+    ("vision_models", "swin_v2"), ("vision_models", "vision_transformer"), ("language_models", "bert_classifies"),
+    ("sensing_models", "convnext_classifies"), ("unusual_models", "sequences_with_time_first"),
+    ("unusual_models", "packed_sequences"), ("unusual_models", "graphs_as_objects"),
+    ("unusual_models", "bags_of_words"),
+]  # fmt: skip
+TARGETS = torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(("module", "name"), ROWS)
+def test_equal_models_have_equal_places_whatever_is_frozen_and_in_which_mode(
+    module: str, name: str
+) -> None:
+    model, inputs = of_zoo(module, name)
+    before = Snapshot(model)
+    first = candidate_places(model, (inputs, TARGETS))
+    assert before.differences() == []
+    assert first and len(set(first)) == len(first)
+    again = candidate_places(of_zoo(module, name)[0].eval(), (inputs, TARGETS))
+    frozen = of_zoo(module, name)[0].requires_grad_(False)
+    some = of_zoo(module, name)[0]
+    for number, parameter in enumerate(some.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    with torch.no_grad():
+        assert candidate_places(some, (inputs, TARGETS)) == first
+    assert again == first
+    assert candidate_places(frozen, (inputs, TARGETS)) == first
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
+@pytest.mark.parametrize(("module", "name"), ROWS[:5])
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_the_size_of_a_batch_makes_no_difference(module: str, name: str, count: int) -> None:
+    model, inputs = of_zoo(module, name)
+    first = candidate_places(model, (inputs, TARGETS))
+    more = inputs.repeat(3, 1, 1, 1)[:count]
+    assert candidate_places(model, (more, torch.zeros(count, dtype=torch.long))) == first
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_candidate_can_be_read(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = ODD[name][0]()
+    places = candidate_places(model, (inputs, TARGETS))
+    assert places
+    for place in places:
+        readout = Readout(model, (place,), inputs, 3)
+        assert 0 < readout.head.in_features <= MOST_FEATURES
+
+
+@pytest.mark.parametrize("most", [1, 8, 100, 5000])
+def test_places_with_more_features_are_left_out(most: int) -> None:
+    model, inputs = of_zoo("vision_models", "resnet18")
+    for place in candidate_places(model, (inputs, TARGETS), most):
+        assert Readout(model, (place,), inputs, 3).head.in_features <= most
+
+
+def test_a_name_with_a_plus_in_it_is_no_place() -> None:
+    model = nn.Sequential()
+    model.add_module("a+b", nn.Linear(6, 5))
+    model.add_module("act", nn.ReLU())
+    model.add_module("head", nn.Linear(5, 3))
+    places = candidate_places(model, (torch.randn(4, 6), TARGETS))
+    assert Place("head", "flat", at_input=True) in places
+    assert not any("+" in place.module for place in places)
+
+
+def test_inputs_that_are_objects_are_no_place() -> None:
+    model, inputs = of_zoo("unusual_models", "graphs_as_objects")
+    places = candidate_places(model, (inputs, TARGETS))
+    assert places and not any(place.module == INPUT for place in places)
+
+
+def test_rows_of_time_steps_or_nodes_are_no_examples() -> None:
+    for name in ("graphs_as_objects", "packed_sequences", "sequences_with_time_first"):
+        model, inputs = of_zoo("unusual_models", name)
+        for place in candidate_places(model, (inputs, TARGETS)):
+            readout = Readout(model, (place,), inputs, 3)
+            assert len(readout(inputs)) == 4, (name, str(place))
+
+
+def test_a_batch_of_a_loader_is_taken_as_it_comes() -> None:
+    model, inputs = of_zoo("language_models", "bert_classifies")
+    batch: Any = {**inputs, "labels": TARGETS}
+    assert candidate_places(model, batch) == candidate_places(model, split_batch(batch))
