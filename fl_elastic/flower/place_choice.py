@@ -109,7 +109,9 @@ def _chosen(sample: Sample, read: str, found: list[tuple[int, PlacesReply]]) -> 
         if missing:
             raise UpdateError(f"not all clients have features at {', '.join(missing)}")
         return places
-    choice = choose_places(sample, most_features=MOST_FEATURES)
+    # Those that are read together have to be afforded together.
+    most = min(MOST_FEATURES, *(reply.most for _, reply in found))
+    choice = choose_places(sample, most_features=most)
     _log(choice, sample, found)
     return choice.best.places
 

@@ -41,6 +41,8 @@ class PlacesReply:
         Whether targets are classes.
     last : str
         Name of the model's last linear layer; empty if it has none.
+    most : int
+        Of how many features the client can afford sums, of all places that are read together.
     """
 
     sample: Sample
@@ -48,6 +50,7 @@ class PlacesReply:
     kept: Mapping[Place, tuple[int, ...]]
     classes: bool
     last: str
+    most: int
 
 
 def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> bytes:
@@ -85,6 +88,7 @@ def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> byte
         "outputs": sample.targets.shape[1],
         "classes": int(reply.classes),
         "last": reply.last,
+        "most": reply.most,
     }
     return pack(Kind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
 
@@ -145,7 +149,9 @@ def decode_places(
     _check_examples(constant, targets, counts, classes)
     sample = Sample(found, constant, targets, folds, np.zeros(rows, np.int64))
     last = field(header, "last", str)[:_LONGEST_NAME]
-    return PlacesReply(sample, seconds, kept, classes, last)
+    most = field(header, "most", int)
+    check_count("features that can be afforded", most, 1, _MOST_FEATURES)
+    return PlacesReply(sample, seconds, kept, classes, last, most)
 
 
 def _check_examples(

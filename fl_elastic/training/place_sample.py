@@ -119,6 +119,11 @@ def place_sample(
                     inputs, targets = split_batch(batch)
                     if places is None:
                         places = candidate_places(model, batch, most_features)
+                        if not places:
+                            raise TrainingError(
+                                f"no place of the model has at most {most_features} features, which is all that is "
+                                "affordable: allow more memory or uplink bytes"
+                            )
                     if lay_out is None:
                         small, read = (
                             few_that_run(model, (inputs, targets)),

@@ -94,6 +94,7 @@ def places_reply(
         _kept(model, tuple(rows), inputs, names),
         found.classes,
         _last(model, inputs),
+        max(most, 1),
     )
 
 

@@ -23,6 +23,7 @@ from fl_elastic.flower.instructions import PLACES
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Place, Readout, loaded, places_of
 from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.place import parse_places
 from fl_elastic.readout.wire import PlacesReply, decode_places, encode_places
 from fl_elastic.training.head_sums import head_sums, put_head
 from fl_elastic.update import Manifest
@@ -240,7 +241,6 @@ def test_who_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
 POOR = {
     "uplink": Budget(uplink=2 * 17**2),
     "memory": Budget(memory=16 * 17**2),
-    "deadline": Budget(deadline=1e-9),
 }
 
 
@@ -254,13 +254,17 @@ def test_where_some_can_afford_less_the_head_reads_where_all_can(short_of: str) 
     assert Readout(build(), rich, TEST[0][0], CLASSES).head.in_features > 17
 
 
+def test_who_has_no_time_for_the_model_has_all_read_its_input() -> None:
+    places = parse_places(chosen_by("alike", 0, None, node3=Budget(deadline=1e-9)))
+    assert {place.module for place in places} == {"input"}
+
+
 def test_who_can_afford_no_place_is_left_out_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="fl_elastic"):
-        places = chosen_by("alike", 0, None, node3=POOR["deadline"])
-    assert places == chosen_by("alike", 0, None)
-    assert any("at every place" in record.message for record in caplog.records)
+        places = chosen_by("alike", 0, None, node3=Budget(memory=1))
+    assert places and any("at most 1 features" in record.message for record in caplog.records)
 
 
 def test_a_state_is_loaded_from_what_a_run_returns() -> None:

@@ -38,7 +38,9 @@ def reply(seed: int = 0, count: int = 23, *, classes: bool = True) -> PlacesRepl
         np.eye(3)[rng.integers(0, 3, count)] if classes else 50 * rng.normal(size=(count, 3)) + 9
     )
     sample = Sample.of(rows, targets, rng.integers(0, 5, count))
-    return PlacesReply(sample, {ONE: 0.001, TWO: 0.25}, {ONE: (0, 1), TWO: (0, 1, 3)}, classes, "3")
+    return PlacesReply(
+        sample, {ONE: 0.001, TWO: 0.25}, {ONE: (0, 1), TWO: (0, 1, 3)}, classes, "3", 70
+    )
 
 
 def sent(seed: int = 0, **options: Any) -> bytes:
@@ -51,8 +53,8 @@ def sent(seed: int = 0, **options: Any) -> bytes:
 def test_sums_of_each_fold_come_back_and_no_row_does(seed: int, count: int, classes: bool) -> None:
     before = reply(seed, count, classes=classes)
     after = decode_places(sent(seed, count=count, classes=classes), MANIFEST)
-    assert (after.seconds, after.kept, after.classes, after.last) == (
-        before.seconds, before.kept, classes, "3",
+    assert (after.seconds, after.kept, after.classes, after.last, after.most) == (
+        before.seconds, before.kept, classes, "3", 70,
     )  # fmt: skip
     folds = np.unique(before.sample.folds)
     for number, fold in enumerate(folds):
@@ -149,6 +151,9 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     "kept too far": ({"kept": [[0, HUGE], [0, 1]]}, "outside"),
     "classes as words": ({"classes": "yes"}, "classes"),
     "last as a number": ({"last": 3}, "last"),
+    "nothing afforded": ({"most": 0}, "afforded"),
+    "everything afforded": ({"most": HUGE}, "afforded"),
+    "no word of what is afforded": ({"most": None}, "most"),
     "no last": ({"last": None}, "last"),
 }  # fmt: skip
 
@@ -239,7 +244,7 @@ def test_whatever_is_changed_is_an_error_of_this_library_or_nothing(times: int) 
 
 def test_many_outputs_cost_no_square_of_them() -> None:
     sample = Sample.of({ONE: np.ones((2, 1), np.float32)}, np.eye(2, 60_000), np.arange(2))
-    packed = encode_places(PlacesReply(sample, {}, {}, True, ""), MANIFEST)
+    packed = encode_places(PlacesReply(sample, {}, {}, True, "", 1), MANIFEST)
     tracemalloc.start()
     try:
         assert decode_places(packed, MANIFEST).sample.targets.shape == (2, 60_000)
