@@ -16,14 +16,14 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.readout.candidates import MOST_FEATURES
-from fl_elastic.readout.choice import PlaceWorth, choose_places
+from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.registry import first_line, from_module
 from fl_elastic.training.place_sample import place_sample
 
 __all__ = ["describe_places", "print_places"]
 
-_EXAMPLES, _WARM = 640, 2
+_WARM = 2
 # The lower triangle of the sums of products, as fp32.
 _SUM_BYTES = 4 / 2
 
@@ -63,7 +63,7 @@ def describe_places(
         loader = _loader(data, shape, batch_size)
     # What the first pass does for the first time is not what a pass takes.
     place_sample(model, loader, examples=_WARM, most_features=MOST_FEATURES)
-    found = place_sample(model, loader, examples=_EXAMPLES, most_features=MOST_FEATURES)
+    found = place_sample(model, loader, examples=EXAMPLES, most_features=MOST_FEATURES)
     worth: dict[Place, PlaceWorth] = {}
     unions: tuple[PlaceWorth, ...] = ()
     best = None
@@ -125,7 +125,7 @@ def print_places(model: str, result: dict[str, Any]) -> None:
 def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batch]:
     if ":" not in data:
         batches: Iterable[Batch] = from_laboratory("dataset_batches")(
-            data, shape, batch_size, _EXAMPLES
+            data, shape, batch_size, EXAMPLES
         )
         return batches
     make = from_module("data", data)

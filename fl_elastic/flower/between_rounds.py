@@ -87,7 +87,8 @@ class BetweenRounds:
     ) -> _Weights:
         """Ask a few of these clients what ranks places; return the model that ends at the best ones."""
         # Only where a head may read elsewhere.
-        from fl_elastic.flower.place_choice import EXAMPLES, asked_of, with_chosen_places
+        from fl_elastic.flower.place_choice import asked_of, with_chosen_places
+        from fl_elastic.readout.choice import EXAMPLES
 
         asked, read = asked_of(list(messages)), self._fleet.terms.read
         examples = -(-EXAMPLES // max(len(asked), 1))
@@ -116,7 +117,7 @@ class BetweenRounds:
         """
         terms, zero = self._fleet.terms, record.server_round == 0
         told = Instructions(
-            deadline=record.deadline, round_zero=True, read=self._fleet.read, cut=self._fleet.cut.group,
+            deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
             keep=terms.sends_changes and zero,
             clip=None if terms.sums_privacy is None else terms.sums_privacy.clip,
@@ -242,7 +243,7 @@ class BetweenRounds:
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, squares=True, read=self._fleet.read)
+        told = Instructions(deadline=ended.deadline, squares=True)
         replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
         alpha = None if fleet.terms.forget is True else float(fleet.terms.forget)
         new, came = dampened(
@@ -271,7 +272,7 @@ class BetweenRounds:
             if not each.staleness and LOSS in each.metrics
         }
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, losses=True, read=self._fleet.read)
+        told = Instructions(deadline=ended.deadline, losses=True)
         weights = dict(self._downlink.weights)
         self._downlink.amend(new)
         try:
@@ -351,6 +352,8 @@ class BetweenRounds:
         record: RoundRecord,
         timeout: float,
     ) -> list[Message]:
+        # Whatever is asked is asked of the model that is served, which may end where its head reads.
+        told = replace(told, read=self._fleet.read)
         packed = outbox.packed(list(messages), lambda _: told)
         record.downlink_bytes = len(self._downlink.whole)
         return in_fixed_order(outbox.grid.send_and_receive(packed, timeout=timeout))

@@ -23,11 +23,9 @@ from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import READ_FROM, Manifest
 from fl_elastic.update.partial import Limits
 
-__all__ = ["EXAMPLES", "asked_of", "with_chosen_places"]
+__all__ = ["asked_of", "with_chosen_places"]
 
 _LOG = logging.getLogger("fl_elastic")
-EXAMPLES = 512
-"""From so many examples together it is seen what places are worth."""
 _MOST_ASKED = 16
 _SHOWN = 8
 _Weights = dict[str, NDArray[Any]]

@@ -301,6 +301,7 @@ class PartialUpdates(Strategy):
         self.fleet.serve(manifest)
         # A deadline that follows from what training takes says nothing of a pass, whose sums are exact if complete.
         record.deadline = None if self.terms.deadline is None else self.terms.deadline.seconds
+        whole = self._weights
         if self.terms.read != "last" and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
             chosen = self._between.choose_places(
@@ -309,6 +310,10 @@ class PartialUpdates(Strategy):
             self.fleet.serve(self._keep(chosen, 0))
         outbox = Outbox("train", self.downlink, grid)
         solved = self._between.solve(messages, outbox, self._weights, record, timeout)
+        if not record.head_features and self._weights is not whole:
+            # Cut off for a head that nobody sent sums for.
+            self.fleet.serve(self._keep(whole, 0))
+            solved = whole
         return as_record({**solved, **self._base})
 
     def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -60,7 +60,9 @@ def as_inference(
         yield lambda inputs: inputs
         return
     try:
-        pairs = foldable_pairs(traced(model, batch), model)
+        graph = traced(model, batch)
+        # What this batch does not use another one may, on another way through the model.
+        pairs = [] if graph.unused else foldable_pairs(graph, model)
     except (ElasticError, RuntimeError, ValueError, TypeError, IndexError):
         pairs = []
     try:

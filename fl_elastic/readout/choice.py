@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
-from fl_elastic.update.closed_form import PENALTIES, STILL, inner_mean
+from fl_elastic.update.closed_form import PARTS, PENALTIES, STILL, inner_mean
 
-__all__ = ["Choice", "PlaceWorth", "Sample", "choose_places"]
+__all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
+
+EXAMPLES = 640
+"""From so many examples together it is seen what places are worth."""
 
 _Floats = NDArray[np.float64]
 # Where the best penalty is looked for first: 1.
@@ -162,9 +165,7 @@ class Choice:
     unions: tuple[PlaceWorth, ...]
 
 
-def choose_places(
-    sample: Sample, *, most_features: int, parts: int = 5, allowed: Sequence[Place] | None = None
-) -> Choice:
+def choose_places(sample: Sample, *, most_features: int) -> Choice:
     """Return the places from which ridge regression has the least error on held-out examples.
 
     To the best place, and to the best one that takes at most half of the features, others are added one by one, the
@@ -177,10 +178,6 @@ def choose_places(
         Examples with features at every candidate.
     most_features : int
         Of an example, of all chosen places together.
-    parts : int
-        Folds are held out in so many parts.
-    allowed : sequence of Place, optional
-        The candidates; all places of the sample, if left out.
 
     Raises
     ------
@@ -196,11 +193,9 @@ def choose_places(
     >>> found.best.name, [each.name for each in found.single]
     ('good@flat', ['good@flat', 'bad@flat'])
     """
-    task = _Task.of(sample, parts)
+    task = _Task.of(sample)
     candidates = [
-        place
-        for place in (sample.rows if allowed is None else allowed)
-        if 0 < sample.rows[place].shape[1] <= most_features
+        place for place, rows in sample.rows.items() if 0 < rows.shape[1] <= most_features
     ]
     if not candidates:
         raise UpdateError(
@@ -267,7 +262,7 @@ class _Task:
     variance: float
 
     @classmethod
-    def of(cls, sample: Sample, parts: int) -> _Task:
+    def of(cls, sample: Sample) -> _Task:
         constant = sample.constant
         examples = sample.num_examples
         goal = constant @ sample.targets / examples
@@ -279,8 +274,8 @@ class _Task:
             )
         numbers = np.unique(sample.folds)
         held = [
-            np.flatnonzero(np.isin(sample.folds, numbers[part::parts]))
-            for part in range(min(parts, len(numbers)))
+            np.flatnonzero(np.isin(sample.folds, numbers[part::PARTS]))
+            for part in range(min(PARTS, len(numbers)))
         ]
         if len(held) < 2:
             raise UpdateError(

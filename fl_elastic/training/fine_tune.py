@@ -27,7 +27,7 @@ from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.head_sums import put_head, solve_head
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
-from fl_elastic.training.read_out import choose_readout, readout_from
+from fl_elastic.training.read_out import readout_of
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.update.closed_form import ClosedFormHead
@@ -147,14 +147,8 @@ def fine_tune(
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
     _refuse_read_once(loader)
-    reads = ""
-    if read != "last":
-        model = (
-            choose_readout(model, loader)[0]
-            if read == "auto"
-            else readout_from(model, loader, read)
-        )
-        reads = places_of(ModelState.of(model).tensors)
+    model, _ = readout_of(model, loader, read)
+    reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
     if not epochs:
         solved, _ = solve_head(model, loader)

@@ -72,11 +72,11 @@ def places_reply(
             most = min(most, int(math.sqrt(budget.uplink / _SENT)))
         if budget.memory is not None:
             most = min(most, int(math.sqrt(budget.memory / _HELD)))
+    deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
         model, loader, examples=examples, most_features=max(most, 1), clock=clock,
-        places=None if read == _AUTO else parse_places(read),
+        places=None if read == _AUTO else parse_places(read), seconds=deadline,
     )  # fmt: skip
-    deadline = math.inf if budget.deadline is None else budget.deadline
     rows = {
         place: each
         for place, each in found.sample.rows.items()

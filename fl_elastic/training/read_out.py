@@ -12,18 +12,17 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import split_batch
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
-from fl_elastic.readout.choice import Choice, choose_places
-from fl_elastic.readout.place import joined, parse_places
+from fl_elastic.readout.choice import EXAMPLES, Choice, choose_places
+from fl_elastic.readout.place import parse_places
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.place_sample import outputs_of, place_sample
 from fl_elastic.update.closed_form import ClosedFormHead
 
-__all__ = ["ReadOut", "choose_readout", "read_out", "readout_from"]
+__all__ = ["ReadOut", "read_out", "readout_of"]
 
 _LOG = logging.getLogger("fl_elastic")
-_EXAMPLES = 640
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class ReadOut:
     head : ClosedFormHead
         Its weights, penalty and error on held-out examples.
     choice : Choice or None
-        What each place would have been worth; None where places were given.
+        What each place would have been worth; None where it was said where to read.
     """
 
     model: nn.Module
@@ -64,7 +63,8 @@ def read_out(
         Re-iterable, in an order that tells nothing: the first 640 examples choose the places. Targets are classes,
         shape (N,), or numbers, shape (N, C).
     read : str
-        ``auto``, or names of places such as ``features.3@grid8+features.6@grid4``.
+        ``auto``, ``last`` for the last linear layer, or names of places such as
+        ``features.3@grid8+features.6@grid4``.
     most_features : int
         Bound of the features of an example: the time of the sums grows with their square.
 
@@ -87,37 +87,36 @@ def read_out(
     >>> (found.model(images).argmax(1) == labels).float().mean().item()
     1.0
     """
-    choice = None
-    if read == "auto":
-        model, choice = choose_readout(model, loader, most_features=most_features)
-    else:
-        model = readout_from(model, loader, read)
+    model, choice = readout_of(model, loader, read, most_features=most_features)
     head, _ = solve_head(model, loader)
     return ReadOut(model, head, choice)
 
 
-def choose_readout(
-    model: nn.Module, loader: Iterable[Batch], *, most_features: int = MOST_FEATURES
-) -> tuple[nn.Module, Choice]:
-    """Return a readout from the places that are best for the first examples, its head still zeros, and the choice.
+def readout_of(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    read: str = "auto",
+    *,
+    most_features: int = MOST_FEATURES,
+) -> tuple[nn.Module, Choice | None]:
+    """Return a model that ends where its head reads, the head still zeros, and the choice where one was made.
 
-    Where what enters the last layer is best, that is the model itself.
+    Where that is the last layer it is the model itself. Parameters are those of `read_out`.
     """
-    found = place_sample(model, loader, examples=_EXAMPLES, most_features=most_features)
-    choice = choose_places(found.sample, most_features=most_features)
-    best = choice.best
-    _LOG.info(
-        "the head reads %s: squared error %.2f of the mean's on held-out ones of %d examples, %d features",
-        best.name, best.error, round(found.sample.num_examples), best.features,
-    )  # fmt: skip
+    if read == "last":
+        return model, None
+    choice = None
     inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
-    only = best.places[0]
-    if len(best.places) == 1 and only.at_input and only.module == last_layer(model, inputs):
-        return model, choice
-    return readout_from(model, loader, joined(best.places)), choice
-
-
-def readout_from(model: nn.Module, loader: Iterable[Batch], read: str) -> Readout:
-    """Return a readout from the places of these names, its head still zeros."""
-    inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
-    return Readout(model, parse_places(read), inputs, outputs_of(model, inputs))
+    if read == "auto":
+        found = place_sample(model, loader, examples=EXAMPLES, most_features=most_features)
+        choice = choose_places(found.sample, most_features=most_features)
+        best = choice.best
+        _LOG.info(
+            "the head reads %s: squared error %.2f of the mean's on held-out ones of %d examples, %d features",
+            best.name, best.error, round(found.sample.num_examples), best.features,
+        )  # fmt: skip
+        only = best.places[0]
+        if len(best.places) == 1 and only.at_input and only.module == last_layer(model, inputs):
+            return model, choice
+        read = best.name
+    return Readout(model, parse_places(read), inputs, outputs_of(model, inputs)), choice

@@ -99,8 +99,8 @@ class Federation:
         return self
 
 
-def assert_same_head(one: dict[str, Any], other: dict[str, Any]) -> None:
-    for name in ("2.weight", "2.bias"):
+def assert_same_head(one: dict[str, Any], other: dict[str, Any], layer: str = "2") -> None:
+    for name in (f"{layer}.weight", f"{layer}.bias"):
         np.testing.assert_allclose(
             one[name], other[name], rtol=1e-5, atol=1e-5 * float(np.abs(other[name]).max())
         )
@@ -216,8 +216,11 @@ def test_who_leaves_is_in_no_later_head(easy: bool) -> None:
     assert found.strategy.solved.nodes == {1, 2, 3}
 
 
-def test_spoiled_features_go_back_under_a_head_of_those_who_are_there() -> None:
-    terms = RoundTerms(round_zero="closed_form", solve_every=1)
+@pytest.mark.parametrize(("read", "layer"), [("last", "2"), ("1@flat", "head")])
+def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
+    read: str, layer: str
+) -> None:
+    terms = RoundTerms(round_zero="closed_form", solve_every=1, read=read)
     own = {node: data(node, clean=node <= 4) for node in NODES}
     stay = {node: own[node] for node in (1, 2, 3)}
     never = Federation(stay, frozen=False, rate=0.0, terms=terms).run(1)
@@ -228,7 +231,7 @@ def test_spoiled_features_go_back_under_a_head_of_those_who_are_there() -> None:
 
     found = Federation(own, frozen=False, optimizer=Ruin, terms=terms).run(1, leave)
     assert found.records[-1].stepped_back
-    assert_same_head(found.heads[1], never.heads[1])
+    assert_same_head(found.heads[1], never.heads[1], layer)
 
 
 def test_the_state_keeps_whose_head_it_is_and_no_sums() -> None:

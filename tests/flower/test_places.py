@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
+from in_process_grid import InProcessGrid
 from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import nn
 
@@ -25,6 +26,8 @@ from fl_elastic.flower import (
     SecurePartialUpdates,
     elastic_client_app,
 )
+from fl_elastic.flower.instructions import ROUND_ZERO
+from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
@@ -180,6 +183,30 @@ def test_under_a_head_that_reads_the_input_alone_there_is_nothing_to_train() -> 
     assert not any(record.trains for record in records)
     for name, array in as_weights(before).items():
         assert np.array_equal(as_weights(after)[name], array), name
+
+
+def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
+    """It is cut off at the places for a head that is then not there."""
+
+    def silent(reply: Message) -> Message:
+        asked = next(iter(sent[-1].content.config_records.values()))
+        if asked.get(ROUND_ZERO):
+            reply.content = train_reply([np.zeros(0, np.uint8)], 0, {ERROR: "no time"})
+        return reply
+
+    models: list[ArrayRecord] = []
+    terms = RoundTerms(round_zero="closed_form", read="1@grid4")
+    strategy = PartialUpdates(FedAvg(fraction_evaluate=0.0), terms=terms)
+    grid = InProcessGrid(6, apps().__getitem__, silent)
+    sent = grid.sent
+    strategy.start(
+        grid, arrays_of(build()), num_rounds=1, evaluate_fn=lambda _, arrays: models.append(arrays)
+    )
+    before = as_weights(arrays_of(build()))
+    assert list(as_weights(models[0])) == list(before)
+    assert all(np.array_equal(as_weights(models[0])[name], each) for name, each in before.items())
+    # And the rounds begin as without.
+    assert not np.array_equal(as_weights(models[1])["6.weight"], before["6.weight"])
 
 
 def test_without_steps_the_head_of_round_zero_is_the_result() -> None:

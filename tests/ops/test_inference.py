@@ -123,3 +123,31 @@ def test_a_model_that_cannot_be_traced_runs_as_it_is() -> None:
     with as_inference(model, (inputs, TARGETS)) as lay_out:
         assert model(lay_out(inputs)) == str(inputs.shape)
     assert before.differences() == []
+
+
+def test_nothing_is_folded_where_another_batch_may_take_another_way() -> None:
+    class TwoWays(nn.Module):
+        """Past its norm for some batches, and through another layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+            self.other = nn.Conv2d(4, 4, 1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            found = self.layer(inputs)
+            found = self.norm(found) if inputs.sum() > 0 else self.other(found)
+            return found.mean(dim=(2, 3))
+
+    torch.manual_seed(0)
+    model = TwoWays()
+    with torch.no_grad():
+        model.norm.running_mean.normal_()
+    model.eval()
+    one, two = torch.ones(2, 1, 6, 6), -torch.ones(2, 1, 6, 6)
+    with torch.no_grad():
+        expected = model(one), model(two)
+        with as_inference(model, (one, torch.zeros(2, dtype=torch.long))):
+            found = model(one), model(two)
+    for mine, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, plain)

@@ -220,10 +220,3 @@ def test_what_cannot_be_chosen_from_is_said() -> None:
     with pytest.raises(UpdateError, match="no place in common"):
         other = {Place("elsewhere", "flat"): np.ones((20, 2))}
         Sample.together([sample, replace(sample, rows=other)])
-
-
-def test_only_allowed_places_are_looked_at() -> None:
-    sample = case(3, 40, (5, 6, 7))
-    allowed = places(3)[1:]
-    found = choose_places(sample, most_features=99, allowed=allowed)
-    assert {each.places[0] for each in found.single} == set(allowed)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
-from fl_elastic.training.read_out import readout_from
+from fl_elastic.training.read_out import readout_of
 
 
 def reading() -> nn.Module:
@@ -20,9 +20,8 @@ def reading() -> nn.Module:
             nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1),
             nn.Flatten(), nn.Linear(4, 2),
         )  # fmt: skip
-    return readout_from(
-        model.eval(), [(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))], "1@grid2+2@grid1"
-    )
+    batches = [(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))]
+    return readout_of(model.eval(), batches, "1@grid2+2@grid1")[0]
 
 
 def learner(folder: Path, store: SampleStore) -> StreamLearner:

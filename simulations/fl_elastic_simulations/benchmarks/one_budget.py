@@ -23,7 +23,6 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.kept_tokens import on_kept_tokens
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.peers.random_blocks import random_blocks
@@ -213,12 +212,9 @@ def train(
         Costs that were measured before, and are not charged; left out, they are estimated, and charged.
     """
     started = time.thread_time()
-    if not method.policy and method.read != "last":
+    if not method.policy:
         found = read_out(model, loader, read=method.read)
         return Trained(time.thread_time() - started, model=found.model)
-    if not method.policy:
-        solve_head(model, loader)
-        return Trained(time.thread_time() - started)
     budget = Budget(speedup=SPEEDUP if method.budgeted else None)
     policy = method.policy if isinstance(method.policy, str) else method.policy()
     if method.solved:

@@ -21,7 +21,6 @@ from fl_elastic.readout.place import joined
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation_summary import interval
@@ -348,9 +347,6 @@ def _train(
     options = TrainerOptions(deep_every=0, clock="cpu", seed=seed)
     budget = Budget(speedup=method.speedup)
     if not method.epochs:
-        if method.read == "last":
-            solve_head(model, loader)
-            return model, {"steps": 0, "reads": ""}
         model = read_out(model, loader, read=method.read).model
         return model, {"steps": 0, "reads": _reads(model)}
     if not method.solved:

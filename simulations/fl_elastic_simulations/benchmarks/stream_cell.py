@@ -39,7 +39,7 @@ from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.summary import stream_summary
 from fl_elastic.training.head_sums import head_sums
-from fl_elastic.training.read_out import choose_readout, readout_from
+from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic_simulations.benchmarks import stream_metrics
 from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
@@ -127,7 +127,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
     choosing = 0.0
     if how.read:
         began = time.process_time()
-        home = _reading(home, how.read, _batches_at_home(kind, stream.before, known))
+        home = readout_of(home, _batches_at_home(kind, stream.before, known), how.read)[0]
         choosing = time.process_time() - began
     head = (
         ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
@@ -196,13 +196,6 @@ def _batches_at_home(kind: StreamTask, data: Labelled, known: Sequence[int]) -> 
         (kind.prepare(torch.from_numpy(data.x[rows])), targets[rows])
         for rows in np.array_split(np.arange(len(data)), max(len(data) // 64, 1))
     ]
-
-
-def _reading(model: nn.Module, read: str, batches: list[Batch]) -> nn.Module:
-    """Return the model that ends where a head reads; the model itself where the last layer is chosen."""
-    if read == "auto":
-        return choose_readout(model, batches)[0]
-    return readout_from(model, batches, read)
 
 
 @dataclass

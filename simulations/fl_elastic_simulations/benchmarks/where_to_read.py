@@ -25,7 +25,7 @@ from fl_elastic.named_models import build_model, resolve_model
 from fl_elastic.readout.place import INPUT, joined
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums, put_head
-from fl_elastic.training.read_out import choose_readout, readout_from
+from fl_elastic.training.read_out import readout_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, encode_head_sums
@@ -235,11 +235,8 @@ def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | N
     order = np.random.default_rng(seed).permutation(len(data.train_x))
     order = order[: examples or task.examples]
     loader = _batches(data.train_x[order], data.train_y[order], colour=colour)
-    choice, times = None, [time.process_time()]
-    if read == "auto":
-        model, choice = choose_readout(model, loader)
-    elif read != "last":
-        model = readout_from(model, loader, read)
+    times = [time.process_time()]
+    model, choice = readout_of(model, loader, read)
     times.append(time.process_time())
     sums = head_sums(model, loader)
     times.append(time.process_time())
