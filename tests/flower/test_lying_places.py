@@ -225,7 +225,7 @@ def first(lie: str, liars: int, fleet: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("lie", "liars", "fleet"), slow_unless(first, list(product(LIES, (1, 2), ["alike"])))
+    ("lie", "liars", "fleet"), slow_unless(first, list(product(LIES, (1, 2), FLEETS)))
 )
 def test_a_fifth_of_liars_costs_less_than_two_points(lie: str, liars: int, fleet: str) -> None:
     places = chosen_by(fleet, liars, LIES[lie])
