@@ -269,15 +269,21 @@ FLEETS = [(5, 100), (10, 50), (30, 50)]
 KINDS = ["alike", "one class each", "unequal"]
 # Few features, about as many as there are examples of all (500 at most), and twice as many.
 WIDTHS = [80, 500, 1000]
-# Wide features are held to this of ten clients alone; docs/security.md names what is not held.
-ANY_FLEET = [
-    each for each in product(WIDTHS, KINDS, FLEETS) if each[0] == 80 or each[2] == (10, 50)
-]
+ANY_FLEET = list(product(WIDTHS, KINDS, FLEETS))
+
+
+# Two of ten unequal clients that lie so with features ten times as strong lose more than five points: not held.
+NOT_HELD = (500, "unequal", (10, 50), "rolled, larger, ten times")
 LYING = [
     (width, kind, fleet, lie)
     for width, kind, fleet in ANY_FLEET
     for lie in LIES
-    if width == 80 or lie == "rolled"
+    if (
+        width == 80
+        or (width == 500 and fleet != (30, 50))
+        or (fleet == (10, 50) and lie == "rolled")
+    )
+    and (width, kind, fleet, lie) != NOT_HELD
 ]
 
 
