@@ -20,7 +20,7 @@ from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.instructions import Instructions, read_importance
-from fl_elastic.flower.records import LOSS, believed_metrics, read_train_reply
+from fl_elastic.flower.records import LOSS, answer_in, believed_metrics
 from fl_elastic.flower.round import (
     AcceptedReply,
     Rejection,
@@ -95,9 +95,7 @@ class BetweenRounds:
         told = Instructions(deadline=record.deadline, places=read, examples=examples)
         replies = self._asked(asked, outbox, told, record, timeout)
         manifest = Manifest.of_arrays(weights)
-        chosen = with_chosen_places(
-            replies, weights, manifest, self._limits, record, read, examples
-        )
+        chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
         self._close(record, outbox)
         return chosen
 
@@ -284,9 +282,7 @@ class BetweenRounds:
         for message in replies:
             node = message.metadata.src_node_id
             try:
-                if message.has_error():
-                    raise UpdateError(message.error.reason or "no reason given")
-                reply = read_train_reply(message.content)
+                reply = answer_in(message)
             except UpdateError as error:
                 # A loss that is not finite is an error, too.
                 record.leave_out(node, str(error), "loss of what has forgotten")
@@ -324,9 +320,7 @@ class BetweenRounds:
         for message in self._asked(asked, outbox, told, record, _PATIENCE_SECONDS):
             node = message.metadata.src_node_id
             try:
-                if message.has_error():
-                    raise UpdateError(message.error.reason or "no reason given")
-                reply = read_train_reply(message.content)
+                reply = answer_in(message)
             except UpdateError as error:
                 reason = one_line(str(error))
                 _LOG.warning("node %s did not say what cuts are worth: %s", node, reason)

@@ -15,7 +15,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.records import answer_in, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
@@ -231,9 +231,7 @@ def _read(
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if message.has_error():
-                raise UpdateError(message.error.reason or "no reason given")
-            reply = read_train_reply(message.content)
+            reply = answer_in(message)
             everything, forgotten = decode_squares(reply.packed, manifest, limits)
         except UpdateError as error:
             record.leave_out(node, str(error), _SQUARES)

@@ -13,7 +13,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.records import answer_in, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import Choice, Sample, choose_places
@@ -21,7 +21,6 @@ from fl_elastic.readout.place import BODY, HEAD, Place, joined, parse_places
 from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import READ_FROM, Manifest
-from fl_elastic.update.partial import Limits
 
 __all__ = ["asked_of", "with_chosen_places"]
 
@@ -44,7 +43,6 @@ def with_chosen_places(
     replies: Iterable[Message],
     weights: Mapping[str, NDArray[Any]],
     manifest: Manifest,
-    limits: Limits,
     record: RoundRecord,
     read: str,
     examples: int,
@@ -59,8 +57,6 @@ def with_chosen_places(
         Of the model.
     manifest : Manifest
         Of it.
-    limits : Limits
-        What counts the server believes.
     record : RoundRecord
         Who was counted and who was not is entered into it.
     read : str
@@ -69,7 +65,7 @@ def with_chosen_places(
         How many each client was asked for.
     """
     left_out = partial(record.leave_out, what="choosing where to read")
-    found = _alike(list(_read(replies, manifest, limits, record, left_out, examples)), left_out)
+    found = _alike(list(_read(replies, manifest, record, left_out, examples)), left_out)
     found, samples = _believed(found, left_out)
     if not found:
         _LOG.warning(
@@ -133,7 +129,6 @@ def _log(choice: Choice, sample: Sample, found: list[tuple[int, PlacesReply]]) -
 def _read(
     replies: Iterable[Message],
     manifest: Manifest,
-    limits: Limits,
     record: RoundRecord,
     left_out: Callable[[int, str], None],
     examples: int,
@@ -141,10 +136,8 @@ def _read(
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if message.has_error():
-                raise UpdateError(message.error.reason or "no reason given")
-            reply = read_train_reply(message.content)
-            found = decode_places(reply.packed, manifest, limits)
+            reply = answer_in(message)
+            found = decode_places(reply.packed, manifest)
             rows = len(found.sample.constant)
             if rows > examples:
                 raise UpdateError(f"{rows} examples, and was asked for {examples}")

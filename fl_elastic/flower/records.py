@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib.format import read_array_header_1_0, read_magic
 from numpy.typing import NDArray
 
@@ -35,6 +35,7 @@ __all__ = [
     "TENSORS",
     "EvaluateReply",
     "TrainReply",
+    "answer_in",
     "as_asked",
     "believed_metrics",
     "evaluate_reply",
@@ -228,6 +229,13 @@ def _say_left_out(metrics: _Metrics) -> None:
     left = left_out_of(metrics)
     if left:
         _LOG.warning("the server will leave metrics out: %s", left)
+
+
+def answer_in(message: Message) -> TrainReply:
+    """Return what a client answered in place of training; UpdateError where it failed, or that is no reply."""
+    if message.has_error():
+        raise UpdateError(message.error.reason or "no reason given")
+    return read_train_reply(message.content)
 
 
 def read_train_reply(content: RecordDict) -> TrainReply:

@@ -15,7 +15,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.records import answer_in, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
@@ -23,7 +23,7 @@ from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
-__all__ = ["LastSolved", "Solved", "with_closed_form_head"]
+__all__ = ["LastSolved", "Solved", "bias_beside", "with_closed_form_head"]
 
 _LOG = logging.getLogger("fl_elastic")
 # Who has features so many times as large, or as small, as usual does not count; an example of one whose features
@@ -63,6 +63,31 @@ class Solved:
     error: float = float("nan")
     nodes: frozenset[int] = frozenset()
     features: int = 0
+
+    @classmethod
+    def with_head(
+        cls,
+        weights: Mapping[str, NDArray[Any]],
+        manifest: Manifest,
+        weight: str,
+        head: ClosedFormHead,
+        nodes: frozenset[int],
+    ) -> Solved:
+        """Return a model with a head in the layer that has a weight of this name."""
+        solved = dict(weights)
+        kind, shape = manifest.array_dtype(weight), manifest.shape(weight)
+        solved[weight] = head.weight.astype(kind).reshape(shape)
+        if bias := bias_beside(weight, manifest):
+            solved[bias] = head.bias.astype(manifest.array_dtype(bias))
+        layer = weight.removesuffix("weight").removesuffix(".")
+        return cls(solved, layer, head.error, nodes, head.weight.shape[1])
+
+
+def bias_beside(weight: str, manifest: Manifest) -> str:
+    """Return the name of the bias of the layer that has a weight of this name; empty if it has none."""
+    bias = weight.removesuffix("weight") + "bias"
+    fits = bias in manifest.index and manifest.shape(bias) == manifest.shape(weight)[:1]
+    return bias if fits else ""
 
 
 class LastSolved:
@@ -196,29 +221,14 @@ def with_closed_form_head(
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
     weight = kept[0].sums.weight
-    bias = weight.removesuffix("weight") + "bias"
-    outputs = manifest.shape(weight)[0]
-    has_bias = bias in manifest.index and manifest.shape(bias) == (outputs,)
-    kept, head = _solved(kept, has_bias, left_out)
+    kept, head = _solved(kept, bool(bias_beside(weight, manifest)), left_out)
     record.accepted += [sent.reply for sent in kept]
     _LOG.info(
         "round zero: %s in closed form from %d examples of %d clients; its squared error is %.2f of the mean's",
         weight, sum(sent.sums.num_examples for sent in kept), len(kept), head.error,
     )  # fmt: skip
-    solved = dict(weights)
-    solved[weight] = head.weight.astype(manifest.array_dtype(weight)).reshape(
-        manifest.shape(weight)
-    )
-    if has_bias:
-        solved[bias] = head.bias.astype(manifest.array_dtype(bias))
     nodes = frozenset(sent.node for sent in kept)
-    return Solved(
-        solved,
-        weight.removesuffix("weight").removesuffix("."),
-        head.error,
-        nodes,
-        head.weight.shape[1],
-    )
+    return Solved.with_head(weights, manifest, weight, head, nodes)
 
 
 def _read(
@@ -231,9 +241,7 @@ def _read(
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if message.has_error():
-                raise UpdateError(message.error.reason or "no reason given")
-            reply = read_train_reply(message.content)
+            reply = answer_in(message)
             sums = decode_head_sums(reply.packed, manifest, limits)
         except UpdateError as error:
             left_out(node, str(error))

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.records import believed_metrics, read_train_reply
+from fl_elastic.flower.records import answer_in, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.round_zero import Solved
+from fl_elastic.flower.round_zero import Solved, bias_beside
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums, layer_shape
 from fl_elastic.update.manifest import Manifest
@@ -145,9 +145,7 @@ def with_private_head(
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if message.has_error():
-                raise UpdateError(message.error.reason or "no reason given")
-            reply = read_train_reply(message.content)
+            reply = answer_in(message)
             sums = decode_noisy_sums(reply.packed, manifest, noise)
         except UpdateError as error:
             left_out(node, str(error))
@@ -170,30 +168,23 @@ def with_private_head(
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
-    bias = most.removesuffix("weight") + "bias"
-    has_bias = bias in manifest.index and manifest.shape(bias) == manifest.shape(most)[:1]
     total = kept[0][1]
     for _, sums in kept[1:]:
         total = total + sums
-    head = private_head(total, noise * math.sqrt(len(kept)), privacy.clip, intercept=has_bias)
+    head = private_head(
+        total,
+        noise * math.sqrt(len(kept)),
+        privacy.clip,
+        intercept=bool(bias_beside(most, manifest)),
+    )
     record.accepted += [accepted for accepted, _ in kept]
     _LOG.info(
         "round zero: %s in closed form from about %d examples of %d clients, each of whose sums is "
         "(%g, %g)-differentially private",
         most, max(total.products[-1, -1], 0), len(kept), privacy.epsilon, privacy.delta,
     )  # fmt: skip
-    solved = dict(weights)
-    solved[most] = head.weight.astype(manifest.array_dtype(most)).reshape(manifest.shape(most))
-    if has_bias:
-        solved[bias] = head.bias.astype(manifest.array_dtype(bias))
     nodes = frozenset(accepted.node_id for accepted, _ in kept)
-    return Solved(
-        solved,
-        most.removesuffix("weight").removesuffix("."),
-        head.error,
-        nodes,
-        head.weight.shape[1],
-    )
+    return Solved.with_head(weights, manifest, most, head, nodes)
 
 
 def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int, int, bool]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.readout.choice import Sample
+from fl_elastic.update.trusted_sums import sizes_about_the_middle
 
 __all__ = ["ABSURD", "sizes_of_samples", "weighed"]
 
@@ -52,13 +53,6 @@ def _sizes(samples: Sequence[Sample], rows: Sequence[NDArray[np.floating]]) -> N
     counts = np.array([each.num_examples for each in samples])[:, None]
     means = np.array([each.constant @ own for each, own in zip(samples, rows, strict=True)])
     squares = np.array([np.einsum("ij,ij->j", own, own) for own in rows]) / counts
-    means /= counts
-    middle = np.median(means, axis=0)
-    about = np.maximum(squares - 2 * middle * means + middle**2, 0.0)
-    usual = about.mean(axis=0)
-    moves = usual > 0
-    if not moves.any():
-        return np.ones(len(samples))
-    found = (about[:, moves] / usual[moves]).mean(axis=1)
+    found = sizes_about_the_middle(means / counts, squares)
     median = float(np.median(found))
     return np.asarray(found / median) if median > 0 else np.ones(len(samples))

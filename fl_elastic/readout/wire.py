@@ -14,7 +14,7 @@ from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import Limits, check_count
+from fl_elastic.update.partial import check_count
 
 __all__ = ["PlacesReply", "decode_places", "encode_places"]
 
@@ -93,9 +93,7 @@ def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> byte
     return pack(Kind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
 
 
-def decode_places(
-    data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
-) -> PlacesReply:
+def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
     """Return the reply in ``data``.
 
     Raises
@@ -103,7 +101,6 @@ def decode_places(
     UpdateError
         If the bytes are damaged or of another model, or make no sense.
     """
-    del limits
     _, header, payload = unpack(data, manifest, Kind.PLACES)
     names = field(header, "places", list)
     features, counts = integers_field(header, "features"), integers_field(header, "folds")

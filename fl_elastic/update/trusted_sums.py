@@ -18,7 +18,7 @@ from fl_elastic.update.closed_form import STILL, held_out_in, parts_held_out
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["harmful", "sizes_of_features"]
+__all__ = ["harmful", "sizes_about_the_middle", "sizes_of_features"]
 
 _Floats = NDArray[np.float64]
 # Of who is judged by the others, one of so many that like its sums most do not count: they may belong together.
@@ -46,12 +46,23 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
     counts = np.array([each.products[-1, -1] for each in sums])[:, None]
     means = np.array([each.products[-1, :-1] for each in sums]) / counts
     squares = np.array([np.diag(each.products)[:-1] for each in sums]) / counts
+    return sizes_about_the_middle(means, squares)
+
+
+def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
+    """Return each client's mean squares about the median of the clients' means, over the mean client's.
+
+    Parameters
+    ----------
+    means, squares : array, shape (clients, D)
+        Of each feature. The result is the mean over features that move.
+    """
     middle = np.median(means, axis=0)
     about = np.maximum(squares - 2 * middle * means + middle**2, 0.0)
     usual = about.mean(axis=0)
     moves = usual > 0
     if not moves.any():
-        return np.ones(len(sums))
+        return np.ones(len(means))
     return np.asarray((about[:, moves] / usual[moves]).mean(axis=1))
 
 

@@ -66,7 +66,9 @@ class _Timed(StreamLearner):
             return super().adapt()
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Solve a head in closed form as ever: this is how it adapts."""
+        """Solve a head in closed form as ever: this is how a learner that has one adapts."""
+        if self._head is None:
+            return super()._newest_head(guarded=guarded)
         with self._adapting():
             return super()._newest_head(guarded=guarded)
 
