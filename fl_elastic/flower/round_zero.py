@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import answer_in, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
+from fl_elastic.update.closed_form import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
+from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
 __all__ = ["LastSolved", "Solved", "bias_beside", "with_closed_form_head"]
@@ -309,15 +310,11 @@ def _solved(
     at_once = -(-len(kept) // (2 * _LEFT_OUT))
     may_go = -(-len(kept) // _LEFT_OUT) if len(kept) >= _FEWEST else 0
     while True:
-        sums = [sent.sums for sent in kept]
-        head = closed_form_head(*sums, intercept=has_bias)
-        worst = (
-            harmful(sums, head.penalty, intercept=has_bias)[: min(at_once, may_go)]
-            if may_go
-            else []
-        )
+        system = RidgeSystem.of([sent.sums for sent in kept], has_bias)
+        ridge, error = best_ridge(system)
+        worst = harmful(ridge)[: min(at_once, may_go)] if may_go else []
         if not worst:
-            return kept, head
+            return kept, as_scores(system.total, *ridge.layer(), ridge.penalty, error)
         for place in worst:
             left_out(
                 kept[place].node, "with its sums the head is worse on what the others hold out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
-from fl_elastic.update.closed_form import PARTS, PENALTIES, STILL, inner_mean
+from fl_elastic.update.closed_form import inner_mean
+from fl_elastic.update.ridge import PARTS, PENALTIES, STILL, least_from
 
 __all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
 
@@ -206,11 +208,19 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
     def worth(
         places: tuple[Place, ...], near: int = _START, closely: bool = True
     ) -> tuple[PlaceWorth, int]:
-        error, best = task.least_error(sum(kernels[place] for place in places), near, closely)
+        kernel = sum(kernels[place] for place in places)
+        best, error = (
+            least_from(near, partial(task.error, kernel))
+            if closely
+            else (near, task.error(kernel, near))
+        )
         features = sum(sample.rows[place].shape[1] for place in places)
         return PlaceWorth(places, features, error, float(PENALTIES[best])), best
 
-    ranked = _by_error(worth((place,), closely=False) for place in candidates)
+    def first(places: Iterable[tuple[Place, ...]], near: int) -> list[tuple[PlaceWorth, int]]:
+        return _by_error(worth(each, near, closely=False) for each in places)
+
+    ranked = first(((place,) for place in candidates), _START)
     close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
     alone = _by_error([*close, *ranked[_TRIED:]])
 
@@ -218,17 +228,17 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
         unions = [start]
         while len((best := unions[-1]).places) < _JOINED:
             rest = [
-                each.places[0]
+                (*best.places, each.places[0])
                 for each, _ in close
                 if each.places[0] not in best.places
                 and best.features + each.features <= most_features
             ]
-            tried = [worth((*best.places, place), penalty) for place in rest]
-            found = min(tried, key=lambda each: each[0].error, default=None)
-            if found is None or found[0].error > (1 - _GAIN) * best.error:
+            if not rest:
                 break
-            penalty = found[1]
-            unions.append(found[0])
+            found, penalty = worth(first(rest, penalty)[0][0].places, penalty)
+            if found.error > (1 - _GAIN) * best.error:
+                break
+            unions.append(found)
         return unions
 
     # The best place alone may take nearly all of the features that are allowed, and leave no room for another.
@@ -295,36 +305,10 @@ class _Task:
         scaled = centred[:, moves] / spread[moves].astype(np.float32)
         return np.asarray(scaled @ scaled.T, np.float64)
 
-    def least_error(self, kernel: _Floats | int, near: int, closely: bool) -> tuple[float, int]:
-        """Return the least error on held-out rows, and the place of the penalty that has it.
-
-        Errors fall towards the best penalty from either side, so that neighbours tell the way.
-
-        Parameters
-        ----------
-        kernel : array, shape (R, R)
-            Sum of the kernels of the places.
-        near : int
-            Where the search begins.
-        closely : bool
-            Whether it goes on from there.
-        """
+    def error(self, kernel: _Floats | int, penalty: int) -> float:
+        """Return the error on held-out rows with a penalty of this number, of the sum of the kernels of places."""
         whole = kernel + _FREE * np.outer(self.constant, self.constant)
-        errors: dict[int, float] = {}
-
-        def error(place: int) -> float:
-            if place not in errors:
-                errors[place] = self._error(whole, float(PENALTIES[place]))
-            return errors[place]
-
-        last, best = len(PENALTIES) - 1, near
-        while closely:
-            around = [place for place in (best - 1, best, best + 1) if 0 <= place <= last]
-            found = min(around, key=error)
-            if found == best:
-                break
-            best = found
-        return error(best), best
+        return self._error(whole, float(PENALTIES[penalty]))
 
     def _error(self, kernel: _Floats, penalty: float) -> float:
         """Return the error on held-out parts with one penalty.

@@ -36,9 +36,9 @@ from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.taking_up import labelled_weights
 from fl_elastic.training.head_sums import held_out
-from fl_elastic.update.closed_form import PARTS
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.ridge import PARTS
 from fl_elastic.update.running_sums import RunningSums
 
 __all__ = ["Mark", "Visit", "open_store", "visit"]

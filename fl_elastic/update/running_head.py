@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.closed_form import PARTS, PENALTIES, ClosedFormHead, stretch
+from fl_elastic.update.closed_form import ClosedFormHead, stretch
 from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.ridge import PARTS, PENALTIES, least_from
 from fl_elastic.update.running_sums import RunningSums, add_product
 
 __all__ = ["RunningHead"]
@@ -149,20 +150,9 @@ class RunningHead:
             wanted[np.arange(len(outputs)), outputs] = 1.0
             roots = np.ones(len(rows)) if counts is None else np.sqrt(counts)
             rows, wanted = roots[:, None] * rows, roots[:, None] * wanted
-            errors: dict[int, float] = {}
-
-            def error(place: int) -> float:
-                if not 0 <= place < len(PENALTIES):
-                    return float("inf")
-                if place not in errors:
-                    errors[place] = self._held_out_error(place, rows, wanted)
-                return errors[place]
-
-            place = self._place
-            step = -1 if error(place - 1) < error(place + 1) else 1
-            while error(place + step) < error(place):
-                place += step
-            self._place = place
+            self._place, _ = least_from(
+                self._place, lambda place: self._held_out_error(place, rows, wanted)
+            )
             self.renew()
         return self.penalty
 

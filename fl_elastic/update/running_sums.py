@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.closed_form import STILL
 from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.ridge import STILL
 
 __all__ = ["RunningSums", "add_product"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.choice import Choice, Sample, choose_places
 from fl_elastic.readout.place import Place
-from fl_elastic.update.closed_form import PENALTIES
+from fl_elastic.update.ridge import PENALTIES
 
 Floats = NDArray[np.float64]
 PARTS = 5

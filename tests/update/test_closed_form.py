@@ -63,7 +63,7 @@ def held_out_error(x: Floats, y: Floats, folds: Floats, penalty: float) -> float
     rows, left = np.hstack([(x - mean) / spread, np.ones((len(x), 1))]), 0.0
     for fold in np.unique(folds):
         others = folds != fold
-        extra = np.sqrt(penalty * others.sum()) * np.eye(x.shape[1] + 1)[:-1]
+        extra = np.sqrt(penalty * len(x)) * np.eye(x.shape[1] + 1)[:-1]
         weight = lstsq(
             np.vstack([rows[others], extra]),
             np.vstack([y[others], np.zeros((x.shape[1], y.shape[1]))]),
@@ -116,7 +116,7 @@ def test_of_many_clients_the_fifth_at_either_end_does_not_say_which_penalty(feat
         left = np.zeros(len(x))
         for fold in range(5):
             others = folds != fold
-            ridge = np.diag([penalty * others.sum()] * features + [0.0])
+            ridge = np.diag([penalty * len(x)] * features + [0.0])
             weight = np.linalg.solve(
                 rows[others].T @ rows[others] + ridge, rows[others].T @ y[others]
             )

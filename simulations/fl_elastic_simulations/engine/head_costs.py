@@ -12,9 +12,10 @@ import numpy as np
 from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.training.head_sums import held_out
-from fl_elastic.update.closed_form import closed_form_head
+from fl_elastic.update.closed_form import best_ridge
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful
 
 __all__ = ["HeadCosts", "measure_head_costs"]
@@ -97,7 +98,7 @@ def _server_seconds(features: int) -> tuple[float, float]:
         for own in zip(rows, classes, strict=True)
     ]
     started = time.process_time()
-    harmful(sums, closed_form_head(*sums).penalty)
+    harmful(best_ridge(RidgeSystem.of(sums, intercept=True))[0])
     solving = time.process_time() - started
     places = {
         Place(f"block{number}", "flat"): rng.normal(size=(_RANKED, _WIDE)).astype(np.float32)

@@ -1,0 +1,334 @@
+"""Ridge regression from the sums of several clients: for any penalty, and without any part that is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_elastic.update.folds import Fold
+from fl_elastic.update.head_sums import HeadSums
+
+__all__ = ["PARTS", "PENALTIES", "STILL", "Ridge", "RidgeSystem", "RidgeWithout", "least_from"]
+
+PARTS = 5
+"""All clients' examples are left out in so many parts."""
+
+STILL = 1e-6
+"""A feature that moves less than this share of the one that moves most says nothing but noise."""
+
+PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
+"""Penalties that are tried, in shares of the number of examples."""
+
+_Floats = NDArray[np.float64]
+# Of all examples this share is none.
+_NOTHING_LEFT = 1e-6
+# With so many examples held out, no more parts are.
+_ENOUGH = 1000
+
+
+def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
+    """Return the number of the penalty with the least error, looked for downhill from a first one, and its error.
+
+    Errors fall towards the best penalty from either side, so that its neighbours tell the way to it.
+
+    Examples
+    --------
+    >>> least_from(8, lambda penalty: abs(penalty - 2.0))
+    (2, 0.0)
+    """
+    known: dict[int, float] = {}
+    best = start
+    while True:
+        around = [near for near in (best, best - 1, best + 1) if 0 <= near < len(PENALTIES)]
+        for near in around:
+            if near not in known:
+                known[near] = error(near)
+        found = min(around, key=known.__getitem__)
+        if found == best:
+            return best, known[best]
+        best = found
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeSystem:
+    """Sums of all clients' examples with standardised features, a constant 1 last if there is an intercept.
+
+    Attributes
+    ----------
+    sums : tuple of HeadSums
+        Of each client.
+    total : HeadSums
+        Of all of them, without folds.
+    mean, scale : array, shape (D,)
+        By which features are standardised; the scale of one that stands still is infinite.
+    goal : array, shape (C,)
+        Means of the targets.
+    intercept : bool
+        Whether means are taken off.
+    products : array, shape (D, D) or (D + 1, D + 1)
+        Of features with each other.
+    targets : array, shape (D, C) or (D + 1, C)
+        Products of features with targets about their mean.
+    """
+
+    sums: tuple[HeadSums, ...]
+    total: HeadSums
+    mean: _Floats
+    scale: _Floats
+    goal: _Floats
+    intercept: bool
+
+    @classmethod
+    def of(cls, sums: Sequence[HeadSums], intercept: bool) -> RidgeSystem:
+        """Return the system of these clients' sums, for a layer with or without a bias."""
+        total = reduce(HeadSums.__add__, (each.without_folds() for each in sums))
+        examples = float(total.products[-1, -1])
+        mean, goal = total.products[-1, :-1] / examples, total.targets[-1] / examples
+        if not intercept:
+            mean, goal = np.zeros_like(mean), np.zeros_like(goal)
+        spread = np.sqrt(np.maximum(np.diag(total.products)[:-1] / examples - mean**2, 0.0))
+        scale = np.where(
+            spread > STILL * max(float(spread.max(initial=0.0)), STILL), spread, np.inf
+        )
+        return cls(tuple(sums), total, mean, scale, goal, intercept)
+
+    @property
+    def examples(self) -> float:
+        """How many examples the sums are over."""
+        return float(self.total.products[-1, -1])
+
+    @property
+    def variance(self) -> float:
+        """Of all targets."""
+        squares = self.total.squares / self.examples - self.goal**2
+        return float(np.maximum(squares, 0.0).sum())
+
+    @cached_property
+    def products(self) -> _Floats:
+        """Products of features with each other."""
+        half = self.standard(self.total.products)
+        return self.standard(half.T)
+
+    @cached_property
+    def targets(self) -> _Floats:
+        """Products of features with targets about their mean."""
+        return self.standard(self.about_goal(self.total))
+
+    def about_goal(self, sums: HeadSums) -> _Floats:
+        """Return the products of features, a constant 1 last, with targets about the mean of all."""
+        return np.asarray(sums.targets - np.outer(sums.products[:, -1], self.goal))
+
+    def standard(self, products: _Floats) -> _Floats:
+        """Return products of features, a constant 1 last, with anything as those of standardised features.
+
+        Parameters
+        ----------
+        products : array, shape (D + 1, K)
+            The result has D rows, and one more if there is an intercept.
+        """
+        moved = (products[:-1] - np.outer(self.mean, products[-1])) / self.scale[:, None]
+        return np.vstack([moved, products[-1:]]) if self.intercept else moved
+
+    def plain(self, weight: _Floats) -> _Floats:
+        """Return what does to features, a constant 1 last, what a weight does to standardised ones."""
+        features = weight[: len(self.mean)] / self.scale[:, None]
+        constant = weight[-1] if self.intercept else 0.0
+        return np.vstack([features, constant - self.mean @ features])
+
+    def ridge(self, penalty: float) -> _Floats:
+        """Return what a penalty adds to the products of features with themselves: nothing to the constant's."""
+        held = np.full(len(self.mean), penalty * self.examples)
+        return np.append(held, 0.0) if self.intercept else held
+
+    def solved(self, penalty: float) -> Ridge:
+        """Return the regression with a penalty."""
+        factor = torch.linalg.cholesky(
+            torch.from_numpy(self.products + np.diag(self.ridge(penalty)))
+        )
+        return Ridge(self, penalty, factor)
+
+    @cached_property
+    def held_out(self) -> tuple[HeldOutPart, ...]:
+        """Parts that are held out in turn: all, or as many as have enough examples, and two at least."""
+        found: list[HeldOutPart] = []
+        examples = 0.0
+        for part in range(PARTS):
+            out = self._held_out_in(part)
+            if out and (examples < _ENOUGH or len(found) < 2):
+                found.append(HeldOutPart.of(self, out))
+                examples += found[-1].examples.sum()
+        return tuple(found)
+
+    def _held_out_in(self, part: int) -> dict[int, Fold]:
+        """Return what is left out of all sums as one of the parts, by client; nothing if that were everything.
+
+        Of a client with few folds they are left out at other times than those of the next.
+        """
+        out: dict[int, Fold] = {}
+        for client, each in enumerate(self.sums):
+            own = [
+                fold for number, fold in enumerate(each.folds) if (number + client) % PARTS == part
+            ]
+            if own:
+                out[client] = reduce(Fold.__add__, own)
+        left = self.examples - sum(fold.num_examples for fold in out.values())
+        return out if left > _NOTHING_LEFT * self.examples else {}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutPart:
+    """Examples of several clients that are held out together.
+
+    Attributes
+    ----------
+    rows : array, shape (R, D) or (R, D + 1)
+        Standardised features, a constant last if there is an intercept.
+    targets : array, shape (R, C)
+        About their mean.
+    whose : dict of int to slice
+        Rows of each client.
+    examples, unexplained : array, shape (clients,)
+        How many examples the rows are of, and squared targets that no layer can explain.
+    """
+
+    rows: _Floats
+    targets: _Floats
+    whose: dict[int, slice]
+    examples: _Floats
+    unexplained: _Floats
+
+    @classmethod
+    def of(cls, system: RidgeSystem, folds: dict[int, Fold]) -> HeldOutPart:
+        """Return what is held out of clients' sums, in the terms of their system."""
+        whole = reduce(Fold.__add__, folds.values())
+        constant = whole.rows[:, -1]
+        ends = np.cumsum([len(fold.rows) for fold in folds.values()]).tolist()
+        examples, unexplained = np.zeros((2, len(system.sums)))
+        for client, fold in folds.items():
+            examples[client], unexplained[client] = fold.num_examples, fold.unexplained
+        return cls(
+            rows=system.standard(whole.rows.T).T,
+            targets=whole.targets - np.outer(constant, system.goal),
+            whose={
+                client: slice(end - len(fold.rows), end)
+                for (client, fold), end in zip(folds.items(), ends, strict=True)
+            },
+            examples=examples,
+            unexplained=unexplained,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Ridge:
+    """The regression with one penalty, on all examples and without each part that is held out.
+
+    Where a part has few rows, what the regression without it leaves of them is found by the inverse of what the one
+    on all examples leaves (Cook and Weisberg, 1982, for one row).
+
+    Attributes
+    ----------
+    system : RidgeSystem
+        Of all examples.
+    penalty : float
+        In shares of the number of examples, of all of them whatever is held out.
+    factor : tensor
+        Lower factor of the products of features and what the penalty adds to them.
+    """
+
+    system: RidgeSystem
+    penalty: float
+    factor: Tensor
+
+    @cached_property
+    def weight(self) -> _Floats:
+        """Of standardised features, for targets about their mean."""
+        return _solved(self.factor, self.system.targets)
+
+    def layer(self) -> tuple[_Floats, _Floats]:
+        """Return weight, of shape (D, C), and bias."""
+        plain = self.system.plain(self.weight)
+        return plain[:-1], self.system.goal + plain[-1]
+
+    @cached_property
+    def without(self) -> tuple[RidgeWithout, ...]:
+        """The regression without each part of what is held out."""
+        return tuple(
+            RidgeWithout.of(self, part, len(part.rows) < len(self.factor))
+            for part in self.system.held_out
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeWithout:
+    """A regression without a part of its examples.
+
+    Attributes
+    ----------
+    whole : Ridge
+        The regression on all examples.
+    part : HeldOutPart
+        What is left out.
+    half : tensor, optional
+        The factor's inverse times the part's rows, where these are few.
+    factor : tensor
+        Of the identity less the products of `half`; of the products that are left, where rows are many.
+    """
+
+    whole: Ridge
+    part: HeldOutPart
+    half: Tensor | None
+    factor: Tensor
+
+    @classmethod
+    def of(cls, whole: Ridge, part: HeldOutPart, few: bool) -> RidgeWithout:
+        """Return a regression without a part."""
+        rows = torch.from_numpy(part.rows)
+        if few:
+            half = torch.linalg.solve_triangular(whole.factor, rows.T, upper=False)
+            # NumPy does half of the work where an array is multiplied with itself.
+            left = np.eye(len(rows)) - half.numpy().T @ half.numpy()
+            return cls(whole, part, half, torch.linalg.cholesky(torch.from_numpy(left)))
+        system = whole.system
+        left = torch.from_numpy(system.products + np.diag(system.ridge(whole.penalty)))
+        return cls(whole, part, None, torch.linalg.cholesky(left - rows.T @ rows))
+
+    @cached_property
+    def weight(self) -> _Floats:
+        """Of standardised features, for targets about their mean."""
+        return self.solve(self.whole.system.targets - self.part.rows.T @ self.part.targets)
+
+    @cached_property
+    def left(self) -> _Floats:
+        """What the regression leaves of the part's targets."""
+        if self.half is None:
+            return np.asarray(self.part.targets - self.part.rows @ self.weight)
+        return _solved(self.factor, self.part.targets - self.part.rows @ self.whole.weight)
+
+    def squared_errors(self) -> _Floats:
+        """Return what is left of each client's targets, squared, by client."""
+        errors = self.part.unexplained.copy()
+        for client, rows in self.part.whose.items():
+            errors[client] += (self.left[rows] ** 2).sum()
+        return errors
+
+    def solve(self, right: _Floats) -> _Floats:
+        """Return the solution of the system of equations without the part, for a right-hand side."""
+        if self.half is None:
+            return _solved(self.factor, right)
+        below = torch.linalg.solve_triangular(
+            self.whole.factor, torch.from_numpy(right), upper=False
+        )
+        below = below + self.half @ torch.cholesky_solve(self.half.T @ below, self.factor)
+        return np.asarray(
+            torch.linalg.solve_triangular(self.whole.factor.T, below, upper=True).numpy()
+        )
+
+
+def _solved(factor: Tensor, right: _Floats) -> _Floats:
+    return np.asarray(torch.cholesky_solve(torch.from_numpy(right), factor).numpy())
