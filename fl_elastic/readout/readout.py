@@ -76,8 +76,9 @@ class Readout(nn.Module):
         with untouched(model), torch.no_grad():
             model.eval()
             try:
-                found, began, ended = _pass_up_to(model, self.places, inputs)
-                self.body, self._stops = _part_of(model, self.places, inputs, found, began, ended)
+                came_by, found = _passes(model, self.places, inputs)
+                idle = came_by[-1][1]
+                self.body, self._stops = _Copy(model).part(self.places, inputs, found, idle)
             finally:
                 for name, module in model.named_modules():
                     module.training = modes[name]
@@ -238,9 +239,13 @@ def kept_tensors(
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
     names = ModelState.of(model).tensors
     found: dict[Place, tuple[str, ...]] = {}
-    for same in by_tensor.values():
-        first = (same[0],)
-        body, _ = _part_of(model, first, inputs, *_pass_up_to(model, first, inputs))
+    came_by, tensors = _passes(model, tuple(same[0] for same in by_tensor.values()), inputs)
+    at = dict(zip((same[0] for same in by_tensor.values()), tensors, strict=True))
+    copy = _Copy(model)
+    # What is idle after a place is idle after those before it, so that one copy serves all of them.
+    for place, idle in reversed(came_by):
+        body, _ = copy.part((place,), inputs, [at[place]], idle)
+        same = by_tensor[place.module, place.at_input]
         own = ModelState.of(nn.ModuleDict({BODY: body})).tensors
         kept = tuple(name.removeprefix(f"{BODY}.") for name in own)
         if not names.keys() >= set(kept):
@@ -270,15 +275,23 @@ def _as_floats(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.float()
 
 
-def _pass_up_to(
+def _passes(
     model: nn.Module, places: tuple[Place, ...], inputs: Any
-) -> tuple[list[Tensor], set[str], set[str]]:
-    """Return what is at the places, and the names of the modules that began and that ended to run by then."""
+) -> tuple[list[tuple[Place, set[str]]], list[Tensor]]:
+    """Return the places as a pass comes by them, with modules that are idle until then, and the tensors there."""
     began: set[str] = set()
     ended: set[str] = set()
+    names = [name for name, _ in model.named_modules()]
+
+    def idle() -> set[str]:
+        return {name for name in names if _is_idle(name, began, ended)}
+
+    came_by = [(place, idle()) for place in places if place.module == INPUT]
     with _running_modules(model, began, ended):
-        found = reaching(model, places, inputs)
-    return found, began, ended
+        found = reaching(
+            model, places, inputs, reached=lambda place: came_by.append((place, idle()))
+        )
+    return came_by, found
 
 
 @contextmanager
@@ -298,24 +311,44 @@ def _running_modules(model: nn.Module, began: set[str], ended: set[str]) -> Iter
             handle.remove()
 
 
-def _part_of(
-    model: nn.Module,
-    places: tuple[Place, ...],
-    inputs: Any,
-    found: list[Tensor],
-    began: set[str],
-    ended: set[str],
-) -> tuple[nn.Module, bool]:
-    """Return a copy of the model's modules up to its places, and whether a pass must end there by an exception.
+class _Copy:
+    """A copy of a model's modules that shares its tensors, of which ever more do nothing."""
 
-    It shares the model's tensors; modules that are not needed do nothing. The model itself where it cannot be
-    copied, or does not give the same without them.
-    """
-    body = _without_idle(model, began, ended)
-    for stops in (False, True):
-        if _gives(body, places, inputs, found, stops):
-            return body, stops
-    return model, True
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._idle: set[str] = set()
+        self._copied: nn.Module | None = None
+
+    def part(
+        self, places: tuple[Place, ...], inputs: Any, found: list[Tensor], idle: set[str]
+    ) -> tuple[nn.Module, bool]:
+        """Return the modules up to some places, and whether a pass must end there by an exception.
+
+        The model itself where it cannot be copied, or does not give the same without the modules that are idle.
+        """
+        body = self._without(idle)
+        for stops in (False, True):
+            if _gives(body, places, inputs, found, stops):
+                return body, stops
+        return self._model, True
+
+    def _without(self, idle: set[str]) -> nn.Module:
+        if not idle:
+            return self._model
+        if self._copied is None or not self._idle <= idle:
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+            try:
+                self._copied = deepcopy(self._model, {id(each): each for each in tensors})
+            # A model may hold what cannot be copied, and raise whatever it likes.
+            except Exception:
+                return self._model
+            self._idle = set()
+        for name in idle - self._idle:
+            parent, _, own = name.rpartition(".")
+            if parent not in idle:
+                setattr(self._copied.get_submodule(parent), own, _PassedBy())
+        self._idle = idle
+        return self._copied
 
 
 def _gives(
@@ -328,24 +361,6 @@ def _gives(
     except Exception:
         return False
     return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
-
-
-def _without_idle(model: nn.Module, began: set[str], ended: set[str]) -> nn.Module:
-    """Return a copy of the model's modules that shares its tensors, in which those that are idle do nothing."""
-    idle = {name for name, _ in model.named_modules() if _is_idle(name, began, ended)}
-    if not idle:
-        return model
-    tensors = [*model.parameters(), *model.buffers()]
-    try:
-        body = deepcopy(model, {id(each): each for each in tensors})
-    # A model may hold what cannot be copied, and raise whatever it likes.
-    except Exception:
-        return model
-    for name in idle:
-        parent, _, own = name.rpartition(".")
-        if parent not in idle:
-            setattr(body.get_submodule(parent), own, _PassedBy())
-    return body
 
 
 def _is_idle(name: str, began: set[str], ended: set[str]) -> bool:
