@@ -29,7 +29,7 @@ _Floats = NDArray[np.float64]
 # Of all examples this share is none.
 _NOTHING_LEFT = 1e-6
 # With so many examples held out, no more parts are.
-_ENOUGH = 1000
+_ENOUGH = 640
 
 
 def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
@@ -155,14 +155,14 @@ class RidgeSystem:
 
     @cached_property
     def held_out(self) -> tuple[HeldOutPart, ...]:
-        """Parts that are held out in turn: all, or as many as have enough examples, and two at least."""
+        """Parts that are held out in turn: all, or as many as have enough examples of most of the clients."""
         found: list[HeldOutPart] = []
-        examples = 0.0
+        examples = np.zeros(len(self.sums))
         for part in range(PARTS):
-            out = self._held_out_in(part)
-            if out and (examples < _ENOUGH or len(found) < 2):
+            enough = examples.sum() >= _ENOUGH and 2 * (examples > 0).sum() > len(examples)
+            if not enough and (out := self._held_out_in(part)):
                 found.append(HeldOutPart.of(self, out))
-                examples += found[-1].examples.sum()
+                examples += found[-1].examples
         return tuple(found)
 
     def _held_out_in(self, part: int) -> dict[int, Fold]:

@@ -35,6 +35,8 @@ from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scen
 __all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
 
 _REPEATS = 5
+# As many features as heads read that choose their places.
+_READ = 2048
 # A class that has time for everything chooses only where something was taken off its time.
 _ALMOST_EVERYTHING = 0.9
 
@@ -199,10 +201,11 @@ def measure_choosing(
             widths = narrow_seconds(model, classification_loss, batch, make_optimizer)
     heads: HeadCosts | None = None
     if any(method.round_zero == "closed_form" for method in scenario.methods):
-        modules = scenario_model(scenario, data_root, seed=0).modules()
+        model = scenario_model(scenario, data_root, seed=0).eval()
         # Clients refuse a model without one.
-        for head in [each for each in modules if isinstance(each, torch.nn.Linear)][-1:]:
-            heads = measure_head_costs(head.in_features)
+        for head in [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1:]:
+            wide = any(method.read != "last" for method in scenario.methods)
+            heads = measure_head_costs(model, _READ if wide else head.in_features, batch)
     return ChoosingCosts(estimating, plans, tuple(widths.items()), heads)
 
 

@@ -58,8 +58,6 @@ CHARGES = "charged.json"
 """Where a client notes what it was charged."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
-# How much longer a pass takes that pools the output of every block on several grids.
-_POOLED = 1.5
 
 _LOG = logging.getLogger("fl_elastic")
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
@@ -208,14 +206,12 @@ class _Role:
         return packed, examples, metrics
 
     def _places(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
-        """Send what ranks places, for a trace of the model and a pass that comes by all of them."""
+        """Send what ranks places."""
         client = self.elastic_client()
         client.budget, client.train_loader = Budget(), self.place.batches(whole=True)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        passes = min(told.examples, examples) / self.scenario.training.batch_size
-        spent = self.profile.full_step_seconds
-        spent += _POOLED * passes * self._inference_batch
+        spent = self._head_costs.answering(min(told.examples, examples))
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:

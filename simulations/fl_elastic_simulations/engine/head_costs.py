@@ -5,24 +5,34 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from torch import nn
 
+from fl_elastic.budget import Budget
+from fl_elastic.errors import ElasticError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.training.head_sums import held_out
+from fl_elastic.training.places_reply import places_reply
 from fl_elastic.update.closed_form import best_ridge
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful
 
 __all__ = ["HeadCosts", "measure_head_costs"]
 
-_ROWS, _REPEATS, _FOLDS = 256, 3, 5
+_ROWS, _REPEATS, _FOLDS, _BATCHES = 256, 3, 5, 4
 # A fleet, and places such as those of MobileNetV2.
 _CLIENTS, _CLASSES, _RANKED, _PLACES, _WIDE = 8, 40, 640, 33, 1000
+_SPREAD = 6.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,10 @@ class HeadCosts:
         Of the server, for a head from the sums of eight clients: ``features**3``.
     ranking : float
         Of the server, for choosing among places, for each of their features.
+    asked : float
+        Of a client that is asked where its model may be read, before it looks at any example.
+    pooled : float
+        Of features at all of its places: for each example, inference included.
 
     Examples
     --------
@@ -51,10 +65,16 @@ class HeadCosts:
     row: float = 0.0
     solving: float = 0.0
     ranking: float = 0.0
+    asked: float = 0.0
+    pooled: float = 0.0
 
     def adding(self, examples: int, features: int) -> float:
         """Return the seconds of adding the products of so many examples."""
         return self.product * examples * features**2
+
+    def answering(self, examples: int) -> float:
+        """Return the seconds of telling from so many examples where the model may be read."""
+        return self.asked + self.pooled * examples
 
     def on_server(self, features: int, ranked: int) -> float:
         """Return the seconds of a server that solves for a head of so many features, and has ranked so many."""
@@ -65,8 +85,18 @@ class HeadCosts:
         return self.row * min(examples, held_out(features)) ** 2 / _FOLDS * features
 
 
-def measure_head_costs(features: int) -> HeadCosts:
-    """Measure them for a head of so many features on this host, by the time of all threads of its products."""
+def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCosts:
+    """Measure them on this host, by the time of all threads of its products.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Which may be read at its places, where they are chosen.
+    features : int
+        Of a head.
+    batch : batch
+        Such as a client has.
+    """
     examples = held_out(features) // _FOLDS
     solving, ranking = _server_seconds(features)
     rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
@@ -74,19 +104,36 @@ def measure_head_costs(features: int) -> HeadCosts:
     fold = Fold.of(rows[:examples, :-1], rows[:examples, :1])
     adding = _median_seconds(lambda: rows.T @ rows)
     writing = _median_seconds(fold.centred)
+    one, more = (_median_seconds(partial(_answer, model, [batch] * k)) for k in (1, _BATCHES))
+    size = batch_size(batch)
+    pooled = max(more - one, 0.0) / (_BATCHES - 1) / size
     return HeadCosts(
         product=adding / (_ROWS * (features + 1) ** 2),
         row=writing / (fold.num_examples**2 * features),
         solving=solving / features**3,
         ranking=ranking,
+        asked=max(one - pooled * size, 0.0),
+        pooled=pooled,
     )
+
+
+def _answer(model: nn.Module, batches: list[Batch]) -> None:
+    examples = len(batches) * batch_size(batches[0])
+    names = {name: number for number, name in enumerate(Manifest.of(model).names)}
+    # A model without places says so, in about the time that it takes to find any.
+    with suppress(ElasticError):
+        places_reply(
+            model, batches, "auto", examples=examples, of_all=examples, budget=Budget(), names=names
+        )
 
 
 def _server_seconds(features: int) -> tuple[float, float]:
     """Return what a head from eight clients takes, and what ranking places takes for each of their features."""
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(_CLIENTS, _FOLDS, max(features // 16, 8), features))
-    classes = rng.integers(0, _CLASSES, size=rows.shape[:3])
+    # Classes that can be told from features, so that as many penalties are tried as usual.
+    classes = rng.integers(0, _CLASSES, size=(_CLIENTS, _FOLDS, max(features // 16, 8)))
+    centres = rng.normal(size=(_CLASSES, features))
+    rows = centres[classes] + _SPREAD * rng.normal(size=(*classes.shape, features))
     sums = [
         HeadSums.of_folds(
             "weight",
