@@ -37,6 +37,8 @@ __all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
 _REPEATS = 5
 # A class that has time for everything chooses only where something was taken off its time.
 _ALMOST_EVERYTHING = 0.9
+# Features of a head that reads several places side by side, or random features.
+_WIDE = 1024
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,9 @@ def measure_choosing(
         modules = scenario_model(scenario, data_root, seed=0).modules()
         # Clients refuse a model without one.
         for head in [each for each in modules if isinstance(each, torch.nn.Linear)][-1:]:
-            heads = measure_head_costs(head.in_features)
+            # One that reads elsewhere is wider, and what a narrow one takes is mostly calls.
+            elsewhere = any(method.read != "last" for method in scenario.methods)
+            heads = measure_head_costs(max(head.in_features, _WIDE if elsewhere else 0))
     return ChoosingCosts(estimating, plans, tuple(widths.items()), heads)
 
 

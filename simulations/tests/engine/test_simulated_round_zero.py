@@ -82,6 +82,31 @@ def sizes_of(made: Scenario) -> list[int]:
     return [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
 
 
+@pytest.mark.parametrize("held", [None, 16 * 60**2])
+def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
+    ran: Any, monkeypatch: pytest.MonkeyPatch, held: int | None
+) -> None:
+    features: set[int] = set()
+    original = simulated_client._Role._sums
+
+    def sums(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        manifest = Manifest.of(self.elastic_client().model)
+        features.add(len(decode_head_sums(found[0][0].tobytes(), manifest).products) - 1)
+        return found
+
+    monkeypatch.setattr(simulated_client._Role, "_sums", sums)
+    fleet = [each | ({"memory_bytes": held} if held else {}) for each in TABLE["fleet"][1:]]
+    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "steps": False}
+    ran(
+        scenario(fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
+                 target={"method": "solved"})
+    )  # fmt: skip
+    # Sums lie there twice, as squares in fp64.
+    (found,) = features
+    assert found <= 60 if held else found > 60
+
+
 def test_the_head_is_there_before_the_first_round_and_is_paid_for(
     ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
