@@ -201,17 +201,27 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
         raise UpdateError(
             f"no place has at most {most_features} features: allow more, or name the places to read"
         )
-    kernels = {place: task.kernel(sample.rows[place]) for place in candidates}
 
     def worth(
-        places: tuple[Place, ...], near: int = _START, closely: bool = True
+        places: tuple[Place, ...],
+        parts: Iterable[NDArray[np.float32]],
+        near: int = _START,
+        closely: bool = True,
     ) -> tuple[PlaceWorth, int]:
-        error, best = task.least_error(sum(kernels[place] for place in places), near, closely)
+        error, best = task.least_error(parts, near, closely)
         features = sum(sample.rows[place].shape[1] for place in places)
         return PlaceWorth(places, features, error, float(PENALTIES[best])), best
 
-    ranked = _by_error(worth((place,), closely=False) for place in candidates)
-    close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
+    # Kernels of all places would take more memory than their features do: those of the best alone are kept.
+    ranked = _by_error(
+        worth((place,), [task.kernel(sample.rows[place])], closely=False) for place in candidates
+    )
+    kernels = {
+        place: task.kernel(sample.rows[place])
+        for each, _ in ranked[:_TRIED]
+        for place in each.places
+    }
+    close = _by_error(worth((place,), [kernel]) for place, kernel in kernels.items())
     alone = _by_error([*close, *ranked[_TRIED:]])
 
     def grown(start: PlaceWorth, penalty: int) -> list[PlaceWorth]:
@@ -223,7 +233,10 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
                 if each.places[0] not in best.places
                 and best.features + each.features <= most_features
             ]
-            tried = [worth((*best.places, place), penalty) for place in rest]
+            wider = [(*best.places, place) for place in rest]
+            tried = [
+                worth(places, [kernels[place] for place in places], penalty) for places in wider
+            ]
             found = min(tried, key=lambda each: each[0].error, default=None)
             if found is None or found[0].error > (1 - _GAIN) * best.error:
                 break
@@ -285,31 +298,39 @@ class _Task:
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)
         return cls(examples, constant, targets, held, clients, of_clients, variance)
 
-    def kernel(self, rows: NDArray[np.floating]) -> _Floats:
+    def kernel(self, rows: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return the products of standardised rows with each other."""
         mean = self.constant @ rows / self.examples
+        centred = np.outer(self.constant, mean)
+        np.subtract(rows, centred, out=centred)
         # Standardised numbers lose nothing that matters in fp32, and take half the time.
-        centred = (rows - np.outer(self.constant, mean)).astype(np.float32)
-        spread = np.sqrt(np.einsum("ij,ij->j", centred, centred) / self.examples)
+        scaled = centred.astype(np.float32)
+        spread = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / self.examples)
         moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
-        scaled = centred[:, moves] / spread[moves].astype(np.float32)
-        return np.asarray(scaled @ scaled.T, np.float64)
+        scaled = scaled[:, moves]
+        scaled /= spread[moves].astype(np.float32)
+        return np.asarray(scaled @ scaled.T, np.float32)
 
-    def least_error(self, kernel: _Floats | int, near: int, closely: bool) -> tuple[float, int]:
+    def least_error(
+        self, kernels: Iterable[NDArray[np.float32]], near: int, closely: bool
+    ) -> tuple[float, int]:
         """Return the least error on held-out rows, and the place of the penalty that has it.
 
         Errors fall towards the best penalty from either side, so that neighbours tell the way.
 
         Parameters
         ----------
-        kernel : array, shape (R, R)
-            Sum of the kernels of the places.
+        kernels : iterable of array, shape (R, R)
+            Of the places.
         near : int
             Where the search begins.
         closely : bool
             Whether it goes on from there.
         """
-        whole = kernel + _FREE * np.outer(self.constant, self.constant)
+        whole = np.zeros((len(self.constant), len(self.constant)))
+        for kernel in kernels:
+            whole += kernel
+        whole += _FREE * np.outer(self.constant, self.constant)
         errors: dict[int, float] = {}
 
         def error(place: int) -> float:
@@ -331,7 +352,8 @@ class _Task:
 
         With A the inverse of kernel plus penalty, a head from the rest leaves inv(A_FF) (A y)_F of a part F.
         """
-        whole = torch.from_numpy(kernel + penalty * self.examples * np.eye(len(kernel)))
+        whole = torch.from_numpy(kernel.copy())
+        whole.diagonal().add_(penalty * self.examples)
         # Half the work of an inverse that does not know that the matrix is symmetric.
         inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
         weights = inverse @ self.targets

@@ -45,6 +45,7 @@ from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
+    "NONE_COUNTS",
     "example_keys",
     "head_sums",
     "held_out",
@@ -54,7 +55,8 @@ __all__ = [
     "sums_apart",
 ]
 
-_NONE_COUNTS = "no target counts: every class is one that is ignored"
+NONE_COUNTS = "no target counts: every class is one that is ignored"
+"""Said of data without a target."""
 _AT_ONCE = 256
 _MOST_AT_ONCE = 4096
 _FOLDS = 5
@@ -150,7 +152,7 @@ def sums_apart(
     _pass_over(model, loader, seconds, running, loss_fn, take)
     held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
     if not held.num_examples + rest.num_examples:
-        raise TrainingError(_NONE_COUNTS)
+        raise TrainingError(NONE_COUNTS)
     return held + rest, held
 
 
@@ -315,7 +317,7 @@ class _Gathered:
             )
         products, targets, squares = (each.numpy() for each in self._sums)
         if not products[-1, -1] and not empty:
-            raise TrainingError(_NONE_COUNTS)
+            raise TrainingError(NONE_COUNTS)
         folds = self._held.folds(together)
         weight = names[id(layer.weight)][0]
         return HeadSums(weight, products, targets, squares, classes, folds)
