@@ -176,9 +176,9 @@ class _System:
         scale = np.where(
             spread > STILL * max(float(spread.max(initial=0.0)), STILL), spread, np.inf
         )
-        products = (sums.products[:-1, :-1] / examples - np.outer(mean, mean)) / np.outer(
-            scale, scale
-        )
+        products = sums.products[:-1, :-1] / examples
+        products -= np.outer(mean, mean)
+        products /= np.outer(scale, scale)
         targets = (sums.targets[:-1] / examples - np.outer(mean, goal)) / scale[:, None]
         values, vectors = np.linalg.eigh(products)
         return cls(
