@@ -136,6 +136,22 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_that_ends_there(
     assert paid[4:] == pytest.approx([of_batch / 8] * 4)
 
 
+def test_a_run_whose_head_reads_the_input_alone_ends_with_it(
+    ran: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rounds train nothing and take no time, so that the time of the run would never be over."""
+    method = {"policy": "full", "round_zero": "closed_form", "read": "input@flat"}
+    training = TABLE["training"] | {"rounds": 40, "simulated_seconds": 1e4, "tests": 4}
+    with caplog.at_level("INFO", "flwr"):
+        cells = ran(
+            scenario(training=training, methods=["solved"], method={"solved": method},
+                     target={"method": "solved"})
+        )  # fmt: skip
+    assert sum("[ROUND " in each.message for each in caplog.records) == 1
+    *_, last = cells["solved"].history
+    assert last["simulated_seconds"] == 1e4 and last["accuracy"] > 0.8
+
+
 def test_the_head_is_there_before_the_first_round_and_is_paid_for(
     ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
