@@ -203,25 +203,36 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
         raise UpdateError(
             f"no place has at most {most_features} features: allow more, or name the places to read"
         )
-    kernels = {place: task.kernel(sample.rows[place]) for place in candidates}
 
     def worth(
-        places: tuple[Place, ...], near: int = _START, closely: bool = True
+        places: tuple[Place, ...],
+        parts: Iterable[NDArray[np.float32]],
+        near: int = _START,
+        closely: bool = True,
     ) -> tuple[PlaceWorth, int]:
-        kernel = sum(kernels[place] for place in places)
+        whole = task.whole(parts)
         best, error = (
-            least_from(near, partial(task.error, kernel))
+            least_from(near, partial(task.error, whole))
             if closely
-            else (near, task.error(kernel, near))
+            else (near, task.error(whole, near))
         )
         features = sum(sample.rows[place].shape[1] for place in places)
         return PlaceWorth(places, features, error, float(PENALTIES[best])), best
 
-    def first(places: Iterable[tuple[Place, ...]], near: int) -> list[tuple[PlaceWorth, int]]:
-        return _by_error(worth(each, near, closely=False) for each in places)
+    # Kernels of all places would take more memory than their features do: those of the best alone are kept.
+    ranked = _by_error(
+        worth((place,), [task.kernel(sample.rows[place])], closely=False) for place in candidates
+    )
+    kernels = {
+        place: task.kernel(sample.rows[place])
+        for each, _ in ranked[:_TRIED]
+        for place in each.places
+    }
 
-    ranked = first(((place,) for place in candidates), _START)
-    close = _by_error(worth(each.places) for each, _ in ranked[:_TRIED])
+    def joint(places: tuple[Place, ...], near: int, closely: bool = True) -> tuple[PlaceWorth, int]:
+        return worth(places, [kernels[place] for place in places], near, closely)
+
+    close = _by_error(joint((place,), _START) for place in kernels)
     alone = _by_error([*close, *ranked[_TRIED:]])
 
     def grown(start: PlaceWorth, penalty: int) -> list[PlaceWorth]:
@@ -235,7 +246,11 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
             ]
             if not rest:
                 break
-            found, penalty = worth(first(rest, penalty)[0][0].places, penalty)
+            first = min(
+                (joint(places, penalty, closely=False)[0] for places in rest),
+                key=lambda each: each.error,
+            )
+            found, penalty = joint(first.places, penalty)
             if found.error > (1 - _GAIN) * best.error:
                 break
             unions.append(found)
@@ -295,19 +310,28 @@ class _Task:
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)
         return cls(examples, constant, targets, held, clients, of_clients, variance)
 
-    def kernel(self, rows: NDArray[np.floating]) -> _Floats:
+    def kernel(self, rows: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return the products of standardised rows with each other."""
         mean = self.constant @ rows / self.examples
+        centred = np.outer(self.constant, mean)
+        np.subtract(rows, centred, out=centred)
         # Standardised numbers lose nothing that matters in fp32, and take half the time.
-        centred = (rows - np.outer(self.constant, mean)).astype(np.float32)
-        spread = np.sqrt(np.einsum("ij,ij->j", centred, centred) / self.examples)
+        scaled = centred.astype(np.float32)
+        spread = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / self.examples)
         moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
-        scaled = centred[:, moves] / spread[moves].astype(np.float32)
-        return np.asarray(scaled @ scaled.T, np.float64)
+        scaled = scaled[:, moves]
+        scaled /= spread[moves].astype(np.float32)
+        return np.asarray(scaled @ scaled.T, np.float32)
 
-    def error(self, kernel: _Floats | int, penalty: int) -> float:
-        """Return the error on held-out rows with a penalty of this number, of the sum of the kernels of places."""
-        whole = kernel + _FREE * np.outer(self.constant, self.constant)
+    def whole(self, kernels: Iterable[NDArray[np.float32]]) -> _Floats:
+        """Return the kernel of several places side by side, and of the constant."""
+        whole = _FREE * np.outer(self.constant, self.constant)
+        for kernel in kernels:
+            whole += kernel
+        return np.asarray(whole)
+
+    def error(self, whole: _Floats, penalty: int) -> float:
+        """Return the error on held-out rows with the penalty of this number."""
         return self._error(whole, float(PENALTIES[penalty]))
 
     def _error(self, kernel: _Floats, penalty: float) -> float:
@@ -315,7 +339,8 @@ class _Task:
 
         With A the inverse of kernel plus penalty, a head from the rest leaves inv(A_FF) (A y)_F of a part F.
         """
-        whole = torch.from_numpy(kernel + penalty * self.examples * np.eye(len(kernel)))
+        whole = torch.from_numpy(kernel.copy())
+        whole.diagonal().add_(penalty * self.examples)
         # Half the work of an inverse that does not know that the matrix is symmetric.
         inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
         weights = inverse @ self.targets

@@ -45,6 +45,7 @@ from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
 __all__ = [
+    "NONE_COUNTS",
     "example_keys",
     "head_sums",
     "held_out",
@@ -52,12 +53,16 @@ __all__ = [
     "refuse_frozen_head",
     "solve_head",
     "sums_apart",
+    "sums_bytes",
 ]
 
-_NONE_COUNTS = "no target counts: every class is one that is ignored"
+NONE_COUNTS = "no target counts: every class is one that is ignored"
+"""Said of data without a target."""
 _AT_ONCE = 256
 _MOST_AT_ONCE = 4096
 _FOLDS = 5
+# Bytes of a header, at most.
+_FRAME = 512
 # So many examples are held out in turn, or half as many as there are features: their rows are no more numbers than
 # the products of all features.
 _HELD_OUT = 320
@@ -150,7 +155,7 @@ def sums_apart(
     _pass_over(model, loader, seconds, running, loss_fn, take)
     held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
     if not held.num_examples + rest.num_examples:
-        raise TrainingError(_NONE_COUNTS)
+        raise TrainingError(NONE_COUNTS)
     return held + rest, held
 
 
@@ -247,6 +252,18 @@ def held_out(features: int) -> int:
     return max(_HELD_OUT, features // 2)
 
 
+def sums_bytes(features: int, outputs: int, examples: int) -> int:
+    """Return how many bytes a client's sums take on the wire.
+
+    Held-out examples travel as rows, in each fold no more than there are features, and the others as products.
+    """
+    held = min(examples, held_out(features))
+    numbers = min(held, _FOLDS * features) * (features + outputs)
+    if examples > held:
+        numbers += features * (features + 1) // 2 + features * outputs
+    return _FRAME + 4 * numbers + 8 * (_FOLDS + 1) * (features + 2 * outputs)
+
+
 def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
     """Raise TrainingError unless the head's weight is one of the tensors that travel."""
     if weight not in names:
@@ -315,7 +332,7 @@ class _Gathered:
             )
         products, targets, squares = (each.numpy() for each in self._sums)
         if not products[-1, -1] and not empty:
-            raise TrainingError(_NONE_COUNTS)
+            raise TrainingError(NONE_COUNTS)
         folds = self._held.folds(together)
         weight = names[id(layer.weight)][0]
         return HeadSums(weight, products, targets, squares, classes, folds)
@@ -328,14 +345,17 @@ class _Gathered:
         ):
             rows = nn.functional.pad(given.double(), (0, 1), value=1.0)
             squares = wanted**2
-            found = rows.T @ rows, rows.T @ wanted, squares.sum(dim=0)
             self._held.add(rows, wanted, squares, keys)
-            before = self._sums
-            self._sums = (
-                found
-                if before is None
-                else (before[0] + found[0], before[1] + found[1], before[2] + found[2])
-            )
+            if self._sums is None:
+                few, many = wanted.shape[1], rows.shape[1]
+                self._sums = (
+                    rows.new_zeros(many, many), rows.new_zeros(many, few), rows.new_zeros(few),
+                )  # fmt: skip
+            products, targets, squared = self._sums
+            # Added where they are: of many features, each further square is as large as a model.
+            products.addmm_(rows.T, rows)
+            targets.addmm_(rows.T, wanted)
+            squared.add_(squares.sum(dim=0))
 
 
 _LayOut: TypeAlias = Callable[[Any], Any]

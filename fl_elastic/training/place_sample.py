@@ -35,7 +35,7 @@ from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 from fl_elastic.training.batches import NO_BATCH, within
-from fl_elastic.training.head_sums import example_keys
+from fl_elastic.training.head_sums import NONE_COUNTS, example_keys
 from fl_elastic.training.last_layer import as_numbers
 
 __all__ = ["PlaceSample", "outputs_of", "place_sample"]
@@ -94,16 +94,17 @@ def place_sample(
     Raises
     ------
     TrainingError
-        If targets do not fit the outputs, or there is no batch, or a feature is not finite at every place.
+        If targets do not fit the outputs, or there is none that counts, or a feature is not finite at every place.
     PlanError
         If the model has none of the places.
     """
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     now = clock_for(model_device(model), clock)
-    gathered: list[tuple[dict[Place, Tensor], Tensor, Tensor]] = []
+    features: dict[Place, Tensor] = {}
+    gathered: list[tuple[Tensor, Tensor]] = []
     spent: dict[Place, float] = {}
-    left, outputs, classes = examples, 0, True
+    left, outputs, classes, count = examples, 0, True, 0
     poolings: dict[Place, nn.Module] = {}
     lay_out: Callable[[Any], Any] | None = None
     model.eval()
@@ -155,8 +156,14 @@ def place_sample(
                     wanted, classes = as_numbers(None, targets, torch.empty(len(first), outputs))
                     known = ~wanted.isnan().any(dim=1)
                     keys = torch.tensor(example_keys(inputs, len(first), first), dtype=torch.int64)
-                    rows = {place: each[known] for place, each in rows.items()}
-                    gathered.append((rows, wanted[known], keys[known]))
+                    begin, count = count, count + int(known.sum())
+                    for place, each in rows.items():
+                        if place not in features:
+                            # Room for all of them, of which only what is written takes memory: many small
+                            # tensors would be held a second time while they are joined.
+                            features[place] = torch.empty(examples, each.shape[1])
+                        features[place][begin:count] = each[known]
+                    gathered.append((wanted[known], keys[known]))
                 left -= len(first)
                 if left <= 0:
                     break
@@ -166,16 +173,17 @@ def place_sample(
             module.training = mode
     if not gathered or places is None:
         raise TrainingError(NO_BATCH)
-    count = sum(len(wanted) for _, wanted, _ in gathered)
-    joined = {place: torch.cat([rows[place] for rows, *_ in gathered]) for place in places}
-    finite = {place: rows.numpy() for place, rows in joined.items() if all_finite(rows)}
+    if not count:
+        raise TrainingError(NONE_COUNTS)
+    filled = {place: rows[:count] for place, rows in features.items()}
+    finite = {place: rows.numpy() for place, rows in filled.items() if all_finite(rows)}
     if not finite:
         raise TrainingError("features are not finite at any place: check the data for NaN")
-    folds = (torch.cat([keys for *_, keys in gathered]) % _FOLDS).numpy()
+    folds = (torch.cat([keys for _, keys in gathered]) % _FOLDS).numpy()
     firsts = {(place.module, place.at_input): place for place in reversed(places)}
     sample = Sample.of(
         finite,
-        torch.cat([wanted for _, wanted, _ in gathered]).numpy(),
+        torch.cat([wanted for wanted, _ in gathered]).numpy(),
         np.asarray(folds, dtype=np.int64),
     )
     passes = {

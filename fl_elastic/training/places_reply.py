@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,13 +22,15 @@ from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_laye
 from fl_elastic.readout.place import Place, parse_places
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply
-from fl_elastic.training.place_sample import place_sample
+from fl_elastic.training.head_sums import sums_bytes
+from fl_elastic.training.place_sample import outputs_of, place_sample
 
 __all__ = ["places_reply"]
 
 _AUTO = "auto"
-# Sums travel as the lower triangle in fp32, and lie in memory as a square in fp64, twice while they are added up.
-_SENT, _HELD = 4 / 2, 2 * 8
+# Bytes for each product of two features, at most, while sums are written: all of them in fp64, those of what is not
+# held out, its triangle, held-out rows, and both as they travel.
+_HELD = 48
 
 
 def places_reply(
@@ -66,10 +70,13 @@ def places_reply(
     TrainingError
         If the device can afford none of them.
     """
+    first = to_device(as_pair(next(iter(loader))), model_device(model))
+    inputs = few_that_run(model, split_batch(first))[0]
     most = MOST_FEATURES
     if read == _AUTO:
         if budget.uplink is not None:
-            most = min(most, int(math.sqrt(budget.uplink / _SENT)))
+            sent = partial(sums_bytes, outputs=outputs_of(model, inputs), examples=of_all)
+            most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:
             most = min(most, int(math.sqrt(budget.memory / _HELD)))
     deadline = math.inf if budget.deadline is None else budget.deadline
@@ -86,8 +93,6 @@ def places_reply(
         raise TrainingError(
             f"a pass over {of_all} examples takes longer than {deadline:.3g} s at every place of the model"
         )
-    first = to_device(as_pair(next(iter(loader))), model_device(model))
-    inputs = few_that_run(model, split_batch(first))[0]
     return PlacesReply(
         replace(found.sample, rows=rows),
         found.seconds,

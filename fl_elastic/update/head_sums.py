@@ -110,7 +110,7 @@ class HeadSums:
         held = HeadSums.of_folds(self.weight, self.folds, features, outputs, self.classes)
         return HeadSums(
             self.weight,
-            self.products - held.products,
+            np.subtract(self.products, held.products, out=held.products),
             self.targets - held.targets,
             self.squares - held.squares,
             self.classes,
@@ -184,12 +184,14 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     rest = sums.beside_folds()
     if rest.num_examples:
         mean = rest.products[-1, :-1] / rest.num_examples
-        products = rest.products[:-1, :-1] - rest.num_examples * np.outer(mean, mean)
+        # They are nobody else's.
+        products = rest.products[:-1, :-1]
+        products -= np.outer(rest.num_examples * mean, mean)
         still = np.abs(np.diag(products)) <= _CANCELLED * np.diag(sums.products)[:-1]
         products[still] = products[:, still] = 0.0
         exact += [mean, rest.targets[-1], rest.squares]
         rounded += [
-            products[np.tril_indices(len(products))],
+            np.concatenate([row[: number + 1] for number, row in enumerate(products)]),
             rest.targets[:-1] - np.outer(mean, rest.targets[-1]),
         ]
     header = {

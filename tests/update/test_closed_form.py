@@ -294,6 +294,7 @@ def test_no_batch_is_begun_after_the_time_is_up() -> None:
     assert head_sums(Net(), data(), seconds=-1.0).num_examples == 4
 
 
+torch.manual_seed(0)
 MODEL = Net()
 MANIFEST = Manifest.of(MODEL)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["METHODS", "OURS", "READ", "REFERENCE", "SAME_HEAD", "across_rounds"]
+__all__ = ["CLOSED_FORM", "METHODS", "OURS", "READ", "REFERENCE", "SAME_HEAD", "across_rounds"]
 
 Table = dict[str, Any]
 
@@ -63,6 +63,15 @@ _FEWER: Table = _FULL | {"budgeted": True}
 
 _ONE_PASS: Table = _FEWER | _SOLVED | {"steps": False}
 
+CLOSED_FORM: dict[str, Table] = {
+    "closed form, last layer": _ONE_PASS,
+    "closed form, input": _ONE_PASS | {"read": "input@grid32"},
+    "closed form, random features": _ONE_PASS | {"read": "input@random1024"},
+    READ: _ONE_PASS | {"read": "auto"},
+    f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
+}
+"""One pass, no step: from what enters the last layer, from the input, from where the fleet's sums say."""
+
 # Changes go up as 8 bits; what comes down is what everybody trains from, so 16.
 _SMALL: Table = {"codec": "int8", "downlink_codec": "fp16"}
 
@@ -80,12 +89,7 @@ def across_rounds(cut: str) -> dict[str, Table]:
     fixed: Table = {"cut": f"fixed:{cut}"}
     return {
         REFERENCE: METHODS[REFERENCE],
-        # One pass, no step: from what enters the last layer, from the input, from where the fleet's sums say.
-        "closed form, last layer": _ONE_PASS,
-        "closed form, input": _ONE_PASS | {"read": "input@grid32"},
-        "closed form, random features": _ONE_PASS | {"read": "input@random1024"},
-        READ: _ONE_PASS | {"read": "auto"},
-        f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
+        **CLOSED_FORM,
         "fewer full steps, our server": METHODS["fewer full steps, our server"],
         # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
         SAME_HEAD: _FEWER | _SOLVED,

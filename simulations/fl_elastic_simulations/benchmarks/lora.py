@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_elastic_simulations.benchmarks.cells import chosen_tasks
 from fl_elastic_simulations.benchmarks.federation import bench_federation
-from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
+from fl_elastic_simulations.benchmarks.federation_methods import CLOSED_FORM, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
 from fl_elastic_simulations.benchmarks.results import Results
@@ -103,7 +103,7 @@ LORA: dict[str, FederationTask] = {
             "min_examples": 64, "train_limit": 3000, "test_limit": 500,
         },
         model="fl_elastic_simulations.models.vision:adapted_vision_model",
-        methods=METHODS | SOLVED,
+        methods=METHODS | SOLVED | CLOSED_FORM,
     ),
 }  # fmt: skip
 """By the name on the command line."""

@@ -29,6 +29,7 @@ __all__ = ["ACTS", "main", "peak_of_act"]
 _CLASSES, _PIXELS, _BATCH, _BATCHES = 50, 128, 8, 80
 ACTS = {
     "a pass that ends at block 6, and a head there": "features.6@grid4",
+    "the same, with 2,048 features": "features.6@grid8",
     "a pass to the last layer, and a head there": "last",
     "places chosen, a pass, and a head there": "auto",
     "four steps of the head": "head",

@@ -22,6 +22,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
+from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.place import INPUT, joined
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums, put_head
@@ -41,20 +42,26 @@ from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
 __all__ = [
+    "ALLOWED",
     "CHOSEN",
     "SEEDS",
     "TASKS",
     "ReadTask",
     "bench_read",
     "bench_read_peaks",
+    "bench_read_sizes",
     "read_cell",
     "read_filled",
     "read_markdown",
     "read_peaks_markdown",
+    "read_sizes_markdown",
 ]
 
 SEEDS = (0, 1, 2)
 CHOSEN, LAST = "chosen places", "last layer"
+ALLOWED = (128, 256, 512, 1024, MOST_FEATURES)
+"""Features that a head may read at most, in the table of what less of them costs."""
+_SIZES = "at most "
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 # Larger batches fall out of the cache.
 _BATCH = 32
@@ -186,6 +193,33 @@ def bench_read(
     )  # fmt: skip
 
 
+def bench_read_sizes(
+    results: Results,
+    data_root: str | Path | None = None,
+    *,
+    tasks: Iterable[str] = (),
+    seeds: Iterable[int] = SEEDS[:1],
+    workers: int = 1,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Choose places of few features and of many, where there are pretrained weights; finished cells are kept.
+
+    Parameters are those of `bench_read`.
+    """
+    root = str(data_root_folder(data_root))
+    cells = {
+        f"{name} | {_SIZES}{most} | {seed}": (TASKS[name], "auto", seed, root, None, most)
+        for seed in seeds
+        for name in chosen_tasks(tasks, TASKS)
+        if TASKS[name].pretrained
+        for most in ALLOWED
+    }
+    add_missing(
+        results, read_cell, cells, workers, tell,
+        lambda row: f"{row['accuracy']:.4f} from {row['features']} features of {row['places'] or LAST}",
+    )  # fmt: skip
+
+
 def bench_read_peaks(results: Results, tell: Callable[[str], None] = print) -> None:
     """Read MobileNetV2, or train it, on images of 128 pixels in batches of 8, each in a process of its own."""
     for name, act in ACTS.items():
@@ -211,7 +245,37 @@ def read_peaks_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | None = None) -> Row:
+def read_sizes_markdown(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the lines of the table of accuracies by what sums may weigh, with what a client sends at most."""
+    names = [name for name, task in TASKS.items() if task.pretrained]
+    heads = " | ".join(TASKS[name].title for name in names)
+    lines = [f"| features, at most | {heads} |", "| --- |" + " --- |" * len(names)]
+    for most in ALLOWED:
+        shown = []
+        for name in names:
+            begin = f"{name} | {_SIZES}{most} | "
+            own = [row for cell, row in rows.items() if cell.startswith(begin)]
+            if own:
+                accuracy, features, sent = (
+                    statistics.fmean(row[key] for row in own)
+                    for key in ("accuracy", "features", "sent_bytes")
+                )
+                shown.append(f"{100 * accuracy:.1f} ({features:,.0f}, {sent / 1e6:.2f} MB)")
+            else:
+                shown.append("")
+        if any(shown):
+            lines.append(f"| {most:,} | {' | '.join(shown)} |")
+    return lines
+
+
+def read_cell(
+    task: ReadTask,
+    read: str,
+    seed: int,
+    root: str,
+    examples: int | None = None,
+    most: int = MOST_FEATURES,
+) -> Row:
     """Solve for one head in this process; return its accuracy, error and size, and the CPU seconds of its parts.
 
     Parameters
@@ -226,6 +290,8 @@ def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | N
         Where the datasets are.
     examples : int, optional
         Bound of examples, of tests as well.
+    most : int
+        Bound of features that may be chosen.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -236,7 +302,7 @@ def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | N
     order = order[: examples or task.examples]
     loader = _batches(data.train_x[order], data.train_y[order], colour=colour)
     times = [time.process_time()]
-    model, choice = readout_of(model, loader, read)
+    model, choice = readout_of(model, loader, read, most_features=most)
     times.append(time.process_time())
     sums = head_sums(model, loader)
     times.append(time.process_time())
@@ -257,7 +323,8 @@ def read_cell(task: ReadTask, read: str, seed: int, root: str, examples: int | N
         "choosing_seconds": times[1] - times[0],
         "pass_seconds": times[2] - times[1],
         "solving_seconds": times[3] - times[2],
-        "sums_bytes": _sums_bytes(sums, model),
+        "sums_bytes": _sums_bytes(sums.without_folds(), model),
+        "sent_bytes": _sums_bytes(sums, model),
         "single": [] if choice is None else [[e.name, round(e.error, 4)] for e in choice.single[:8]],
     }  # fmt: skip
 
@@ -279,8 +346,7 @@ def _batches(inputs: Any, targets: Any, *, colour: bool) -> list[Batch]:
 
 
 def _sums_bytes(sums: HeadSums, model: nn.Module) -> int:
-    """Return the bytes of the sums alone on the wire; folds and their rows are for a choice of the penalty."""
-    return len(encode_head_sums(sums.without_folds(), Manifest.of(model)))
+    return len(encode_head_sums(sums, Manifest.of(model)))
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
@@ -296,7 +362,7 @@ def read_markdown(rows: Mapping[str, Mapping[str, Any]], name: str) -> list[str]
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for cell, row in rows.items():
         task, method = cell.split(" | ")[:2]
-        if task == name:
+        if task == name and not method.startswith(_SIZES):
             by_method.setdefault(method, []).append(row)
     if not by_method:
         return ["No cell of this table is measured yet."]

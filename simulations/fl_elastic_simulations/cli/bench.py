@@ -146,18 +146,22 @@ def read(
         TASKS,
         bench_read,
         bench_read_peaks,
+        bench_read_sizes,
         read_markdown,
         read_peaks_markdown,
+        read_sizes_markdown,
     )
 
     bench_read(
         results, data_root, tasks=task or (), seeds=seed or SEEDS, workers=workers, tell=tell
     )
+    bench_read_sizes(results, data_root, tasks=task or (), workers=workers, tell=tell)
     if not task:
         bench_read_peaks(results, tell)
 
     def shown(rows: dict[str, dict[str, Any]]) -> str:
         tables = {each.title: read_markdown(rows, name) for name, each in TASKS.items()}
+        tables["Fewer features"] = read_sizes_markdown(rows)
         tables["Peaks of fresh processes"] = [read_peaks_markdown(rows)]
         return "\n\n".join("\n".join([title, "", *lines]) for title, lines in tables.items())
 

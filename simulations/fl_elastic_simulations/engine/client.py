@@ -206,12 +206,19 @@ class _Role:
         return packed, examples, metrics
 
     def _places(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
-        """Send what ranks places."""
+        """Send what ranks places, for a pass by all of them, or for one to those that are named."""
         client = self.elastic_client()
-        client.budget, client.train_loader = Budget(), self.place.batches(whole=True)
+        # Its time is simulated, and this host's says nothing of it.
+        client.budget = Budget(memory=self.client.memory_bytes)
+        client.train_loader = self.place.batches(whole=True)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        spent = self._head_costs.answering(min(told.examples, examples))
+        asked = min(told.examples, examples)
+        if told.places == "auto":
+            spent = self._head_costs.answering(asked)
+        else:
+            named = _profile_of(self.place, told.places, str(self.config.get("profile", "")))
+            spent = asked / self.scenario.training.batch_size * _inference_batch(named)
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
@@ -231,21 +238,13 @@ class _Role:
             profile += costs.adding(summed, features) + costs.writing(summed, features - 1)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
-    @property
-    def _inference_batch(self) -> float:
-        """Seconds of a batch as inference: of all of the model what it saves below the cut nearest to the loss."""
-        profile = self.profile
-        plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
-        saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
-        return float(profile.forward_seconds[0]) * min(saved, 1.0)
-
     def _inference_seconds(
         self, told: Instructions, examples: int, metrics: Mapping[str, Any]
     ) -> float:
         """Return what a pass over so many examples takes on this host, of which features were found for some."""
         per_batch = self.scenario.training.batch_size
         if not told.cut:
-            return examples / per_batch * self._inference_batch
+            return examples / per_batch * _inference_batch(self.profile)
         options = self.place.options(cut=told.cut)
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
@@ -265,7 +264,7 @@ class _Role:
         if self.place.server_round:
             options = self.place.options(cut=told.cut)
             profile = lasting_costs(profile, options, batches.dataset_size)
-        each = float(profile.forward_seconds[0]) if told.cut else self._inference_batch
+        each = float(profile.forward_seconds[0]) if told.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
         count = max(1, int(told.deadline / each))
         return batches if count >= len(batches) else _Begun(batches, count)
@@ -438,6 +437,13 @@ def _scenario(text: str) -> Scenario:
 def _choosing(text: str) -> ChoosingCosts | None:
     """Return what the server measured; without it nothing is charged."""
     return ChoosingCosts.from_json(text) if text else None
+
+
+def _inference_batch(profile: CostProfile) -> float:
+    """Seconds of a batch as inference: of all of the model what it saves below the cut nearest to the loss."""
+    plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
+    saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
+    return float(profile.forward_seconds[0]) * min(saved, 1.0)
 
 
 @lru_cache(maxsize=4)

@@ -279,13 +279,18 @@ def _evaluation(
         else TimedTests(training, cell, test, progress.round).after_round
     )
 
+    before = -1.0
+
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        nonlocal before
         weights = {name: each.numpy() for name, each in arrays.items()}
-        # Without steps no later round changes the model.
-        ended = ends and server_round > 0
-        found = after_round(training.rounds if ended else server_round, weights)
+        # Without steps no later round changes the model, nor where its head reads the input alone: such rounds take
+        # no time.
         limit = training.simulated_seconds
-        if limit is not None and (cell.simulated_seconds >= limit or (ends and server_round)):
+        stands = limit is not None and cell.simulated_seconds == before
+        ended, before = server_round > 0 and (ends or stands), cell.simulated_seconds
+        found = after_round(training.rounds if ended else server_round, weights)
+        if limit is not None and (cell.simulated_seconds >= limit or ended):
             raise _TimeIsUp
         return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})
 

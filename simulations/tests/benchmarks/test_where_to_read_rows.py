@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.training.head_sums import sums_bytes
 from fl_elastic_simulations.benchmarks.one_read import peak_of_act
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.where_to_read import (
@@ -17,6 +18,7 @@ from fl_elastic_simulations.benchmarks.where_to_read import (
     read_cell,
     read_filled,
     read_markdown,
+    read_sizes_markdown,
 )
 
 DIGITS = ReadTask("Digits", "digits", "digits_cnn", pretrained=False, fixed="relu1@grid2")
@@ -38,6 +40,11 @@ def test_a_cell_reads_where_it_says_and_charges_its_parts() -> None:
         # The upper triangle of the products in single precision, and the targets.
         few = row["features"] + 1
         assert row["sums_bytes"] == pytest.approx(4 * (few * (few + 1) / 2 + 10 * few), rel=0.2)
+        # Held-out rows travel as well.
+        most = sums_bytes(row["features"], 10, 400)
+        assert row["sent_bytes"] == pytest.approx(most, rel=0.05, abs=600)
+    few_of_them = read_cell(DIGITS, "auto", 0, "", examples=400, most=40)
+    assert 0 < few_of_them["features"] <= 40 < rows[CHOSEN]["features"]
     errors = [error for _, error in rows[CHOSEN]["single"]]
     assert errors == sorted(errors) and not rows["last layer"]["single"]
 
@@ -73,6 +80,21 @@ def test_tables_show_means_in_the_order_of_the_methods() -> None:
     ]
     text = "<!-- read birds -->\nold\n<!-- end -->\nrest"
     assert read_filled(text, rows).split("\n")[1:-2] == lines
+
+
+def test_the_table_of_sizes_shows_what_is_read_and_sent() -> None:
+    row = {"accuracy": 0.5, "features": 120, "sent_bytes": 1_500_000}
+    rows = {
+        "signs | at most 128 | 0": row,
+        "signs | at most 128 | 1": {**row, "accuracy": 0.6},
+        "birds | at most 128 | 0": row,
+        "signs | at most 2560 | 0": {**row, "features": 2000},
+    }
+    assert read_sizes_markdown(rows)[2:] == [
+        "| 128 | 55.0 (120, 1.50 MB) |  | 50.0 (120, 1.50 MB) |  |",
+        "| 2,560 | 50.0 (2,000, 1.50 MB) |  |  |  |",
+    ]
+    assert read_markdown(rows, "signs") == ["No cell of this table is measured yet."]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,75 @@ def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def sizes_of(made: Scenario) -> list[int]:
     return [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
+
+
+@pytest.mark.parametrize("held", [None, 16 * 60**2])
+def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
+    ran: Any, monkeypatch: pytest.MonkeyPatch, held: int | None
+) -> None:
+    features: set[int] = set()
+    original = simulated_client._Role._sums
+
+    def sums(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        manifest = Manifest.of(self.elastic_client().model)
+        features.add(len(decode_head_sums(found[0][0].tobytes(), manifest).products) - 1)
+        return found
+
+    monkeypatch.setattr(simulated_client._Role, "_sums", sums)
+    fleet = [each | ({"memory_bytes": held} if held else {}) for each in TABLE["fleet"][1:]]
+    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "steps": False}
+    ran(
+        scenario(fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
+                 target={"method": "solved"})
+    )  # fmt: skip
+    # Sums lie there twice, as squares in fp64.
+    (found,) = features
+    assert found <= 60 if held else found > 60
+
+
+def test_who_is_asked_about_named_places_pays_for_a_pass_that_ends_there(
+    ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid: list[float] = []
+    original = simulated_client._Role._places
+
+    def places(self: Any, arrays: Any, told: Any) -> Any:
+        found = original(self, arrays, told)
+        paid.append(found[2]["predicted-seconds"] / (min(told.examples, found[1]) / 16))
+        return found
+
+    monkeypatch.setattr(simulated_client._Role, "_places", places)
+    shorter = replace(profile, forward_seconds=tuple(each / 8 for each in profile.forward_seconds))
+    monkeypatch.setattr(
+        simulated_client, "_profile_of", lambda _, read, __: shorter if read else profile
+    )
+    method = {"policy": "full", "round_zero": "closed_form", "steps": False}
+    for read in ("auto", "conv1@grid2"):
+        ran(
+            scenario(methods=["solved"], method={"solved": method | {"read": read}},
+                     target={"method": "solved"})
+        )  # fmt: skip
+    saved = min(float(profile.cut_inference_seconds[-1] / profile.cut_plain_seconds[-1]), 1.0)
+    of_batch = float(profile.forward_seconds[0]) * saved
+    assert min(paid[:4]) > of_batch
+    assert paid[4:] == pytest.approx([of_batch / 8] * 4)
+
+
+def test_a_run_whose_head_reads_the_input_alone_ends_with_it(
+    ran: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rounds train nothing and take no time, so that the time of the run would never be over."""
+    method = {"policy": "full", "round_zero": "closed_form", "read": "input@flat"}
+    training = TABLE["training"] | {"rounds": 40, "simulated_seconds": 1e4, "tests": 4}
+    with caplog.at_level("INFO", "flwr"):
+        cells = ran(
+            scenario(training=training, methods=["solved"], method={"solved": method},
+                     target={"method": "solved"})
+        )  # fmt: skip
+    assert sum("[ROUND " in each.message for each in caplog.records) == 1
+    *_, last = cells["solved"].history
+    assert last["simulated_seconds"] == 1e4 and last["accuracy"] > 0.8
 
 
 def test_the_head_is_there_before_the_first_round_and_is_paid_for(
