@@ -701,10 +701,10 @@ class StreamLearner:
         self._memory.events = self._ahead.events + 1
         first = self._first
         if first is not None:
-            first.events.append(Event(self._ahead.events + 1, facts, x))
+            first.add(Event(self._ahead.events + 1, facts, x))
         noted = self._ahead.note(facts, x, learned=self.progress.observed > 0)
         if first is not None and not noted:
-            first.events.pop()
+            first.drop_last()
         if self._memory.is_full:
             self._memory.settle()
         return noted
@@ -740,8 +740,9 @@ class StreamLearner:
         """
         first, model = self._first, self._classifier.model
         assert first is not None
+        last_call = first.is_full or self._ahead.is_long
         try:
-            chosen = first.readout(model, self._prepare, now=now or self._ahead.is_long)
+            chosen = first.readout(model, self._prepare, now=now or last_call)
             why = (
                 "too few samples have labels, or all of them the same one" if chosen is None else ""
             )
@@ -749,7 +750,7 @@ class StreamLearner:
             if first.read != AUTO:
                 raise
             chosen, why = model, str(error)
-        if chosen is None and not self._ahead.is_long:
+        if chosen is None and not last_call:
             return False
         if why:
             _LOG.warning("the head reads what enters its last layer: %s", why)
@@ -769,9 +770,10 @@ class StreamLearner:
     def _relive_all(self, events: Sequence[Event]) -> None:
         """Take in all that has come since the beginning."""
         self._replaying = True
-        with self._memory.unsettled():
-            for event in events:
-                self._relive(event, anew=True)
+        for event in events:
+            self._relive(event, anew=True)
+            if self._memory.is_full:
+                self._memory.settle()
         self._replaying = False
 
     def _restore(self, state: Archive | None) -> None:
@@ -784,7 +786,8 @@ class StreamLearner:
                 # What joins on to a state that is lost says nothing without it.
                 found.clear()
                 self._ahead.saved()
-            self._first.events = found
+            for event in found:
+                self._first.add(event)
             self._relive_all(found)
             self._choose()
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ __all__ = [
 AUTO, LAST = "auto", "last"
 # Until it is chosen where to read, everything is in the log, and hardly anything in the store.
 _MOST_BYTES = 2**25
-# Places are not told apart by fewer, however long one waits.
-_FEWEST = 64
+# Places are not told apart by fewer, and no more are waited for.
+_FEWEST, _MOST_SAMPLES = 64, 8 * EXAMPLES
 _AT_ONCE = 64
 
 
@@ -72,9 +71,9 @@ def kept_until_chosen(capacity_bytes: int) -> int:
     """Return the bytes that samples may take, beside a store of this capacity, until it is chosen where to read.
 
     >>> kept_until_chosen(2**17), kept_until_chosen(64 * 2**20)
-    (65536, 33554432)
+    (131072, 33554432)
     """
-    return max(log_bytes(capacity_bytes), min(capacity_bytes // 2, _MOST_BYTES))
+    return max(log_bytes(capacity_bytes), min(capacity_bytes, _MOST_BYTES))
 
 
 def saved_readout(
@@ -112,7 +111,6 @@ def saved_readout(
     return Readout(model, places, inputs, outputs_of(model, inputs))
 
 
-@dataclass
 class FirstSamples:
     """All that has come to a learner until it is chosen where its head reads.
 
@@ -122,13 +120,50 @@ class FirstSamples:
         `AUTO`, or names of places, which need no label.
     most_features : int
         Of an example, of all chosen places together.
+    events : iterable of Event
+        Of earlier lives.
+
+    Attributes
+    ----------
     events : list of Event
         Since the beginning of the stream.
     """
 
-    read: str
-    most_features: int
-    events: list[Event] = field(default_factory=list)
+    def __init__(self, read: str, most_features: int, events: Iterable[Event] = ()) -> None:
+        self.read, self.most_features = read, most_features
+        self.events: list[Event] = []
+        self._clear()
+        for event in events:
+            self.add(event)
+
+    def _clear(self) -> None:
+        self._xs: dict[int, NDArray[Any]] = {}
+        self._labels: dict[int, int] = {}
+        self._due = EXAMPLES
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many have come that no further ones are waited for."""
+        return len(self._xs) >= _MOST_SAMPLES
+
+    def add(self, event: Event) -> None:
+        """Keep what has come."""
+        self.events.append(event)
+        facts = event.facts
+        if "label" in facts:
+            self._label(facts["id"], facts["label"])
+        elif event.x is not None:
+            for number, (x, y) in enumerate(zip(event.x, facts["y"], strict=True), facts["number"]):
+                self._xs[number] = x
+                if y is not None:
+                    self._label(number, y)
+
+    def drop_last(self) -> None:
+        """Take back what was added last."""
+        events, self.events = self.events[:-1], []
+        self._clear()
+        for event in events:
+            self.add(event)
 
     def readout(self, model: nn.Module, prepare: Prepare, *, now: bool = False) -> nn.Module | None:
         """Return the model that reads at the best places; None where too little is known of them as yet.
@@ -146,52 +181,40 @@ class FirstSamples:
             Whether fewer will do, as many as there are.
         """
         if self.read != AUTO:
-            first = next((event.x for event in self.events if event.x is not None), None)
-            if first is None:
+            if not self._xs:
                 return None
-            return self._cut(model, [(prepare(torch.from_numpy(first[:1])), torch.tensor([0]))])
-        samples = list(self._labelled().values())
+            first = torch.from_numpy(next(iter(self._xs.values()))[None])
+            return self._cut(model, [(prepare(first.to(model_device(model))), torch.tensor([0]))])
+        if not now and len(self._labels) < self._due:
+            return None
+        samples = [(self._xs[each], y) for each, y in self._labels.items() if each in self._xs]
         count = _enough([y for _, y in samples], now)
         if not count:
+            while self._due <= len(self._labels):
+                self._due *= 2
             return None
         xs = [x for x, _ in samples[:count]]
         known = list(dict.fromkeys(y for _, y in samples))
         targets = torch.tensor([known.index(y) for _, y in samples[:count]])
-        device = model_device(model)
-        return self._cut(
-            model,
-            [
-                (
-                    prepare(torch.from_numpy(np.stack(xs[i : i + _AT_ONCE])).to(device)),
-                    targets[i : i + _AT_ONCE],
-                )
-                for i in range(0, count, _AT_ONCE)
-            ],
-        )
-
-    def _cut(self, model: nn.Module, batches: Sequence[Batch]) -> nn.Module:
-        return readout_of(model, batches, self.read, most_features=self.most_features)[0]
+        batches = []
+        for start in range(0, count, _AT_ONCE):
+            some = torch.from_numpy(np.stack(xs[start : start + _AT_ONCE]))
+            inputs = prepare(some.to(model_device(model)))
+            batches.append((inputs, targets[start : start + _AT_ONCE]))
+        return self._cut(model, batches)
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class."""
-        return sorted(number for number, (_, y) in self._labelled().items() if y == label)
+        return sorted(number for number, y in self._labels.items() if y == label)
 
-    def _labelled(self) -> dict[int, tuple[NDArray[Any], int]]:
-        """Return samples and their labels by number, in the order in which they were labelled."""
-        xs: dict[int, NDArray[Any]] = {}
-        labels: dict[int, int] = {}
-        for event in self.events:
-            facts = event.facts
-            if "label" in facts:
-                labels[facts["id"]] = facts["label"]
-            elif event.x is not None:
-                for number, (x, y) in enumerate(
-                    zip(event.x, facts["y"], strict=True), facts["number"]
-                ):
-                    xs[number] = x
-                    if y is not None:
-                        labels[number] = y
-        return {number: (xs[number], y) for number, y in labels.items() if number in xs}
+    def _label(self, number: int, label: int) -> None:
+        if self._labels.get(number, label) != label:
+            # Of those that were looked at, some may be of another class now.
+            self._due = EXAMPLES
+        self._labels[number] = label
+
+    def _cut(self, model: nn.Module, batches: Sequence[Batch]) -> nn.Module:
+        return readout_of(model, batches, self.read, most_features=self.most_features)[0]
 
 
 def _enough(labels: Sequence[int], now: bool) -> int:

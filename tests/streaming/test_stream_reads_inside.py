@@ -216,6 +216,19 @@ def test_samples_of_one_class_choose_nothing(tmp_path: Path, few: None) -> None:
         assert (learner.model(torch.from_numpy(x)).argmax(1).numpy() == y).mean() > 0.95
 
 
+def test_no_more_samples_are_waited_for_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_place, "_MOST_SAMPLES", 300)
+    x, y = images(320)
+    with opened(tmp_path) as learner:
+        # A fourth of them have labels, 74 by then.
+        for number in range(320):
+            learner.observe(x[number], int(y[number]) if number % 4 == 1 else None, number)
+            assert (learner.reads == "") is (number < 299)
+        assert learner.reads != "last" and round(learner._head.sums.weight) == 75  # type: ignore[union-attr]
+
+
 def test_where_labels_do_not_come_the_last_layer_is_read_aloud(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

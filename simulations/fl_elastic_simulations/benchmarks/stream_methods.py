@@ -61,7 +61,9 @@ class StreamMethod:
     @property
     def store_share(self) -> float:
         """Of the capacity of a store of inputs; less than a tenth, as files are seldom full to the last page."""
-        return 0.0875 if self.latent or self.closed_form else 1.0
+        # Until it is chosen where to read, inputs are kept.
+        features = self.latent or (self.closed_form and not self.along)
+        return 0.0875 if features else 1.0
 
 
 REFERENCE = "full, replay"
