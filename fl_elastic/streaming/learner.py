@@ -757,8 +757,9 @@ class StreamLearner:
         told, self._first = (self.progress, self.record), None
         self.progress, self.record = Progress(), StreamRecord(most=self.options.points)
         self._classifier.close()
-        # A learner whose state was lost, or could not be saved, may have left some.
-        self.store.delete(self.store.draw(len(self.store), how="newest", labelled=False).tolist())
+        # A learner whose state was lost may have left some.
+        stored = self.store.draw(len(self.store), how="newest", labelled=False).tolist()
+        self.store.delete([number for number in stored if number not in first])
         self._begin(chosen or model)
         self._memory.keep_to(self._classifier.version, None)
         self._relive_all(first.events)

@@ -141,6 +141,9 @@ class FirstSamples:
         self._labels: dict[int, int] = {}
         self._due = EXAMPLES
 
+    def __contains__(self, number: object) -> bool:
+        return number in self._xs
+
     @property
     def is_full(self) -> bool:
         """Whether so many have come that no further ones are waited for."""
