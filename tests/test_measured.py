@@ -54,8 +54,8 @@ from fl_elastic_simulations.benchmarks.server_rates import SETTINGS
 from fl_elastic_simulations.benchmarks.side_by_side import BASE as SIDE_BY_SIDE_BASE
 from fl_elastic_simulations.benchmarks.side_by_side import side_by_side_filled
 from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS as COMPARED
+from fl_elastic_simulations.benchmarks.stream_methods import ALONG, MORE, READS
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS as WAYS
-from fl_elastic_simulations.benchmarks.stream_methods import READS
 from fl_elastic_simulations.benchmarks.stream_methods import REFERENCE as REPLAY
 from fl_elastic_simulations.benchmarks.stream_summary import stream_markdown
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS as STREAMS
@@ -1143,11 +1143,13 @@ def said_of_closed_form_streams() -> list[str]:
     spoiled = of("birds", untrained) - of("birds", "closed form")
     helped = of("signs", "closed form") - of("signs", untrained)
     return [
-        f"- On new birds a head in closed form at chosen places ends at {of('birds', READS):.1f} %, at fixed ones "
-        f"at {of('birds', 'closed form, blocks 7, 14 and last'):.1f} %, and at the last layer at "
+        f"- On new birds a head in closed form at chosen places ends at {of('birds', READS):.1f} %, at those "
+        f"chosen with at most 4,096 features at {of('birds', MORE):.1f} %, at those chosen along the stream at "
+        f"{of('birds', ALONG):.1f} %, at fixed ones at "
+        f"{of('birds', 'closed form, blocks 7, 14 and last'):.1f} %, and at the last layer at "
         f"{of('birds', untrained):.1f} %, where the best row with steps ends at {best('birds'):.1f} %; on new "
-        f"signs chosen places end at {of('signs', READS):.1f} %, and the best row with steps at "
-        f"{best('signs'):.1f} %.",
+        f"signs chosen places end at {of('signs', READS):.1f} %, those chosen along the stream at "
+        f"{of('signs', ALONG):.1f} %, and the best row with steps at {best('signs'):.1f} %.",
         "- What it learns from is sums, of which there are none in the store: they are in the learner's state, "
         f"which takes {state('birds')} MB on birds and {state('signs')} MB on signs with the model's 9 MB in it. "
         "The store is for the penalty and for forgetting.",

@@ -76,6 +76,12 @@ def stream(
             help="With --closed-form: samples after which one counts 1/e; all alike if left out."
         ),
     ] = None,
+    read: Annotated[
+        str,
+        typer.Option(
+            help="With --closed-form: where it reads, last, auto or places such as features.6@grid4."
+        ),
+    ] = "last",
     learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
     capacity: Annotated[
         int | None,
@@ -104,7 +110,7 @@ def stream(
 
     opening = Opening(
         model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy, replay,
-        detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember,
+        detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember, read,
     )  # fmt: skip
     with opening.learner() as learner:
         name = source_name(source)

@@ -25,6 +25,7 @@ def forget(
         bool, typer.Option("--closed-form", help="As the service has it.")
     ] = False,
     remember: Annotated[float | None, typer.Option(help="As the service has it.")] = None,
+    read: Annotated[str, typer.Option(help="As the service has it.")] = "last",
     ids: Annotated[
         str, typer.Option(help="Ids or names of samples, with commas between them.")
     ] = "",
@@ -48,7 +49,7 @@ def forget(
         raise StreamError(f"there is no stream's store in {state_dir}: check --state-dir")
     opening = Opening(
         model, state_dir, shape_of(input_), outputs, latent, seed,
-        closed_form=closed_form, remember=remember,
+        closed_form=closed_form, remember=remember, read=read,
     )  # fmt: skip
     with opening.learner() as learner:
         wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fl_elastic.errors import StreamError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from fl_elastic.streaming import StreamLearner
 
@@ -41,6 +41,8 @@ class Opening:
         Whether the last layer is solved from running sums, and nothing is trained.
     remember : float, optional
         Samples of the stream after which one counts 1/e, with a head in closed form; all count alike if left out.
+    read : str
+        Where a head in closed form reads; see `fl_elastic.streaming.ClosedForm`.
     """
 
     model: str
@@ -61,8 +63,11 @@ class Opening:
     capacity: int | None = None
     closed_form: bool = False
     remember: float | None = None
+    read: str = "last"
 
     def __post_init__(self) -> None:
+        if self.read != "last" and not self.closed_form:
+            raise StreamError("--read is of a head in closed form: give --closed-form, too")
         if self.remember is not None and not self.closed_form:
             raise StreamError("--remember is of a head in closed form: give --closed-form, too")
         if self.latent and self.closed_form:
@@ -88,7 +93,7 @@ class Opening:
             StreamLearner,
             StreamOptions,
         )
-        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes, sums_bytes
+        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
         from fl_elastic.streaming.one_learner import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
@@ -96,13 +101,13 @@ class Opening:
         without_compiler()
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
-        check_input(network, self.model, self.shape)
-        head = ClosedForm(self.remember) if self.closed_form else None
+        example = check_input(network, self.model, self.shape)
+        head = ClosedForm(self.remember, read=self.read) if self.closed_form else None
         trigger = EverySamples(self.every) | OnDrift()
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
-            state += sums_bytes(network)
+            state += sums_of(network, self.read, example)
         with (
             one_learner(self.state_dir),
             SampleStore(
@@ -122,9 +127,29 @@ class Opening:
             )  # fmt: skip
 
 
-def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """Raise StreamError unless a model takes samples of a shape, and gives class scores."""
+def sums_of(network: nn.Module, read: str, example: Tensor) -> int:
+    """Return the bytes of a head's sums, at most; PlanError where the model has no such place to read."""
+    from torch import nn
+
+    from fl_elastic.readout.candidates import MOST_FEATURES
+    from fl_elastic.readout.readout import Readout
+    from fl_elastic.streaming.disk_room import sums_bytes
+    from fl_elastic.streaming.head import head_name
+
+    layer = network.get_submodule(head_name(network))
+    assert isinstance(layer, nn.Linear)
+    features = layer.in_features
+    if read == "auto":
+        features = max(features, MOST_FEATURES)
+    elif read != "last":
+        features = Readout(network, read, example, layer.out_features).head.in_features
+    return sums_bytes(features, layer.out_features)
+
+
+def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a sample as a model takes it; StreamError unless it takes this shape, and gives class scores."""
     import numpy as np
+    import torch
 
     from fl_elastic.errors import ModelError
     from fl_elastic.groups.untouched import untouched
@@ -134,9 +159,10 @@ def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> None:
     # Words are whole numbers.
     for kind in (np.float32, np.int64):
         try:
+            sample = np.zeros((1, *shape), kind)
             with untouched(network):
-                WholeModel(network.eval(), as_floats).looks(np.zeros((1, *shape), kind))
-            return
+                WholeModel(network.eval(), as_floats).looks(sample)
+            return as_floats(torch.from_numpy(sample))
         except ModelError as error:
             raise StreamError(f"model {name}: {error}") from None
         except (RuntimeError, ValueError, TypeError, IndexError) as error:

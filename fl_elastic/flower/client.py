@@ -187,9 +187,9 @@ class ElasticClient(NumPyClient):
         ``configure(optimizer, config)`` sets an optimiser that was just made to what else the server's config says,
         such as a weight decay. Called for each that is made, those that cost estimates try out among them.
     forget : iterable of batches, optional
-        Examples that the global model is to forget, and that ``train_loader`` no longer holds. A server with
-        ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells that they can be
-        deleted.
+        Examples that the global model is to forget, and that ``train_loader`` no longer holds; `forget` takes them
+        out of it. A server with ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells
+        that they can be deleted.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
         as take as long as these would with everything trained.
@@ -219,8 +219,10 @@ class ElasticClient(NumPyClient):
 
     Attributes
     ----------
+    wish : iterable of batches or None
+        What the global model is to forget.
     forgotten : bool
-        Whether the server has said that its model was made to forget what ``forget`` names.
+        Whether the server has said that its model was made to forget it.
     """
 
     def __init__(
@@ -264,9 +266,11 @@ class ElasticClient(NumPyClient):
         self.device = device
         self.report: FitReport | None = None
         self.client_id = client_id
-        self.forget = _wished(forget)
+        self.wish = _wished(forget)
         self.forgotten = False
-        self._forget_digest = ""
+        self._wish_digest = ""
+        # What `forget` has made of the data, and from what.
+        self._parted: tuple[object, Iterable[Batch], frozenset[int]] | None = None
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
@@ -306,6 +310,37 @@ class ElasticClient(NumPyClient):
     @selection.setter
     def selection(self, state: SelectionState) -> None:
         self._state.selection = state
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Take examples out of the training data, and have the global model forget them.
+
+        From now on neither steps nor sums know of them. A head in closed form is without them the next time that
+        the server solves for it, at once with ``RoundTerms(forget=True)``; what was trained by steps is dampened
+        then. A client that is made anew for each message has to be told each time.
+
+        Parameters
+        ----------
+        ids : iterable of int
+            Numbers of examples in the data set of ``train_loader``, or counted through its batches where it is a
+            list; as they were before anything was forgotten.
+
+        Raises
+        ------
+        TrainingError
+            If a number is none of an example, nothing would be left, or the loader does not say which examples it
+            reads.
+        """
+        from fl_elastic.training.without import parted
+
+        numbers, whole = frozenset(ids), self.train_loader
+        if not numbers:
+            return
+        known = self._parted
+        if known is not None and known[0] is self.train_loader:
+            whole, numbers = known[1], known[2] | numbers
+        rest, gone = parted(whole, numbers)
+        self.train_loader, self._parted = rest, (rest, whole, numbers)
+        self.wish, self.forgotten, self._wish_digest = gone, False, ""
 
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
         """Return all tensors in the manifest's order."""
@@ -351,7 +386,7 @@ class ElasticClient(NumPyClient):
         if not told.trains:
             packed, examples = self._answer(told, metrics)
             return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
-        if self.forget is not None and not self.forgotten:
+        if self.wish is not None and not self.forgotten:
             # What a policy looks at from fit to fit may be among what is to be forgotten.
             self._state.selection.memory = PolicyMemory()
         options = self._options(
@@ -439,18 +474,16 @@ class ElasticClient(NumPyClient):
 
     def _wish(self, told: Instructions) -> str:
         """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
-        if self.forget is None or self.forgotten:
+        if self.wish is None or self.forgotten:
             return ""
-        if not self._forget_digest:
+        if not self._wish_digest:
             from fl_elastic.training.forget import digest_of
 
-            self._forget_digest = digest_of(self.forget, self.client_id)
-        self.forgotten = told.forgotten == self._forget_digest
+            self._wish_digest = digest_of(self.wish, self.client_id)
+        self.forgotten = told.forgotten == self._wish_digest
         if self.forgotten:
-            _LOG.info(
-                "the server's model was made to forget the examples of %s", self._forget_digest
-            )
-        return "" if self.forgotten else self._forget_digest
+            _LOG.info("the server's model was made to forget the examples of %s", self._wish_digest)
+        return "" if self.forgotten else self._wish_digest
 
     def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
         """Return what the server asks for instead of training, packed, and its examples; some is in the metrics."""
@@ -511,7 +544,7 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.forget import squares_with
 
         return squares_with(
-            self.model, loss_fn, self.train_loader, self.forget,
+            self.model, loss_fn, self.train_loader, self.wish,
             examples=self._examples, seconds=self._budget(told).deadline or math.inf,
         )  # fmt: skip
 

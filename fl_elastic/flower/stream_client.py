@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,13 @@ class StreamClient(ElasticClient):
         self._received: LabelledWeights | None = None
         self._shares, self._left = Shares(0.0), left
         self._joined: LabelledWeights | None = None
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Raise StreamError: the learner forgets samples, and the sums that this client sends are then without."""
+        raise StreamError(
+            "the samples of a stream are the learner's: let it forget them, by StreamLearner.forget or "
+            "fl-elastic stream forget"
+        )
 
     def capabilities(self, told: Instructions | None = None) -> Capabilities:
         """Return what this device can do in a round; its costs are measured if they are not known."""

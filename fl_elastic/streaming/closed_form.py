@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
+from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row, Score
+from fl_elastic.streaming.reading_place import LAST, check_read
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_head import RunningHead
@@ -48,6 +50,13 @@ class ClosedForm:
     before : HeadSums, optional
         What the head was made from before the stream began, as `fl_elastic.training.head_sums` gives it at home, or
         a server; for the labels in ``classes`` of the learner, in order.
+    read : str
+        What the head reads: ``last`` for what enters the model's last layer, names of places such as
+        ``features.3@grid8+features.6@grid4``, or ``auto`` for those that the first 640 labelled samples of the
+        stream tell to be best. Until then it reads what enters the last layer; afterwards it is as if it had read
+        there from the beginning, but for what was said meanwhile.
+    most_features : int
+        Bound of the features of an example where places are chosen: a sample's time grows with their square.
 
     Examples
     --------
@@ -57,8 +66,16 @@ class ClosedForm:
 
     remember: float | None = None
     before: HeadSums | None = None
+    read: str = LAST
+    most_features: int = MOST_FEATURES
 
     def __post_init__(self) -> None:
+        check_read(self.read)
+        if self.before is not None and self.read != LAST:
+            raise StreamError(
+                "sums from before are over features of one place: give the learner a model that reads there, as "
+                "readout_of makes it, and leave read out"
+            )
         if self.remember is not None and not 1 <= self.remember < math.inf:
             raise StreamError(
                 f"remember {self.remember} means nothing: give a number of samples, at least 1, or None for all"

@@ -6,10 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from torch import nn
-
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.write_ahead import log_bytes
 
@@ -31,16 +28,14 @@ def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
     return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
 
 
-def sums_bytes(model: nn.Module) -> int:
-    """Return what the running sums of a head in closed form take in a saved state; ModelError without such a layer.
+def sums_bytes(features: int, outputs: int) -> int:
+    """Return what the running sums of a head in closed form take in a saved state.
 
-    >>> sums_bytes(nn.Sequential(nn.Linear(2, 3)))
+    >>> sums_bytes(features=2, outputs=3)
     136
     """
-    layer = model.get_submodule(head_name(model))
-    assert isinstance(layer, nn.Linear)
-    rows = layer.in_features + 1
-    return 8 * (rows * (rows + 1) // 2 + rows * layer.out_features + layer.in_features)
+    rows = features + 1
+    return 8 * (rows * (rows + 1) // 2 + rows * outputs + features)
 
 
 def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import ElasticError, StreamError
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.readout.readout import Readout
 from fl_elastic.storage import Archive
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
@@ -37,6 +38,15 @@ from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place, with_place
 from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.reading_place import (
+    AUTO,
+    LAST,
+    FirstSamples,
+    check_read,
+    kept_until_chosen,
+    reads_of,
+    saved_readout,
+)
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay import REPLAYS, Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
@@ -150,6 +160,7 @@ class StreamLearner:
     ) -> None:
         if head is not None:
             _check_closed_form(head, latent, store)
+            check_read(head.read, model)
             optimizer_fn = optimizer_fn or _no_steps
         if budget is None and head is not None:
             # A head in closed form takes no steps that a budget could be for.
@@ -162,29 +173,48 @@ class StreamLearner:
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
         self._replay = REPLAYS.make(replay)
-        self._classifier = Classifier(
-            model, loss_fn, classes, latent=latent, prepare=prepare, seed=seed,
-            head=self.options.head, most=self.options.most_classes, last_layer=head is not None,
-        )  # fmt: skip
-        self._head = None if head is None else SolvedHead(head, self._classifier)
-        guard = guard or Guard()
+        self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
+        self._detector = _maker(detector)
         self._engine = Engine(
             loss_fn, self._replay.loss(loss_fn), optimizer_fn, budget, policy,
-            self.options.training, guard,
+            self.options.training, guard or Guard(),
         )  # fmt: skip
-        self._memory = StreamMemory(
-            store, guard, new=self.options.new, waiting=self.options.waiting,
-            keeps_scores=self._replay.needs_outputs and head is None,
-            learned=self._head.learn if self._head else lambda _: None,
-        )  # fmt: skip
-        self._drift = DriftMemory(_maker(detector))
         self._folder = StateFolder(state_dir)
         self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
         self._profile = self._folder.profile()
         self._unsaved = self._replaying = False
-        self._names = SenderIds(self.options.names)
-        self._ahead = WriteAhead(self._folder.path, log_bytes(store.capacity_bytes), self.save)
-        self._restore(self._folder.load())
+        state = self._folder.load()
+        # All that has come, until it is chosen where a head in closed form reads.
+        self._first: FirstSamples | None = None
+        if head is not None and head.read != LAST:
+            if state is None:
+                self._first = FirstSamples(head.read, head.most_features)
+            else:
+                with taking_over(self._folder.path):
+                    weights = state.under("model.")
+                    model = saved_readout(model, head.read, state.facts, weights, prepare)
+        most = log_bytes(store.capacity_bytes)
+        if self._first is not None:
+            most = kept_until_chosen(store.capacity_bytes)
+        self._ahead = WriteAhead(self._folder.path, most, self.save)
+        self._begin(model)
+        self._restore(state)
+
+    def _begin(self, model: nn.Module) -> None:
+        """Know nothing yet, with this model."""
+        options, head, inside = self.options, self._how, isinstance(model, Readout)
+        self._classifier = Classifier(
+            model, self._engine.loss_fn, self._given, latent=self._latent, prepare=self._prepare, seed=self._seed,
+            head="" if inside else options.head, most=options.most_classes, last_layer=head is not None,
+        )  # fmt: skip
+        self._head = None if head is None else SolvedHead(head, self._classifier)
+        self._memory = StreamMemory(
+            self.store, self._engine.guard, new=options.new, waiting=options.waiting,
+            keeps_scores=self._replay.needs_outputs and head is None,
+            learned=self._head.learn if self._head else lambda _: None,
+            settles=self._first is None,
+        )  # fmt: skip
+        self._drift, self._names = DriftMemory(self._detector), SenderIds(options.names)
 
     def __enter__(self) -> Self:
         return self
@@ -196,6 +226,11 @@ class StreamLearner:
     def model(self) -> nn.Module:
         """The model, in eval mode."""
         return self._classifier.model
+
+    @property
+    def reads(self) -> str:
+        """Where its head in closed form reads, ``last`` for its last layer; empty until that is chosen."""
+        return "" if self._head is None or self._first is not None else reads_of(self.model)
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -285,10 +320,24 @@ class StreamLearner:
             found[last] = self._then(found[last], save=save)
         return found
 
-    def _observed(self, batch: Arrivals) -> list[Arrived]:
-        """Take in samples; return what came of each."""
-        ahead = LookAhead(self._classifier, batch.xs)
-        return [self._arrived(ahead, batch, place) for place in range(len(batch.xs))]
+    def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
+        """Take in samples; return what came of each.
+
+        Parameters
+        ----------
+        batch : Arrivals
+            Samples, labels, times and names.
+        first : int, optional
+            The number of the first one, where an earlier life has numbered them.
+        """
+        ahead, found = LookAhead(self._classifier, batch.xs), []
+        for place in range(len(batch.xs)):
+            if first is not None:
+                self._memory.number = first + place - 1
+            found.append(self._arrived(ahead, batch, place))
+        if first is not None:
+            self._memory.number = first + len(batch.xs) - 1
+        return found
 
     def _arrived(self, ahead: LookAhead, batch: Arrivals, place: int) -> Arrived:
         y, t, name = batch.ys[place], batch.ts[place], batch.names[place]
@@ -352,7 +401,8 @@ class StreamLearner:
         }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
-        noted = self._note(facts, None if row is None else row.x)
+        # Until it is chosen where to read, nobody knows what features there will be.
+        noted = self._note(facts, None if row is None or self._first is not None else row.x)
         return self._then(seen if noted else replace(seen, sample_id=None))
 
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
@@ -466,6 +516,8 @@ class StreamLearner:
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are in the store or held out."""
+        if self._first is not None:
+            return self._first.ids_of(label)
         ids = self.store.draw(len(self.store), how="newest").tolist()
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
@@ -492,6 +544,11 @@ class StreamLearner:
         UpdateError
             If ``alpha`` means nothing, or is too large for that many samples.
         """
+        if self._first is not None and not self._choose(now=True):
+            raise StreamError(
+                "it is not chosen yet where the head reads, and too little has come for that: forget them later, "
+                "or begin anew with another state_dir"
+            )
         numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
         rows, body = self._memory.known(numbers), self._classifier.body
         if not rows or body is None:
@@ -550,7 +607,7 @@ class StreamLearner:
 
         Done at each sample and each `tick`.
         """
-        change = None if self._claimed else self._inbox.claim()
+        change = None if self._claimed or self._first is not None else self._inbox.claim()
         if change is None:
             return False
         if self.rounds.last not in (change.name, change.after):
@@ -572,7 +629,13 @@ class StreamLearner:
         return True
 
     def save(self) -> bool:
-        """Save the state; return whether the disk took it, the old one is there if not."""
+        """Save the state; return whether the disk took it, the old one is there if not.
+
+        Until it is chosen where a head reads, there is no state: all that has come is in the log.
+        """
+        if self._first is not None:
+            # Beyond a gap in the log a state alone makes everything whole.
+            return self._ahead.is_whole or (self._choose(now=True) and not self._unsaved)
         self._memory.settle()
         facts: dict[str, Any] = {
             "progress": self.progress.to_facts(),
@@ -636,17 +699,24 @@ class StreamLearner:
         if self._replaying or not facts:
             return True
         self._memory.events = self._ahead.events + 1
+        first = self._first
+        if first is not None:
+            first.add(Event(self._ahead.events + 1, facts, x))
         noted = self._ahead.note(facts, x, learned=self.progress.observed > 0)
+        if first is not None and not noted:
+            first.drop_last()
         if self._memory.is_full:
             self._memory.settle()
         return noted
 
     def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with what came of it."""
+        if self._first is not None and self._choose():
+            seen = replace(seen, adapted=True)
         undone = self._newest_head()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
-        due = (
+        due = self._first is None and (
             self._trigger.due(self.progress.moment(idle))
             if self._head is None
             else self._head.is_due
@@ -663,8 +733,65 @@ class StreamLearner:
         self.progress.refused(why)
         return Observation(refused=why)
 
+    def _choose(self, *, now: bool = False) -> bool:
+        """Choose where the head reads, and go on as if it had read there from the beginning.
+
+        Return whether it was chosen. What was said of samples meanwhile, and how right that was, stays.
+        """
+        first, model = self._first, self._classifier.model
+        assert first is not None
+        last_call = first.is_full or self._ahead.is_long
+        try:
+            chosen = first.readout(model, self._prepare, now=now or last_call)
+            why = (
+                "too few samples have labels, or all of them the same one" if chosen is None else ""
+            )
+        except ElasticError as error:
+            if first.read != AUTO:
+                raise
+            chosen, why = model, str(error)
+        if chosen is None and not last_call:
+            return False
+        if why:
+            _LOG.warning("the head reads what enters its last layer: %s", why)
+        told, self._first = (self.progress, self.record), None
+        self.progress, self.record = Progress(), StreamRecord(most=self.options.points)
+        self._classifier.close()
+        # A learner whose state was lost may have left some.
+        stored = self.store.draw(len(self.store), how="newest", labelled=False).tolist()
+        self.store.delete([number for number in stored if number not in first])
+        self._begin(chosen or model)
+        self._memory.keep_to(self._classifier.version, None)
+        self._relive_all(first.events)
+        self.progress, self.record = told
+        self._ahead.most = log_bytes(self.store.capacity_bytes)
+        self._unsaved = not self.save()
+        return True
+
+    def _relive_all(self, events: Sequence[Event]) -> None:
+        """Take in all that has come since the beginning."""
+        self._replaying = True
+        for event in events:
+            self._relive(event, anew=True)
+            if self._memory.is_full:
+                self._memory.settle()
+        self._replaying = False
+
     def _restore(self, state: Archive | None) -> None:
         events = 0
+        if self._first is not None:
+            self.places = {}
+            self._memory.keep_to(self._classifier.version, None)
+            found = self._ahead.since(0)
+            if not self._ahead.is_whole:
+                # What joins on to a state that is lost says nothing without it.
+                found.clear()
+                self._ahead.saved()
+            for event in found:
+                self._first.add(event)
+            self._relive_all(found)
+            self._choose()
+            return
         if state is None:
             self._memory.number, self.places = 0, {}
             self._memory.keep_to(self._classifier.version, None)
@@ -710,8 +837,11 @@ class StreamLearner:
         self._memory.events = int(facts.get("events", 0))
         return self._memory.events
 
-    def _relive(self, event: Event) -> None:
-        """Take in what came after the last save, as it was then; nothing is trained meanwhile."""
+    def _relive(self, event: Event, *, anew: bool = False) -> None:
+        """Take in what came after the last save, as it was then; nothing is trained meanwhile.
+
+        Anew, features of samples that were labelled late are those that they have now.
+        """
         facts, self._ahead.events = event.facts, event.number
         self._memory.events = event.number
         for why in facts.get("refused", ()):
@@ -721,10 +851,12 @@ class StreamLearner:
         if "label" in facts:
             number = facts["id"]
             row = None if event.x is None else Row(event.x, facts.get("was"), facts["t"], number)
+            if anew and "t" in facts:
+                row = self._memory.find(number)
             self._labelled(number, facts["label"], row)
         elif event.x is not None:
-            self._memory.number = facts["number"] - 1
-            self._observed(Arrivals(list(event.x), facts["y"], facts["t"], facts["names"]))
+            arrivals = Arrivals(list(event.x), facts["y"], facts["t"], facts["names"])
+            self._observed(arrivals, facts["number"])
         self._newest_head()
 
     def _learn_stored(self, head: SolvedHead, known: int) -> None:

@@ -69,6 +69,8 @@ class StreamMemory:
         Whether class scores are stored with each sample.
     learned : callable
         Told of each labelled sample once it may be learned from: when it comes, or when it leaves the window.
+    settles : bool
+        Whether anything reaches the store as yet.
 
     Attributes
     ----------
@@ -84,9 +86,9 @@ class StreamMemory:
 
     def __init__(
         self, store: SampleStore, guard: Guard, *, new: int, waiting: int, keeps_scores: bool,
-        learned: Callable[[Row], object] = lambda _: None,
+        learned: Callable[[Row], object] = lambda _: None, settles: bool = True,
     ) -> None:  # fmt: skip
-        self.store, self._learned = store, learned
+        self.store, self._learned, self._settles = store, learned, settles
         self._recent = Recent(guard, new, waiting)
         self._keeps_scores = keeps_scores
         self._pending: list[tuple[str, Change]] = []
@@ -148,6 +150,8 @@ class StreamMemory:
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
                 row = Row(np.asarray(each.x), each.y, float(each.t), sample_id)
+            elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
+                row = replace(row, y=each.y)
             elif each.number == sample_id and isinstance(each, Withdrawn):
                 row = None
         return row
@@ -248,7 +252,7 @@ class StreamMemory:
         if version is None:
             return
         self._pending = [each for each in self._pending if each[0] == version]
-        if gone := self.store.delete(other_than_version=version):
+        if self._settles and (gone := self.store.delete(other_than_version=version)):
             _LOG.warning("%s stored features of another frozen part were deleted", gone)
         if before is not None and before != version:
             self._recent.forget_samples()
@@ -301,7 +305,7 @@ class StreamMemory:
 
     def settle(self) -> None:
         """Write the gathered changes."""
-        if self._waits or not self._pending:
+        if self._waits or not self._settles or not self._pending:
             return
         pending, self._pending, self._bytes = self._pending, [], 0
         for version, some in groupby(pending, key=itemgetter(0)):

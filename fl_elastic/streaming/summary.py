@@ -37,6 +37,7 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
         "rolled_back": progress.rolled_back,
         "training_seconds": sum(each.seconds for each in learner.adaptations),
         "classes": list(learner.classes),
+        "reads": learner.reads,
         "stored": {label_name(label): count for label, count in learner.store.classes.items()},
         "store_bytes": learner.store.used_bytes,
         "drift_marks": list(record.drifts),

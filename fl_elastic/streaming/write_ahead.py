@@ -43,6 +43,8 @@ class WriteAhead:
 
     Attributes
     ----------
+    most : int
+        Bytes after which it is time to save.
     events : int
         How many there were, in all lives.
     """
@@ -50,7 +52,7 @@ class WriteAhead:
     def __init__(self, folder: Path, most: int, save: Callable[[], bool]) -> None:
         # One event may be long, and the state may be hard to save.
         self._log = EventLog(folder / _FILE, 4 * most)
-        self._most, self._save = most, save
+        self.most, self._save = most, save
         self.events = 0
         self._early: list[Event] = []
         self._gap = 0
@@ -58,7 +60,12 @@ class WriteAhead:
     @property
     def is_long(self) -> bool:
         """Whether it is time to save."""
-        return self._log.size > self._most
+        return self._log.size > self.most
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every event that is not in the saved state is in the log."""
+        return not self._gap
 
     def since(self, events: int) -> list[Event]:
         """Return what came after so many events; nothing of what does not join on to them."""

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from in_process_grid import InProcessGrid
 from small_federation import as_weights, quiet
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget
 from fl_elastic.flower import (
@@ -47,6 +48,12 @@ def data(node: int, *, clean: bool = True, offset: float = 0.0) -> Batches:
 
 
 THEIRS = data(99, clean=False, offset=1.0)
+
+
+def shuffled(batches: Batches) -> DataLoader[Any]:
+    """The same examples, drawn in another order each time."""
+    x, y = (torch.cat(each) for each in zip(*batches, strict=True))
+    return DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
 
 
 class Ruin(torch.optim.SGD):
@@ -118,7 +125,7 @@ def test_a_wish_is_met_by_the_next_head_without_dampening() -> None:
     never = Federation(six()).run(2)
 
     def wish(run: Federation) -> None:
-        run.clients[2].train_loader, run.clients[2].forget = data(2), THEIRS
+        run.clients[2].forget(range(48, 96))
 
     own = six() | {2: [*data(2), *THEIRS]}
     found = Federation(own).run(2, wish)
@@ -132,9 +139,37 @@ def test_a_wish_is_met_by_the_next_head_without_dampening() -> None:
     assert not any(each.dampened for each in found.records)
 
 
+@pytest.mark.parametrize("kind", [list, shuffled])
+def test_ids_name_what_is_to_be_forgotten(kind: Any) -> None:
+    """Here and there among a client's examples, and some of them in a second wish."""
+    draw = np.random.default_rng(5)
+    gone = {n: sorted(draw.permutation(48)[: 5 + n].tolist()) for n in NODES}
+    stay = {
+        n: [
+            (torch.cat([x for x, _ in data(n)])[kept], torch.cat([y for _, y in data(n)])[kept])
+            for kept in [[i for i in range(48) if i not in gone[n]]]
+        ]
+        for n in NODES
+    }
+    never = Federation(stay).run(0)
+
+    def wish(run: Federation) -> None:
+        for n, each in run.clients.items():
+            each.forget(gone[n][:3])
+            each.forget(gone[n][2:])
+
+    found = Federation({n: kind(data(n)) for n in NODES}).run(1, wish)
+    assert differ(found.heads[0], never.heads[0])
+    assert_same_head(found.heads[1], never.heads[0])
+    assert all(
+        len(torch.cat([y for _, y in each.train_loader])) == 48 - len(gone[n])
+        for n, each in found.clients.items()
+    )
+
+
 def test_what_was_trained_by_steps_is_dampened_and_the_head_solved_for_under_it() -> None:
     def wish(run: Federation) -> None:
-        run.clients[2].train_loader, run.clients[2].forget = data(2), THEIRS
+        run.clients[2].forget(range(48, 96))
 
     own = six() | {2: [*data(2), *THEIRS]}
     found = Federation(own, frozen=False, rate=0.0).run(2, wish)
@@ -155,7 +190,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     found, answers = Federation(own), ElasticClient._answer
 
     def wish(run: Federation) -> None:
-        run.clients[2].train_loader, run.clients[2].forget = data(2), THEIRS
+        run.clients[2].forget(range(48, 96))
 
         def lost(client: ElasticClient, told: Any, metrics: Any) -> Any:
             from fl_elastic.errors import TrainingError

@@ -258,7 +258,7 @@ def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: Arr
         quiet(FedAvg), terms=RoundTerms(forget=ALPHA), on_round=records.append
     )
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
-    clients[3].forget = own
+    clients[3].wish = own
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
     run(strategy, apps, known, 2, alter=breaking({3}, 9))
     assert clients[2].forgotten and not clients[3].forgotten
@@ -279,7 +279,7 @@ def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
 ) -> None:
     strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
-    clients[1].forget = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
+    clients[1].wish = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
     run(strategy, apps, known, 2)
     assert clients[2].forgotten and not clients[1].forgotten
@@ -513,12 +513,12 @@ def test_what_a_policy_looked_at_goes_as_well() -> None:
     own = client(2, trains_it=True)
     own.policy = "neq"
     arrays = own.get_parameters({})
-    own.forget, kept = None, [x for x, _ in THEIRS]
+    own.wish, kept = None, [x for x, _ in THEIRS]
     own.train_loader = THEIRS
     own.fit(arrays, {})
     facts = str(own.selection.to_facts())
     assert own.selection.memory.arrays
-    own.forget, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
+    own.wish, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
     own.fit(arrays, {})
     assert own.selection.memory.arrays and str(own.selection.to_facts()) != facts
     for array in own.selection.memory.arrays.values():
@@ -540,7 +540,7 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
 
     def fresh(node: int) -> ElasticClient:
         made = client(node, trains_it=False)
-        made.forget = shuffling if node == 2 else None
+        made.wish = shuffling if node == 2 else None
         return made
 
     strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))

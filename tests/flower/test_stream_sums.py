@@ -16,6 +16,7 @@ from test_stream_cut import asked, refusal
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.errors import StreamError
 from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.streaming.visit import Visit
@@ -78,6 +79,24 @@ def test_its_sums_are_those_of_its_samples_in_the_servers_order(
     same = closed_form_head(found.without_folds()), closed_form_head(expected.without_folds())
     assert np.abs(same[0].weight - same[1].weight).max() <= 1e-4 * np.abs(same[1].weight).max()
     assert len(found.folds) == 5 and not expected.num_examples % 1
+    closed(learner)
+
+
+@pytest.mark.usefixtures("no_pass")
+def test_what_the_learner_has_forgotten_is_in_no_sums(tmp_path: Path) -> None:
+    learner, server = solved(tmp_path), net()
+    gone = sorted(learner.store.draw(1000).tolist())[10:40]
+    assert learner.forget(gone).exact
+    rows = learner.store.take(sorted(learner.store.draw(1000).tolist()))
+    data = [(torch.from_numpy(rows.x), torch.from_numpy(rows.y))]
+    expected = head_sums(nn.Sequential(server[5]), data)  # type: ignore[index]
+    found = sums_of(tmp_path, server)
+    assert found.num_examples == len(rows) and not {*rows.ids.tolist()} & {*gone}
+    for name in ("products", "targets", "squares"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+    with pytest.raises(StreamError, match=r"StreamLearner\.forget"):
+        client_of(tmp_path).forget(gone)
     closed(learner)
 
 

@@ -16,13 +16,14 @@ import pytest
 from forked_service import Life, arguments
 
 from fl_elastic.storage import Archive
-from fl_elastic.streaming import SampleStore
+from fl_elastic.streaming import SampleStore, reading_place
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic.update.running_sums import RunningSums
 
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
 ROWS_PER_LIFE = 90
 SOLVED = ("--closed-form", "--model", "forked_service:table")
+INSIDE = (*SOLVED, "--read", "input@flat")
 TAKES_ALL = 8 * 2**20
 
 
@@ -102,7 +103,7 @@ def killed_at_work(folder: Path, given: list[str], draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kills", KILLS)
-@pytest.mark.parametrize("solved", [(), SOLVED], ids=["trained", "solved"])
+@pytest.mark.parametrize("solved", [(), SOLVED, INSIDE], ids=["trained", "solved", "inside"])
 @pytest.mark.parametrize("batch", [1, 7])
 def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path) -> None:
     draw, path, written, nonsense = random.Random(kills), tmp_path / "table.csv", 0, 0
@@ -119,6 +120,36 @@ def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path
     each_once(tmp_path, written, nonsense)
     assert Life(given, tmp_path / "said").ended() == 0
     each_once(tmp_path, written, nonsense)
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_a_service_that_chooses_where_it_reads(
+    kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before and after the choice, it has learned the same as one that never was."""
+    rows, draw, path = 30 * kills, random.Random(kills), tmp_path / "table.csv"
+    monkeypatch.setattr(reading_place, "EXAMPLES", rows // 2)
+    path.write_text("n,a,b,c,label\n")
+    given = [*SOLVED, "--read", "auto", "--batch", 3]
+    for start in range(0, rows, 30):
+        with open(path, "a") as stream:
+            for x, y in rows_from(start, 30):
+                stream.write(f"{','.join(map(str, x))},{y}\n")
+        killed_at_work(tmp_path, [*arguments(tmp_path, f"csv:{path}", *given), "--follow"], draw)
+    never = tmp_path / "never"
+    for folder in (tmp_path, never):
+        folder.mkdir(exist_ok=True)
+        life = Life(arguments(folder, f"csv:{path}", *given), folder / "said")
+        assert life.ended() == 0, (folder / "said").read_text()
+    killed, whole = (saved(folder) for folder in (tmp_path, never))
+    said = [json.loads((folder / "said").read_text()) for folder in (tmp_path, never)]
+    assert said[0]["reads"] == said[1]["reads"] != "" and said[0]["observed"] == rows
+    for name, each in whole.under("sums.").items():
+        ours = killed.under("sums.")[name]
+        np.testing.assert_allclose(ours, each, rtol=0, atol=1e-6 * np.abs(each).max())
+    with SampleStore(tmp_path / "state" / "samples.db", 8 * TAKES_ALL) as store:
+        ids = store.sample(10**6).ids.tolist() + killed.under("memory.")["held.n"].tolist()
+    assert sorted(ids) == list(range(1, rows + 1))
 
 
 @pytest.mark.parametrize("kills", KILLS)

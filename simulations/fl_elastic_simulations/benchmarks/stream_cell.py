@@ -22,8 +22,6 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
-from fl_elastic.readout.place import joined
-from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming import (
     REPLAYS,
     ClosedForm,
@@ -58,6 +56,7 @@ class _Timed(StreamLearner):
 
     adapting_seconds = 0.0
     saving_seconds = 0.0
+    choosing_seconds = 0.0
     _within = False
 
     def adapt(self) -> Adaptation | None:
@@ -71,6 +70,14 @@ class _Timed(StreamLearner):
             return super()._newest_head(guarded=guarded)
         with self._adapting():
             return super()._newest_head(guarded=guarded)
+
+    def _choose(self, *, now: bool = False) -> bool:
+        """Choose where to read as ever."""
+        began, saving = time.process_time(), self.saving_seconds
+        with self._adapting():
+            chosen = super()._choose(now=now)
+        self.choosing_seconds += time.process_time() - began - (self.saving_seconds - saving)
+        return chosen
 
     def save(self) -> bool:
         """Save as ever."""
@@ -127,15 +134,15 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
     if not how.at_home:
         home = kind.build(root, len(known), seed).eval()
     choosing = 0.0
-    if how.read:
-        began = time.process_time()
-        home = readout_of(home, _batches_at_home(kind, stream.before, known), how.read)[0]
+    if how.read and not how.along:
+        began, batches = time.process_time(), _batches_at_home(kind, stream.before, known)
+        home = readout_of(home, batches, how.read, most_features=how.most_features)[0]
         choosing = time.process_time() - began
-    head = (
-        ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
-        if how.closed_form
-        else None
-    )
+    head = None
+    if how.along:
+        head = ClosedForm(kind.remember, read=how.read, most_features=how.most_features)
+    elif how.closed_form:
+        head = ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
     with (
         tempfile.TemporaryDirectory() as folder,
         SampleStore(
@@ -152,6 +159,8 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000, points=64),
         ) as learner,
     ):  # fmt: skip
+        if how.along:
+            learner.observe_batch(stream.before.x, stream.before.y, np.zeros(len(stream.before)))
         untrained = [_accuracy(learner, kind, test) for test in stream.tests]
         gc.collect()
         set_back_peak()
@@ -166,7 +175,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             # CPU seconds of one thread: of whole adaptations, and of all that is done in between.
             # To choose where the head reads is part of it.
             "adapting_seconds": learner.adapting_seconds + choosing,
-            "choosing_seconds": choosing,
+            "choosing_seconds": learner.choosing_seconds + choosing,
             "saving_seconds": learner.saving_seconds,
             "other_seconds": went.seconds - learner.adapting_seconds,
             "selection_seconds": sum(each.selection_seconds for each in done),
@@ -177,7 +186,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "store_bytes": store.used_bytes,
             "state_bytes": (Path(folder) / "learner.npz").stat().st_size,
             "stored": len(store),
-            "reads": joined(home.places) if isinstance(home, Readout) else "",
+            "reads": learner.reads if how.closed_form and how.read else "",
             "table": went.table,
             "curve": [[p.labelled, round(p.accuracy, 4)] for p in learner.record.points],
             "starts": list(stream.starts),

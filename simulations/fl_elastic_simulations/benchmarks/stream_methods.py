@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LATENT", "METHODS", "READS", "REFERENCE", "SHOWN", "SOLVED", "StreamMethod"]
+from fl_elastic.readout.candidates import MOST_FEATURES
+
+__all__ = [
+    "ALONG",
+    "LATENT",
+    "METHODS",
+    "MORE",
+    "READS",
+    "REFERENCE",
+    "SHOWN",
+    "SOLVED",
+    "StreamMethod",
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,10 @@ class StreamMethod:
     read : str
         Where a head in closed form reads: at the last layer if empty, at places chosen by what is known at home if
         ``auto``, or at places of these names.
+    most_features : int
+        Of an example, where places are chosen.
+    along : bool
+        Whether places are chosen along the stream, of which what is known at home is the beginning then.
     """
 
     policy: str = "full"
@@ -39,17 +55,23 @@ class StreamMethod:
     closed_form: bool = False
     at_home: bool = True
     read: str = ""
+    most_features: int = MOST_FEATURES
+    along: bool = False
 
     @property
     def store_share(self) -> float:
         """Of the capacity of a store of inputs; less than a tenth, as files are seldom full to the last page."""
-        return 0.0875 if self.latent or self.closed_form else 1.0
+        # Until it is chosen where to read, inputs are kept.
+        features = self.latent or (self.closed_form and not self.along)
+        return 0.0875 if features else 1.0
 
 
 REFERENCE = "full, replay"
 LATENT = "elastic, latent replay"
 SOLVED = "closed form"
 READS = "closed form, chosen places"
+MORE = "closed form, chosen places, at most 4,096 features"
+ALONG = "closed form, places chosen along the stream"
 
 SHOWN = ("elastic at 2, replay",)
 """Of their first seed, the page shows what was trained when."""
@@ -65,6 +87,8 @@ METHODS: dict[str, StreamMethod] = {
     SOLVED: StreamMethod(closed_form=True),
     "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
     READS: StreamMethod(closed_form=True, at_home=False, read="auto"),
+    MORE: StreamMethod(closed_form=True, at_home=False, read="auto", most_features=4096),
+    ALONG: StreamMethod(closed_form=True, at_home=False, read="auto", along=True),
     "closed form, blocks 7, 14 and last": StreamMethod(
         closed_form=True,
         at_home=False,
