@@ -25,7 +25,7 @@ from fl_elastic.readout import Place, Readout, loaded, places_of
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import parse_places
 from fl_elastic.readout.wire import PlacesReply, decode_places, encode_places
-from fl_elastic.training.head_sums import head_sums, put_head
+from fl_elastic.training.head_sums import head_sums, put_head, sums_bytes
 from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
 
@@ -239,8 +239,8 @@ def test_who_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 POOR = {
-    "uplink": Budget(uplink=2 * 17**2),
-    "memory": Budget(memory=16 * 17**2),
+    "uplink": Budget(uplink=sums_bytes(17, CLASSES, 48)),
+    "memory": Budget(memory=48 * 17**2),
 }
 
 

@@ -210,9 +210,9 @@ def bench_read_sizes(
     cells = {
         f"{name} | {_SIZES}{most} | {seed}": (TASKS[name], "auto", seed, root, None, most)
         for seed in seeds
+        for most in reversed(ALLOWED)
         for name in chosen_tasks(tasks, TASKS)
         if TASKS[name].pretrained
-        for most in ALLOWED
     }
     add_missing(
         results, read_cell, cells, workers, tell,
@@ -397,14 +397,15 @@ def _order(method: str) -> int:
 
 
 def read_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    r"""Return a document with the table of each task between its marks.
+    r"""Return a document with the table of each task, and that of sizes, between its marks.
 
     >>> read_filled("<!-- read birds -->\nold\n<!-- end -->", {}).splitlines()[1]
     'No cell of this table is measured yet.'
     """
 
     def table(found: re.Match[str]) -> str:
-        return "\n".join([found[1], *read_markdown(rows, found[2]), found[3]])
+        lines = read_sizes_markdown(rows) if found[2] == "sizes" else read_markdown(rows, found[2])
+        return "\n".join([found[1], *lines, found[3]])
 
-    marked = rf"(<!-- read ({'|'.join(TASKS)}) -->)\n.*?(<!-- end -->)"
+    marked = rf"(<!-- read (sizes|{'|'.join(TASKS)}) -->)\n.*?(<!-- end -->)"
     return re.sub(marked, table, text, flags=re.DOTALL)
