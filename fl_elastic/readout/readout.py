@@ -223,7 +223,7 @@ def kept_tensors(
     Parameters
     ----------
     model : nn.Module
-        In eval mode.
+        Left as it is.
     places : iterable of Place
         In any order.
     inputs : any
@@ -237,24 +237,29 @@ def kept_tensors(
     by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
+    firsts = tuple(same[0] for same in by_tensor.values())
     names = ModelState.of(model).tensors
     found: dict[Place, tuple[str, ...]] = {}
-    came_by, tensors = _passes(model, tuple(same[0] for same in by_tensor.values()), inputs)
-    at = dict(zip((same[0] for same in by_tensor.values()), tensors, strict=True))
-    copy = _Copy(model)
-    # What is idle after a place is idle after those before it, so that one copy serves all of them.
-    for place, idle in reversed(came_by):
-        body, _ = copy.part((place,), inputs, [at[place]], idle)
-        same = by_tensor[place.module, place.at_input]
-        own = ModelState.of(nn.ModuleDict({BODY: body})).tensors
-        kept = tuple(name.removeprefix(f"{BODY}.") for name in own)
-        if not names.keys() >= set(kept):
-            unlike = sorted(set(kept) - names.keys())[0]
-            raise ModelError(
-                f"the model's state is under other names, such as {unlike!r}, where it is part of another: a fleet "
-                "reads such a model at its last layer"
+    with untouched(model), torch.no_grad():
+        # With dropout no two passes are equal.
+        model.eval()
+        came_by, tensors = _passes(model, firsts, inputs)
+        at = dict(zip(firsts, tensors, strict=True))
+        copy = _Copy(model)
+        # What is idle after a place is idle after those before it, so that one copy serves all of them.
+        for place, idle in reversed(came_by):
+            body, _ = copy.part((place,), inputs, [at[place]], idle)
+            kept = tuple(
+                name.removeprefix(f"{BODY}.")
+                for name in ModelState.of(nn.ModuleDict({BODY: body})).tensors
             )
-        found |= dict.fromkeys(same, kept)
+            if not names.keys() >= set(kept):
+                unlike = sorted(set(kept) - names.keys())[0]
+                raise ModelError(
+                    f"the model's state is under other names, such as {unlike!r}, where it is part of another: a "
+                    "fleet reads such a model at its last layer"
+                )
+            found |= dict.fromkeys(by_tensor[place.module, place.at_input], kept)
     return found
 
 

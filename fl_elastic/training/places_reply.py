@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -107,11 +106,9 @@ def _kept(
     model: nn.Module, places: tuple[Place, ...], inputs: object, names: Mapping[str, int]
 ) -> dict[Place, tuple[int, ...]]:
     """Return which tensors of the manifest the part of the model has that ends at each place."""
-    with untouched(model), torch.no_grad():
-        kept = kept_tensors(model, places, inputs)
     return {
         place: tuple(sorted(names[name] for name in tensors if name in names))
-        for place, tensors in kept.items()
+        for place, tensors in kept_tensors(model, places, inputs).items()
     }
 
 

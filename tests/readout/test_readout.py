@@ -73,9 +73,11 @@ def called(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def kept_tensors_of(model: nn.Module, places: tuple[Place, ...], inputs: Any) -> set[str]:
-    with untouched(model), torch.no_grad():
-        model.eval()
+    with untouched(model):
+        # In any mode: with dropout no two passes are equal.
+        model.train()
         kept = kept_tensors(model, places, inputs)
+        assert model.training
     return {name for names in kept.values() for name in names}
 
 
