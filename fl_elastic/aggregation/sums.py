@@ -16,7 +16,7 @@ from fl_elastic.update.manifest import Role
 __all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 
 # Numbers whose products stay in the processor's cache until they are added; no power of two, as rows of doubles
-# that lie so far apart would fall into the same places of the cache.
+# that lie so far apart may fall into the same places of the cache.
 _PIECE = 65_000
 _DOUBLE = np.dtype(np.float64)
 # Updates that are added together; they are kept for so long.
@@ -139,7 +139,7 @@ class FlatSum:
             if len(those) > 1:
                 np.matmul(factors, doubles, out=added)
             else:
-                # Many times faster than a product of matrices with one row.
+                # Faster than a product of matrices with one row.
                 np.multiply(doubles[0], factors[0], out=added)
             total = self._sum[to + done : to + done + count]
             np.add(total, added, out=total)
