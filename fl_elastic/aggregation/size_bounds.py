@@ -238,7 +238,7 @@ def _size_in(update: PartialUpdate, name: str) -> float:
     square = deltas.square(name) if isinstance(deltas, PackedDeltas) else None
     if square is None or not 0 < square < math.inf:
         return _size(delta)
-    return math.sqrt(square / max(np.size(delta), 1))
+    return math.sqrt(square / delta.size)
 
 
 def _sizes_of_model(manifest: Manifest, sizes: Mapping[str, float]) -> tuple[float, float]:

@@ -15,8 +15,9 @@ from fl_elastic.update.manifest import Role
 
 __all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 
-# Numbers whose products stay in the processor's cache until they are added.
-_PIECE = 1 << 16
+# Numbers whose products stay in the processor's cache until they are added; no power of two, as rows of doubles
+# that lie so far apart may fall into the same places of the cache.
+_PIECE = 65_000
 _DOUBLE = np.dtype(np.float64)
 # Updates that are added together; they are kept for so long.
 _AT_ONCE = 4
@@ -135,7 +136,11 @@ class FlatSum:
             for row, each in zip(doubles, those, strict=True):
                 begin = each.start + done
                 np.copyto(row, each.numbers[begin : begin + count])
-            np.matmul(factors, doubles, out=added)
+            if len(those) > 1:
+                np.matmul(factors, doubles, out=added)
+            else:
+                # Faster than a product of matrices with one row.
+                np.multiply(doubles[0], factors[0], out=added)
             total = self._sum[to + done : to + done + count]
             np.add(total, added, out=total)
 

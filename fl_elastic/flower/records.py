@@ -249,8 +249,9 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         If it is no reply, or reports another failure.
     """
     try:
-        status = content.config_records["fitres.status"]
-        metrics = dict(content.config_records["fitres.metrics"])
+        # Each view of the records of one type is made anew.
+        configs = content.config_records
+        status, metrics = configs["fitres.status"], dict(configs["fitres.metrics"])
         arrays = content.array_records["fitres.parameters"]
         num_examples = content.metric_records["fitres.num_examples"]["num_examples"]
     except KeyError as error:

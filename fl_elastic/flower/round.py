@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.downlink import Outbox
 from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.update import Manifest
+from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role
 
 __all__ = [
@@ -294,14 +294,14 @@ def log_record(record: RoundRecord, rule: str) -> None:
 def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
     """Order replies by content, so that floating-point sums do not depend on who was faster."""
 
-    def key(message: Message) -> tuple[int, str]:
+    def key(message: Message) -> tuple[bytes, str]:
         if message.has_error():
-            return -1, ""
+            return b"", ""
         content = message.content
         arrays = [array for record in content.array_records.values() for array in record.values()]
         # Evaluations have no arrays, and updates may be alike: what else they say decides.
         others = [*content.metric_records.items(), *content.config_records.items()]
-        return zlib.crc32(b"".join(array.data for array in arrays)), str(others)
+        return b"".join(checksum(b"", array.data) for array in arrays), str(others)
 
     return sorted(replies, key=key)
 

@@ -52,7 +52,7 @@ _WORD = np.dtype("<u8")
 _ROW = 1023
 ROW_BYTES = _ROW * _WORD.itemsize
 # Rows that stay in the processor's cache while they are summed both ways.
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 64
 
 
 class Kind(IntEnum):

@@ -258,11 +258,11 @@ class PackedDeltas(dict[str, NDArray[Any]]):
     def bound(self) -> float:
         """Return what no number in the array exceeds, by the deltas' squares; infinite if these do not tell."""
         self._squares = {}
-        for name in self:
-            if self.start(name) is not None:
-                flat = self._views[name][1].reshape(-1)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._squares[name] = float(np.vdot(flat, flat))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, (start, view) in self._views.items():
+                if self.get(name) is view:
+                    flat = self.flat[start : start + view.size]
+                    self._squares[name] = float(flat.dot(flat))
         # A sum of squares in single precision is not exact, and of tiny numbers it is nothing.
         largest = sum(self._squares.values())
         return 2 * math.sqrt(largest) + _TINY if math.isfinite(largest) else math.inf

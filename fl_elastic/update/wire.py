@@ -208,7 +208,7 @@ def _read_deltas(
     names: list[str],
     codecs: list[Codec],
     slices: list[Slices | None],
-) -> dict[str, NDArray[Any]]:
+) -> PackedDeltas:
     written = [
         manifest.shape(name) if found is None else found.shape(manifest.shape(name))
         for name, found in zip(names, slices, strict=True)
@@ -216,17 +216,15 @@ def _read_deltas(
     sizes = [codec.size(shape) for codec, shape in zip(codecs, written, strict=True)]
     if sum(sizes) != len(payload):
         raise UpdateError(f"payload has {len(payload)} bytes, its tensors need {sum(sizes)}")
-    if len(set(map(type, codecs))) == 1:
-        flat = codecs[0].decode_together(payload)
-        if flat is not None:
-            return _laid_out(flat, manifest, names, written, slices)
-    deltas: dict[str, NDArray[Any]] = {}
-    offset = 0
-    for name, codec, shape, size, found in zip(names, codecs, written, sizes, slices, strict=True):
-        values = codec.decode_in_place(payload[offset : offset + size], shape)
-        deltas[name] = values if found is None else found.put(values, manifest.shape(name))
-        offset += size
-    return deltas
+    flat = codecs[0].decode_together(payload) if len(set(map(type, codecs))) == 1 else None
+    if flat is None:
+        flat = np.empty(sum(map(number_of, written)), np.float32)
+        start = offset = 0
+        for codec, shape, size in zip(codecs, written, sizes, strict=True):
+            into = flat[start : start + number_of(shape)].reshape(shape)
+            codec.decode_into(payload[offset : offset + size], into)
+            start, offset = start + into.size, offset + size
+    return _laid_out(flat, manifest, names, written, slices)
 
 
 def _copied(payload: memoryview) -> memoryview:

@@ -132,7 +132,7 @@ def test_runs_are_joined_only_where_they_go_on() -> None:
     assert list(joined([])) == []
 
 
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, SIZE])
+@pytest.mark.parametrize("size", [0, 1, 64_999, 65_000, 65_001, 65_536, SIZE])
 def test_pieces_of_any_length_are_added_whole(size: int) -> None:
     total = FlatSum(MANIFEST)
     numbers = np.arange(SIZE + 1, dtype=np.float32)

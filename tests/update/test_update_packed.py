@@ -54,8 +54,8 @@ def same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in MANIFEST.names)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
-def test_plain_codecs_give_deltas_in_one_array(codec: str) -> None:
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8", "topk"])
+def test_codecs_give_deltas_in_one_array(codec: str) -> None:
     update = decode(encode(decode(written(), MANIFEST), MANIFEST, codec), MANIFEST)
     assert isinstance(update.deltas, PackedDeltas)
     assert [update.deltas.start(name) for name in FLOATS] == [0, 6, 10, 12]

@@ -71,15 +71,15 @@ class Codec(ABC):
             a message refuses them.
         """
 
-    def decode_in_place(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
-        """Return what `decode` does; the caller gives ``data`` away, so the result may be a view of it."""
-        return self.decode(data, shape)
+    def decode_into(self, data: memoryview, values: _Floats) -> None:
+        """Write what `decode` returns into ``values``, which has the tensor's shape."""
+        values[...] = self.decode(data, values.shape)
 
     def decode_together(self, data: memoryview) -> _Floats | None:
         """Return the numbers of tensors that were written one after the other, as one array.
 
-        The caller gives ``data`` away, as to `decode_in_place`. None, unless overridden: where tensors are not
-        written number by number.
+        The caller gives ``data`` away, so the result may be a view of it. None, unless overridden: where tensors
+        are not written number by number.
         """
         del data
         return None

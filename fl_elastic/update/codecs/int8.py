@@ -46,18 +46,22 @@ class Int8(Codec):
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return the multiples of the scale; raises UpdateError if scale or multiples are impossible."""
+        values = np.empty(shape, dtype=np.float32)
+        self.decode_into(data, values)
+        return values
+
+    def decode_into(self, data: memoryview, values: _Floats) -> None:
+        """Write the multiples of the scale; raises UpdateError if scale or multiples are impossible."""
         if not len(data):
-            return np.zeros(shape, dtype=np.float32)
+            return
         scale = np.frombuffer(data[:4], dtype="<f4").astype(np.float32)[0]
-        multiples = np.frombuffer(data[4:], dtype=np.int8).reshape(shape)
+        multiples = np.frombuffer(data[4:], dtype=np.int8).reshape(values.shape)
         if not 0 <= float(scale) * _LARGEST <= _MOST:
             raise UpdateError(f"scale {scale} is not a positive number: the buffer is damaged")
         if int(multiples.min()) < -_LARGEST:
             raise UpdateError("multiple -128 of a scale is never written: the buffer is damaged")
-        # In place, because a product of arrays without dimensions would be a bare number.
-        result = multiples.astype(np.float32)
-        result *= scale
-        return result
+        np.copyto(values, multiples)
+        values *= scale
 
     def error_bound(self, values: _Floats) -> float:
         """Return one step of the scale."""

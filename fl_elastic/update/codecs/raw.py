@@ -54,10 +54,6 @@ class Fp32(_Raw):
     unbiased = True
     feedback = False
 
-    def decode_in_place(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
-        """Return a view of ``data`` where it is aligned."""
-        return self.decode_together(data).reshape(shape)
-
     def decode_together(self, data: memoryview) -> _Floats:
         """Return a view of ``data`` where it is aligned."""
         numbers = np.frombuffer(data, dtype=self.dtype)
