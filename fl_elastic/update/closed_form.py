@@ -72,6 +72,7 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
 
     Examples
     --------
+    >>> from fl_elastic.update.folds import Fold
     >>> x, folds = np.arange(10.0)[:, None], []
     >>> for part in range(5):
     ...     folds.append(Fold.of(x[part::5], 2 * x[part::5] + 1))

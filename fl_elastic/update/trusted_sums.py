@@ -36,6 +36,7 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
 
     Examples
     --------
+    >>> from fl_elastic.update.folds import Fold
     >>> x = np.array([[1.0, 2.0], [3.0, 1.0], [2.0, 3.0]])
     >>> found = [HeadSums.of_folds("w", [Fold.of(k * x, x)], 2, 2, False) for k in (1, 1, 3)]
     >>> np.round(sizes_of_features(found), 2).tolist()
