@@ -221,7 +221,13 @@ def test_the_clean_choice_is_far_better_than_the_last_layer(fleet: str) -> None:
 
 def first(lie: str, liars: int, fleet: str) -> bool:
     """Whether it is tested each time."""
-    return liars == 2 and fleet == "alike"
+    some = (
+        "features ten thousand times as large",
+        "labels swapped, large",
+        "other widths",
+        "one fold",
+    )
+    return liars == 2 and fleet == "alike" and lie in some
 
 
 @pytest.mark.parametrize(

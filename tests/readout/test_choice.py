@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from slow_ones import slow_unless
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.choice import Choice, Sample, choose_places
@@ -75,7 +76,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "count", "widths"), CASES)
+def first(seed: int, count: int, widths: tuple[int, ...]) -> bool:
+    """Whether it is tested each time."""
+    return seed < 5
+
+
+@pytest.mark.parametrize(("seed", "count", "widths"), slow_unless(first, CASES))
 def test_errors_are_those_of_least_squares_over_the_other_folds(
     seed: int, count: int, widths: tuple[int, ...]
 ) -> None:
@@ -88,7 +94,7 @@ def test_errors_are_those_of_least_squares_over_the_other_folds(
         assert worth.features == sum(sample.rows[place].shape[1] for place in worth.places)
 
 
-@pytest.mark.parametrize(("seed", "count", "widths"), CASES)
+@pytest.mark.parametrize(("seed", "count", "widths"), slow_unless(first, CASES))
 def test_the_penalty_is_nearly_the_best_of_all(
     seed: int, count: int, widths: tuple[int, ...]
 ) -> None:
@@ -99,7 +105,7 @@ def test_the_penalty_is_nearly_the_best_of_all(
         assert least * (1 - WITHIN) <= worth.error <= least * (1 + PENALTY_GAP), worth
 
 
-@pytest.mark.parametrize(("seed", "count", "widths"), CASES)
+@pytest.mark.parametrize(("seed", "count", "widths"), slow_unless(first, CASES))
 def test_no_place_alone_and_no_single_addition_is_better(
     seed: int, count: int, widths: tuple[int, ...]
 ) -> None:

@@ -184,7 +184,8 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "trained_share": float(np.mean([len(d.trained) / d.groups for d in done] or [0.0])),
             "peak_bytes": went.peak - before,
             "store_bytes": store.used_bytes,
-            "state_bytes": (Path(folder) / "learner.npz").stat().st_size,
+            # None as long as it has not chosen where it reads.
+            "state_bytes": sum(each.stat().st_size for each in Path(folder).glob("learner.npz")),
             "stored": len(store),
             "reads": learner.reads if how.closed_form and how.read else "",
             "table": went.table,
