@@ -222,7 +222,11 @@ def with_closed_form_head(
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
     weight = kept[0].sums.weight
-    kept, head = _solved(kept, bool(bias_beside(weight, manifest)), left_out)
+    try:
+        kept, head = _solved(kept, bool(bias_beside(weight, manifest)), left_out)
+    except UpdateError as error:
+        _LOG.warning("round zero: %s; the head stays as it is", error)
+        return Solved(dict(weights))
     record.accepted += [sent.reply for sent in kept]
     _LOG.info(
         "round zero: %s in closed form from %d examples of %d clients; its squared error is %.2f of the mean's",

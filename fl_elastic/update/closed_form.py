@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import PENALTIES, STILL, Ridge, RidgeSystem, least_from
 
@@ -85,7 +86,13 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
 
 
 def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
-    """Return the regression with the penalty of least error on held-out examples, and that error."""
+    """Return the regression with the penalty of least error on held-out examples, and that error.
+
+    Raises
+    ------
+    UpdateError
+        If no penalty makes these the sums of examples.
+    """
     examples = np.sum([part.examples for part in system.held_out], axis=0)
     known = np.atleast_1d(examples) > 0
     if not known.any() or system.variance <= 0:
@@ -93,8 +100,12 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
     found: list[tuple[float, Ridge]] = []
 
     def error(place: int) -> float:
-        ridge = system.solved(float(PENALTIES[place]))
-        squared = np.sum([each.squared_errors() for each in ridge.without], axis=0)
+        try:
+            ridge = system.solved(float(PENALTIES[place]))
+            squared = np.sum([each.squared_errors() for each in ridge.without], axis=0)
+        except UpdateError:
+            # Sums that rounding, or a lie, made impossible take a stronger one.
+            return np.inf
         means = squared[known] / examples[known] / system.variance
         tried = inner_mean(means, examples[known]), ridge
         # Only the best one is kept: each holds matrices of D x D numbers.
@@ -102,6 +113,11 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
         return tried[0]
 
     least_from(_START, error)
+    for place in range(_START + 2, len(PENALTIES)):
+        if not found:
+            error(place)
+    if not found:
+        raise UpdateError("these are not the sums of examples: no regression fits them")
     least, ridge = found[0]
     return ridge, min(least, 1.0)
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.errors import UpdateError
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
@@ -147,11 +148,9 @@ class RidgeSystem:
         return np.append(held, 0.0) if self.intercept else held
 
     def solved(self, penalty: float) -> Ridge:
-        """Return the regression with a penalty."""
-        factor = torch.linalg.cholesky(
-            torch.from_numpy(self.products + np.diag(self.ridge(penalty)))
-        )
-        return Ridge(self, penalty, factor)
+        """Return the regression with a penalty; UpdateError if it is too weak for sums that no examples have."""
+        held = torch.from_numpy(self.products + np.diag(self.ridge(penalty)))
+        return Ridge(self, penalty, _factor(held))
 
     @cached_property
     def held_out(self) -> tuple[HeldOutPart, ...]:
@@ -293,10 +292,10 @@ class RidgeWithout:
             half = torch.linalg.solve_triangular(whole.factor, rows.T, upper=False)
             # NumPy does half of the work where an array is multiplied with itself.
             left = np.eye(len(rows)) - half.numpy().T @ half.numpy()
-            return cls(whole, part, half, torch.linalg.cholesky(torch.from_numpy(left)))
+            return cls(whole, part, half, _factor(torch.from_numpy(left)))
         system = whole.system
         left = torch.from_numpy(system.products + np.diag(system.ridge(whole.penalty)))
-        return cls(whole, part, None, torch.linalg.cholesky(left - rows.T @ rows))
+        return cls(whole, part, None, _factor(left - rows.T @ rows))
 
     @cached_property
     def weight(self) -> _Floats:
@@ -328,6 +327,14 @@ class RidgeWithout:
         return np.asarray(
             torch.linalg.solve_triangular(self.whole.factor.T, below, upper=True).numpy()
         )
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    factor: Tensor
+    factor, wrong = torch.linalg.cholesky_ex(matrix)
+    if int(wrong) or not bool(torch.isfinite(factor).all()):
+        raise UpdateError("these are not the sums of examples: no regression fits them")
+    return factor
 
 
 def _solved(factor: Tensor, right: _Floats) -> _Floats:

@@ -524,3 +524,27 @@ def test_sums_of_another_layer_or_kind_do_not_add() -> None:
     x, y = examples(0, 10)
     with pytest.raises(UpdateError, match="do not add"):
         sums_of(x, y) + sums_of(x, y, classes=False)
+
+
+@pytest.mark.parametrize("missing", [1.0, 1.001, 1.02])
+def test_sums_that_are_hardly_those_of_examples_take_a_stronger_penalty(missing: float) -> None:
+    """Along one direction they say that features do not move, or move by less than nothing."""
+    x, y = examples(0, 60)
+    honest = sums_of((x - x.mean(axis=0)) / x.std(axis=0), y)
+    along = np.append(np.ones(6) / 6**0.5, 0.0)
+    moved = missing * np.outer(along, along) * (along @ honest.products @ along)
+    products = honest.products - moved
+    head = closed_form_head(
+        HeadSums("w", products, honest.targets, honest.squares, True, honest.folds)
+    )
+    assert np.isfinite(head.weight).all() and np.isfinite(head.error) and head.penalty > 0.01
+
+
+def test_sums_that_no_examples_can_have_are_refused() -> None:
+    honest = sums_of(*examples(0, 60))
+    products = honest.products.copy()
+    products[0, 1] = products[1, 0] = 1e9
+    with pytest.raises(UpdateError, match="not the sums of examples"):
+        closed_form_head(
+            HeadSums("w", products, honest.targets, honest.squares, True, honest.folds)
+        )
