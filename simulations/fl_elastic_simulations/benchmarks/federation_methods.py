@@ -40,14 +40,6 @@ METHODS: dict[str, Table] = {
     "fedel": {"peer": "fedel"},
     "fedel, free probe, our server": {"peer": "fedel_free_probe"} | _SERVER,
     "heterofl": {"peer": "heterofl"},
-    # Windows of channels: the first ones, ones that move on, ones by chance, and inner ones alone in a policy.
-    "heterofl, our server": {"peer": "heterofl"} | _SERVER,
-    "fedrolex, our server": {"peer": "fedrolex"} | _SERVER,
-    "random windows, our server": {"peer": "random_windows"} | _SERVER,
-    # From random weights: blocks added from the input on, or frozen from the input on as they settle.
-    "growing, our server": {"peer": "progfed"} | _SERVER,
-    "freezing, our server": _FULL | {"budgeted": True, "cut": "settling"} | _SERVER,
-    "slice_out, our server": {"policy": "slice_out_fit", "rule": "contributors"} | _SERVER,
 }
 """By the name in the table; what is not said has the defaults of a scenario.
 

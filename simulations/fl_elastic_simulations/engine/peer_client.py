@@ -22,7 +22,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
 from fl_elastic_simulations.data.batches import Batches
-from fl_elastic_simulations.engine.place import PEAK_BYTES
+from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.peers import PEERS, LocalTask
 from fl_elastic_simulations.scenario.scenario import TrainingSection

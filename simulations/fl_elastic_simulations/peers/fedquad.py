@@ -14,10 +14,15 @@ from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask
-from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    requested_steps,
+)
 from fl_elastic_simulations.peers.early_exits import block_ends
-from fl_elastic_simulations.peers.masked import train_mask
-from fl_elastic_simulations.peers.task_data import requested_steps
+from fl_elastic_simulations.peers.training import train_mask
 
 __all__ = ["FedQuad", "Stretch", "in_bytes_between", "with_bytes"]
 

@@ -1,10 +1,10 @@
-"""Narrow models inside of wide ones: each client trains as many channels as it can afford."""
+"""Narrow models inside wide ones: each client trains as many channels as it can afford."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape, to_device
+from fl_elastic.planning.windows import window_starts
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile_key import model_device
@@ -21,7 +22,16 @@ from fl_elastic.training.changes import changes
 from fl_elastic.training.frozen import training_statistics
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.parts import Masks, outer_mask
-from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    first_batch,
+    register_peer,
+    requested_steps,
+    steps_in_time,
+    task_generator,
+)
 from fl_elastic_simulations.peers.narrow import (
     Kept,
     kept_entries,
@@ -29,12 +39,7 @@ from fl_elastic_simulations.peers.narrow import (
     part_of_axes,
     spread,
 )
-from fl_elastic_simulations.peers.plain_steps import put_back_on_error, take_steps
-from fl_elastic_simulations.peers.task_data import (
-    first_batch,
-    requested_steps,
-    steps_in_time,
-)
+from fl_elastic_simulations.peers.training import put_back_on_error, take_steps
 from fl_elastic_simulations.peers.widths import LayerChannels, Starts, channels_of
 
 __all__ = [
@@ -56,8 +61,10 @@ _SECONDS: dict[tuple[str, float, tuple[int, ...]], float] = {}
 
 
 @register_peer("heterofl")
+@register_peer("fedrolex", windows="rolling")
+@register_peer("random_windows", windows="random")
 class HeteroFl(Peer):
-    """Train the first channels of every layer, as many as fit the time.
+    """Train a window of the channels of every layer, as many as fit the time.
 
     HeteroFL (Diao et al., ICLR 2021). From the paper: nested widths 1, 1/2, ..., 1/16 with inputs and class scores
     whole; the scaler, which divides by the rate behind each inner layer in training; static batch norm, which uses
@@ -67,10 +74,23 @@ class HeteroFl(Peer):
     follows from the round's allowed time and the measured cost of each width; a group norm keeps as many groups as
     divide its channels; clients of rate 1 keep running statistics as usual and send them, in place of the paper's
     extra pass over all data. Where not even the narrowest fits, it takes fewer steps.
+
+    Parameters
+    ----------
+    name : str
+        As registered.
+    windows : {"first", "rolling", "random"}
+        Where windows begin: at the first channel as in HeteroFL; one channel further in each round, and on at the
+        first after the last, so that all are trained equally often, as in FedRolex (Alam et al., NeurIPS 2022);
+        or where seed, client and round draw it, federated dropout (Caldas et al., 2018) of neighbouring channels.
     """
 
     rule = "contributors"
     weighting = "uniform"
+
+    def __init__(self, name: str, windows: Literal["first", "rolling", "random"] = "first") -> None:
+        super().__init__(name)
+        self.windows = windows
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Choose a width and train it."""
@@ -84,7 +104,7 @@ class HeteroFl(Peer):
         present = labels_present(task.batches, layers)
         manifest = Manifest.of(wide)
         base = weights_of(wide, manifest)
-        starts = self.starts(task, layers, rate)
+        starts = self._starts(task, layers)
         model = wide if rate == 1 else narrow_model(wide, layers, rate, starts)
         with put_back_on_error(wide):
             before = weights_of(model, Manifest.of(model))
@@ -105,10 +125,17 @@ class HeteroFl(Peer):
             load_weights(wide, manifest, weights_of(wide, manifest) | after)
         return taken.result(task, deltas, seconds, parts=parts)
 
-    def starts(self, task: LocalTask, layers: Sequence[LayerChannels], rate: float) -> Starts:
-        """Return where the window of each space of channels begins: at the first."""
-        del task, layers, rate
-        return {}
+    def _starts(self, task: LocalTask, layers: Sequence[LayerChannels]) -> Starts:
+        """Return where the window of each space of channels begins."""
+        if self.windows == "first":
+            return {}
+        sizes = sorted({each.outputs.space: each.outputs.size for each in layers}.items())
+        if self.windows == "rolling":
+            return {space: (task.server_round - 1) % size for space, size in sizes}
+        generator = task_generator(task)
+        return {
+            space: int(generator.choice(window_starts(size, 1, "wrap"))) for space, size in sizes
+        }
 
 
 def _layers_of(model: nn.Module, inputs: Tensor) -> tuple[LayerChannels, ...]:

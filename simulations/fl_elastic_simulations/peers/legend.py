@@ -10,10 +10,15 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask
 from fl_elastic_simulations.models.adapters import low_rank_layers
-from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    requested_steps,
+)
 from fl_elastic_simulations.peers.early_exits import block_ends
 from fl_elastic_simulations.peers.low_rank import train_at_ranks
-from fl_elastic_simulations.peers.task_data import requested_steps
 
 __all__ = ["Legend", "depth_mask", "falling_ranks"]
 

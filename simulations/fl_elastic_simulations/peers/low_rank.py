@@ -14,7 +14,7 @@ from fl_elastic.profiling.profile import Mask
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.models.adapters import low_rank_layers
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
-from fl_elastic_simulations.peers.masked import train_mask
+from fl_elastic_simulations.peers.training import train_mask
 
 __all__ = ["affordable_rank", "train_at_rank", "train_at_ranks", "trainable_groups"]
 

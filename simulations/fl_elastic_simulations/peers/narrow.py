@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.update.parts import Masks
-from fl_elastic_simulations.peers.operations import CONVOLUTIONS
-from fl_elastic_simulations.peers.widths import LayerChannels, Starts
+from fl_elastic_simulations.peers.widths import CONVOLUTIONS, LayerChannels, Starts
 
 __all__ = ["Kept", "kept_entries", "narrow_model", "part_of_axes", "spread"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,19 +14,42 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn import functional
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.windows import kept_units
-from fl_elastic_simulations.peers.operations import (
-    CONVOLUTIONS,
-    JOINS,
-    NORMS,
-    RESHAPES,
-    keeps_channels,
-)
 
-__all__ = ["Channels", "LayerChannels", "Starts", "channels_of"]
+__all__ = ["CONVOLUTIONS", "Channels", "LayerChannels", "Starts", "channels_of"]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+_JOINS: frozenset[Any] = frozenset(
+    [operator.add, operator.iadd, operator.mul, operator.imul, operator.sub, torch.add, torch.mul,
+     torch.sub, "add", "add_", "mul", "mul_", "sub", "sub_"]
+)  # fmt: skip
+_RESHAPES = frozenset(["flatten", "view", "reshape"])
+
+_MODULES = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+_FUNCTIONS: frozenset[Any] = frozenset(
+    [torch.relu, torch.relu_, torch.sigmoid, torch.tanh,
+     functional.relu, functional.relu_, functional.relu6, functional.leaky_relu, functional.elu,
+     functional.gelu, functional.silu, functional.hardswish, functional.hardsigmoid,
+     functional.sigmoid, functional.tanh, functional.softplus, functional.mish,
+     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+     functional.max_pool1d, functional.max_pool2d, functional.max_pool3d,
+     functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d,
+     functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d,
+     functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d]
+)  # fmt: skip
+_METHODS = frozenset(["relu", "relu_", "sigmoid", "tanh", "contiguous", "clone"])
 
 Starts: TypeAlias = Mapping[int, int]
 """The first channel of each space's window, which goes on at channel 0 after the last; 0 for spaces left out."""
@@ -181,26 +205,26 @@ class _Walk:
             return
         elif node.op == "call_module" and self._is_layer(node):
             self._at[node] = self._layer(node, self._at[given[0]])
-        elif node.op != "call_module" and node.target in JOINS:
+        elif node.op != "call_module" and node.target in _JOINS:
             self._at[node] = self._join(node, given)
         elif len(given) == 1 and self._is_flattening(node, given[0]):
             flat = self._at[given[0]]
             repeat = self._shape(node)[1] // flat.size
             self._at[node] = Channels(flat.space, flat.size, repeat)
-        elif len(given) == 1 and keeps_channels(node, self._modules):
+        elif len(given) == 1 and _keeps_channels(node, self._modules):
             self._at[node] = self._at[given[0]]
         else:
             raise self._refusal(node)
 
     def _is_layer(self, node: fx.Node) -> bool:
-        return isinstance(self._modules[str(node.target)], (*CONVOLUTIONS, nn.Linear, *NORMS))
+        return isinstance(self._modules[str(node.target)], (*CONVOLUTIONS, nn.Linear, *_NORMS))
 
     def _layer(self, node: fx.Node, given: Channels) -> Channels:
         name = str(node.target)
         module: Any = self._modules[name]
         inputs: Channels | None = given
         known = self._layers.get(name)
-        if isinstance(module, NORMS):
+        if isinstance(module, _NORMS):
             inputs, outputs = None, given
             if isinstance(module, nn.GroupNorm) and given.repeat != 1:
                 raise self._refusal(node)
@@ -234,7 +258,7 @@ class _Walk:
         name = getattr(node.target, "__name__", node.target)
         if node.op == "call_module":
             name = "flatten" if isinstance(self._modules[str(node.target)], nn.Flatten) else ""
-        return name in RESHAPES and after == (before[0], math.prod(before[1:]))
+        return name in _RESHAPES and after == (before[0], math.prod(before[1:]))
 
     def _new(self, size: int) -> Channels:
         self._parent.append(len(self._parent))
@@ -266,3 +290,21 @@ class _Walk:
             f"{what} cannot be made narrower: known are models of convolutions, linear layers, batch and "
             "group norms, residual sums and what keeps channels as they are"
         )
+
+
+def _keeps_channels(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether an operation works on every channel by itself and in the same way."""
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], _MODULES)
+    if node.target == "mean" or node.target is torch.mean:
+        return _mean_over_places(node)
+    return node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
+
+
+def _mean_over_places(node: fx.Node) -> bool:
+    """Whether a mean goes over positions in space or time only."""
+    dims: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    if isinstance(dims, int):
+        dims = (dims,)
+    ndim = len(node.all_input_nodes[0].meta["tensor_meta"].shape)
+    return isinstance(dims, (tuple, list)) and all(d % ndim >= 2 for d in dims)

@@ -14,11 +14,12 @@ from slow_ones import slow_unless
 from fl_elastic.errors import PlanError, ScenarioError
 from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic_simulations.engine import client as simulated_client
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, chooses, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cell
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_method
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
@@ -70,16 +71,16 @@ def profile() -> CostProfile:
 
 def ran(
     folder: Path, made: Scenario, profile: CostProfile, method: str, choosing: ChoosingCosts | None
-) -> Cell:
+) -> RunResult:
     simulated_client._profile.cache_clear()
     simulation = Simulation(made, folder)
     save_profile(profile, simulation.profile_file)
     (section,) = (each for each in made.methods if each.name == method)
     grid = InProcessGrid(len(made.clients), simulated_client_app())
-    return run_cell(simulation, grid, LoggedProgress(), section, 0, profile, choosing)
+    return run_method(simulation, grid, LoggedProgress(), section, 0, profile, choosing)
 
 
-def charged(cell: Cell) -> tuple[float, float]:
+def charged(cell: RunResult) -> tuple[float, float]:
     return cell.profile_seconds, cell.choosing_seconds
 
 

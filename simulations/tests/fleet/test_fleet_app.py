@@ -21,7 +21,8 @@ from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.app import client_app
 from fl_elastic_simulations.fleet.node import ScenarioNode

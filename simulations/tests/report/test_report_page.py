@@ -345,8 +345,7 @@ def test_without_a_package_the_remedy_is_named(
 
 def test_what_writes_pages_is_imported_only_for_a_page() -> None:
     code = (
-        "import sys, fl_elastic_simulations.report, fl_elastic_simulations.report.stream_page, "
-        "fl_elastic_simulations.benchmarks.federation_page, fl_elastic_simulations.benchmarks.stream; "
+        "import sys, fl_elastic_simulations.report, fl_elastic_simulations.report.stream_page; "
         "print([name for name in ('plotly', 'jinja2') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -371,7 +370,7 @@ def test_templates_travel_in_the_app_bundle() -> None:
     }
     config = tomllib.loads((place / "pyproject.toml").read_text())
     carried = build.get_filtered_fab_paths(paths, config)
-    assert len([path for path in carried if "/report/templates/" in path]) == 5
+    assert len([path for path in carried if "/report/templates/" in path]) == 3
 
 
 def test_where_the_cut_lay_and_what_was_kept_is_said(make_summary: Make, tmp_path: Path) -> None:
