@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fl_elastic_simulations.report.page import write_page
-from fl_elastic_simulations.report.table import results_table
+from fl_elastic_simulations.report.tables import results_table
 
 __all__ = ["results_table", "write_page"]

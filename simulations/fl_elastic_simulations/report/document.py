@@ -18,7 +18,7 @@ from fl_elastic.errors import ElasticError
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.downloads import Download
 from fl_elastic_simulations.report.palette import EMPTY, ink
-from fl_elastic_simulations.report.table import Grid
+from fl_elastic_simulations.report.tables import Grid
 
 __all__ = [
     "WIDTH",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from fl_elastic_simulations.report.summary import Point, Results
+import pandas as pd
 
-__all__ = ["Download", "curves_csv", "downloads", "summary_json"]
+from fl_elastic_simulations.report.summary import Results
+
+__all__ = ["Download", "downloads", "summary_json"]
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,21 @@ class Download:
 
 
 def downloads(summary: Mapping[str, object], results: Results) -> list[Download]:
-    """Return the summary as JSON, and the curves as CSV where there are any."""
+    """Return the summary as JSON, and the curves as CSV where there are any; what is not known stays empty."""
     files = [
         _file(
             "summary.json", "every number of this page", "application/json", summary_json(summary)
         )
     ]
-    if any(method.history for method in results.methods):
+    points = [
+        {"method": method.name, **point.model_dump()}
+        for method in results.methods
+        for point in method.history
+    ]
+    if points:
         told = "accuracy, seconds and bytes of each method, seed and round"
-        files.append(_file("curves.csv", told, "text/csv", curves_csv(results)))
+        text = pd.DataFrame(points).convert_dtypes().to_csv(index=False, lineterminator="\r\n")
+        files.append(_file("curves.csv", told, "text/csv", text))
     return files
 
 
@@ -45,16 +51,6 @@ def summary_json(summary: Mapping[str, object]) -> str:
     '{"rounds": 3, "loss": null}'
     """
     return json.dumps(_plain(summary), default=str, allow_nan=False)
-
-
-def curves_csv(results: Results) -> str:
-    """Return a line per method, seed and round that was tested; a value that is not known stays empty."""
-    text = io.StringIO()
-    lines = csv.writer(text)
-    lines.writerow(["method", *(field.name for field in fields(Point))])
-    for method in results.methods:
-        lines.writerows([method.name, *astuple(point)] for point in method.history)
-    return text.getvalue()
 
 
 def _file(name: str, told: str, kind: str, text: str) -> Download:

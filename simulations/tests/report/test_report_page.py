@@ -448,7 +448,7 @@ def test_the_page_holds_its_numbers_as_files(make_summary: Make, tmp_path: Path)
             point["round"],
         )
         assert float(row["accuracy"]) == point["accuracy"]
-        assert float(row["seconds"]) == point["simulated_seconds"]
+        assert float(row["simulated_seconds"]) == point["simulated_seconds"]
         assert row["features_found"] == ""
 
 
@@ -466,7 +466,7 @@ def test_files_hold_odd_names_and_numbers(tmp_path: Path) -> None:
     assert read["methods"][method]["history"][0]["simulated_seconds"] is None
     assert (read["title"], read["at"]) == ("odd \ud800", str(tmp_path))
     [row] = csv.DictReader(io.StringIO(files["curves.csv"], newline=""))
-    assert row["method"] == method == f'a,"b"{HOSTILE}' and row["seconds"] == ""
+    assert row["method"] == method == f'a,"b"{HOSTILE}' and row["simulated_seconds"] == ""
     none = Page(write_page({"methods": {"full": {}}}, tmp_path / "none.html")).files()
     assert list(none) == ["summary.json"]
 
