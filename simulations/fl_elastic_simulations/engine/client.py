@@ -391,7 +391,6 @@ class _Role:
             allowed_seconds=allowed,
             profile_seconds=profile,
             choosing_seconds=plan,
-            narrow_seconds=dict(() if self.choosing is None else self.choosing.width_seconds),
             fraction=fastest / device.slowdown,
             place=(self.client.index, len(self.scenario.clients)),
             seed=self.slot.seed,

@@ -55,8 +55,6 @@ class PeerClient:
         Host seconds for local training, and what comes before it.
     profile_seconds, choosing_seconds : float
         Of these, those of estimating costs in this round, and of one choice of what to train.
-    narrow_seconds : dict of float to float
-        Seconds of a step at each rate of the model's width below 1.
     fraction : float
         Speed of the device relative to the fastest.
     place : tuple of (int, int)
@@ -83,7 +81,6 @@ class PeerClient:
     allowed_seconds: float
     profile_seconds: float
     choosing_seconds: float
-    narrow_seconds: dict[float, float]
     fraction: float
     place: tuple[int, int]
     seed: int
@@ -130,7 +127,6 @@ class PeerClient:
             global_change=_change(told.change),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
-            narrow_seconds=self.narrow_seconds,
             memory_bytes=self.memory_bytes,
             width=self.width,
         )

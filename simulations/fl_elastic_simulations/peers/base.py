@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -76,8 +76,6 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
         seconds where one is made.
-    narrow_seconds : dict of float to float
-        Seconds of a step of the model at each rate of its width below 1, where they are known.
     memory_bytes : float
         What a step may take on the device.
     width : float, optional
@@ -101,7 +99,6 @@ class LocalTask:
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
     choosing_seconds: float = 0.0
-    narrow_seconds: Mapping[float, float] = field(default_factory=dict)
     memory_bytes: float = math.inf
     width: float | None = None
 

@@ -43,6 +43,7 @@ __all__ = [
     "put_back_on_error",
     "take_steps",
     "train_mask",
+    "train_policy",
 ]
 
 
@@ -69,7 +70,12 @@ class FixedMask(Policy):
 
 
 def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
-    """Train the groups in ``mask`` by the elastic trainer, in as many steps as the task's time allows.
+    """Train the groups in ``mask``, shape (N,) in backward order, see `train_policy`; ``name`` is the peer's."""
+    return train_policy(task, FixedMask(name, mask), epochs=epochs)
+
+
+def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) -> LocalResult:
+    """Train what a policy chooses by the elastic trainer, in as many steps as the task's time allows.
 
     Steps are predicted by the task's costs and never timed against them, so that the outcome is reproducible;
     nothing is explored.
@@ -78,10 +84,8 @@ def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = N
     ----------
     task : LocalTask
         What to train.
-    name : str
-        Of the peer.
-    mask : array of bool, shape (N,)
-        In backward order.
+    policy : Policy
+        Chooses, without a look at importance.
     epochs : int, optional
         Passes over the data instead of the task's.
 
@@ -96,7 +100,7 @@ def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = N
         task.loss_fn,
         task.optimizer_fn,
         budget=Budget(deadline=deadline),
-        policy=FixedMask(name, mask),
+        policy=policy,
         profile=costs_of(task),
         options=TrainerOptions(closed_loop=False, exploration=0.0, deep_every=0),
     )

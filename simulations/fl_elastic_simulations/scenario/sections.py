@@ -159,8 +159,8 @@ class FleetSection:
     watts : float, optional
         What such a device draws while it trains, sends or receives: the report makes joules of it.
     width : float, optional
-        Share of each layer's channels that peers of narrow models train there (``heterofl``, ``fedrolex``,
-        ``random_windows``); the widest that fits the round if left out.
+        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
+        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """

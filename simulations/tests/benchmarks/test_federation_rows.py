@@ -67,7 +67,7 @@ def fresh_cell(folder: Path, method: str) -> dict[str, Any]:
     return federation_cell("small", SMALL, method, 0, folder, "")
 
 
-PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
+PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
     f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
 }
 

@@ -24,8 +24,8 @@ from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
 STEPS, SLOWEST = 12, 3.0
-CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers")
-FREE = ("wait", "fewer", "heterofl")
+CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers", "heterofl")
+FREE = ("wait", "fewer")
 # A twentieth of the fastest client's training, as in the benchmark.
 SENDING = 0.05
 
@@ -112,7 +112,6 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
 def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
     made, full = scenario(profile, count=1), profile.full_step_seconds
     costs = flat_choosing(made, profile=1.5 * full, plan=0.5 * full)
-    costs = replace(costs, width_seconds=tuple((r, r * full) for r in (0.5, 0.25, 0.125, 0.0625)))
     one, other = (
         ran(tmp_path / n, made, profile, method, c) for n, c in (("a", None), ("b", costs))
     )
@@ -201,7 +200,6 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
     assert costs.profile_seconds > 0
     assert all(set(each) == {"fast", "slow"} for each in costs.plan_seconds.values())
     assert all(taken > 0 for each in costs.plan_seconds.values() for taken in each.values())
-    assert [rate for rate, _ in costs.width_seconds] == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
     assert ChoosingCosts.from_json(costs.to_json()) == costs
     assert costs.head_seconds is None
     with pytest.raises(ScenarioError, match="a head in closed form takes was not measured"):
@@ -223,7 +221,7 @@ def test_seconds_that_were_not_measured_are_no_zero(tmp_path: Path, profile: Cos
     (elastic,) = (each for each in made.methods if each.name == "elastic")
     with pytest.raises(ScenarioError, match="elastic on slow was not measured"):
         ChoosingCosts().plan(elastic, "slow")
-    for damaged in ("", "{}", '{"profile_seconds": 1, "plan_seconds": [], "width_seconds": []}'):
+    for damaged in ("", "{}", '{"profile_seconds": 1, "plan_seconds": []}'):
         path = tmp_path / "choosing.json"
         path.write_text(damaged)
         with pytest.raises(ScenarioError, match="cannot be read"):

@@ -22,7 +22,6 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import check_update
 from fl_elastic_simulations.peers import PEERS, LocalResult
-from fl_elastic_simulations.peers.heterofl import RATES
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "chain": chain,
@@ -212,7 +211,7 @@ def test_a_fit_keeps_to_its_time_or_there_is_none(name: str, kind: str) -> None:
         try:
             result = run(
                 name, kind, model, share, server_round=number, memory=memory,
-                choosing_seconds=choosing, narrow_seconds={rate: rate * full for rate in RATES},
+                choosing_seconds=choosing,
             )  # fmt: skip
         except BudgetError:
             refused += 1
