@@ -48,10 +48,7 @@ METHODS: dict[str, Table] = {
     "fewer steps, products": _FULL | {"budgeted": True, "rule": "products"},
     "ffa-lora": {"peer": "ffa_lora"},
     "flexlora-style": {"peer": "flex_lora"},
-    "flora-style": {"peer": "flora"},
     "lisa-style": {"peer": "random_blocks"},
-    "legend-style": {"peer": "legend"},
-    "fedquad-style": {"peer": "fedquad"},
     # The depth of both, without unequal ranks and with activations as they are.
     "depth by budget, legend-style": {"policy": "last_k"},
     "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -396,7 +395,6 @@ class _Role:
             seed=self.slot.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
-            memory_bytes=math.inf if (held := self.client.memory_bytes) is None else held,
             width=self.client.width,
             check_memory=partial(self.slot.check_memory, self.profile),
         )

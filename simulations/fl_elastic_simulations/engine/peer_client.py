@@ -65,8 +65,6 @@ class PeerClient:
         How updates are written.
     state_directory : Path
         Where the method's notes are kept from round to round.
-    memory_bytes : float
-        What a step may take on the device.
     width : float, optional
         Share of the model's channels that it trains, where that is given.
     check_memory : callable
@@ -86,7 +84,6 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
-    memory_bytes: float
     width: float | None
     check_memory: Callable[[Collection[str]], float]
 
@@ -127,7 +124,6 @@ class PeerClient:
             global_change=_change(told.change),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
-            memory_bytes=self.memory_bytes,
             width=self.width,
         )
         try:

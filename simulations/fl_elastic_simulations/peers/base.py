@@ -76,8 +76,6 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
         seconds where one is made.
-    memory_bytes : float
-        What a step may take on the device.
     width : float, optional
         Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
         allowed time if left out.
@@ -99,7 +97,6 @@ class LocalTask:
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
     choosing_seconds: float = 0.0
-    memory_bytes: float = math.inf
     width: float | None = None
 
     def __post_init__(self) -> None:

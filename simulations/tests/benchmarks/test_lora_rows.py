@@ -35,7 +35,7 @@ def test_a_row_says_what_its_cells_say() -> None:
         "plays | ffa-lora | 0": cell(0.5, 8, 0, (2.0, 10, 0.45), (8.0, 80, 0.5)),
         "plays | ffa-lora | 1": cell(0.34, 6, 2, (2.0, 10, 0.2), (8.0, 80, 0.34)),
         "plays | dropping | 0": cell(0.2, 4, 12, (8.0, 80, 0.2)),
-        "plays | flora-style | 5": cell(0.2, 4, 12, (8.0, 80, 0.2)),
+        "plays | lisa-style | 5": cell(0.2, 4, 12, (8.0, 80, 0.2)),
     }
     lines = markdown(lora.BENCHMARK.tables(rows)["plays"]).splitlines()
     assert lines[2:] == [
