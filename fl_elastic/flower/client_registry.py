@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.capabilities import QUERY, Capabilities
+from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.group_names import GroupNames
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.server_plan import ServerPlanner
+from fl_elastic.flower.tasks.describe import Describe
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.update import Manifest, PartialUpdate
 
@@ -35,6 +37,7 @@ _PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 64
 _MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
+_Task = TypeVar("_Task", bound=RoundTask)
 # Of the clients' learning rates, where they turn out to be too large, and the least.
 _SLOWER, _SLOWEST = 0.25, 1 / 64
 
@@ -100,7 +103,7 @@ class ClientRegistry:
             }
             self._change = json.dumps(change)
 
-    def meet(self, grid: Grid, config: ConfigRecord, told: Instructions | None = None) -> None:
+    def meet(self, grid: Grid, config: ConfigRecord) -> None:
         """Ask the nodes that have not said what they can do, again and ever more rarely those that do not say.
 
         Parameters
@@ -109,8 +112,6 @@ class ClientRegistry:
             To all connected nodes.
         config : ConfigRecord
             That training messages carry; passed on with the question.
-        told : Instructions, optional
-            What a round is like; left out, as rounds are now.
         """
         if not self.terms.needs_capabilities:
             return
@@ -123,9 +124,7 @@ class ClientRegistry:
         content = RecordDict(
             {
                 "evaluateins.parameters": ArrayRecord(),
-                "evaluateins.config": ConfigRecord(
-                    {**scalars, **(told or self.evaluation()).to_config(), QUERY: True}
-                ),
+                "evaluateins.config": ConfigRecord({**scalars, **self.task(Describe).to_config()}),
             }
         )
         questions = [Message(content, node, "evaluate") for node in asked]
@@ -193,28 +192,35 @@ class ClientRegistry:
         except UpdateError as error:
             _LOG.warning("node %s did not say what it can do: %s", node, one_line(str(error)))
 
-    def instructions(self, node: int, server_round: int) -> Instructions:
-        """Return what a node is told in this round."""
+    def task(self, kind: type[_Task], **settings: Any) -> _Task:
+        """Return a task about the model as the fleet has it now."""
+        model: dict[str, Any] = {
+            "keep": self.terms.sends_changes,
+            "read": self.read,
+            "cut": self.cut.group,
+            "kept_head": self.kept_head,
+            "feature_precision": self.feature_precision,
+        }
+        return kind(**model | settings)
+
+    def training(self, node: int, server_round: int) -> Train:
+        """Return what a node is asked to do in this round."""
         terms = self.terms
         overdue = self._ledger is not None and bool(self._ledger.overdue(str(node), terms.quota))
         shared = terms.blend > 0 and bool(self.importance)
-        return Instructions(
+        return self.task(
+            Train,
             deadline=self.deadline_seconds(),
             overdue=overdue,
             importance=json.dumps(self.importance) if shared else "",
             blend=terms.blend,
             seed=server_round if terms.plan_source == "shared_rng" else None,
             change=self._change,
-            keep=terms.sends_changes,
             groups=self._groups,
-            read=self.read,
-            cut=self.cut.group,
-            kept_head=self.kept_head,
             keep_statistics=terms.keeps_statistics,
             rate=self.rate,
             forgotten=self.wishes.met_of(node) if terms.forget else "",
             codec=self.codec,
-            feature_precision=self.feature_precision,
         )
 
     @property
@@ -231,17 +237,6 @@ class ClientRegistry:
         if self.precision is None or not names:
             return ""
         return names[min(self.precision.stage, len(names) - 1)]
-
-    def evaluation(self) -> Instructions:
-        """Return what every node is told when it evaluates."""
-        terms = self.terms
-        return Instructions(
-            keep=terms.sends_changes,
-            read=self.read,
-            cut=self.cut.group,
-            kept_head=self.kept_head,
-            feature_precision=self.feature_precision,
-        )
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""

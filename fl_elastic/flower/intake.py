@@ -15,9 +15,9 @@ from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
-from fl_elastic.flower.instructions import read_importance
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.update import PartialUpdate, decode

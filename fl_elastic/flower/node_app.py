@@ -19,7 +19,6 @@ from fl_elastic.devices.power import PowerSupply, power_supply
 from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.records import (
     ERROR,
     as_asked,
@@ -27,6 +26,7 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file, read_journal

@@ -28,11 +28,12 @@ from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_importance
-from fl_elastic.flower.records import TENSORS
+from fl_elastic.flower.group_names import read_importance
+from fl_elastic.flower.records import IMPORTANCE, TENSORS
 from fl_elastic.flower.round import one_line
+from fl_elastic.flower.tasks.describe import Describe
+from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.terms import GIVEN_PLACES, RoundTerms
 from fl_elastic.update.secret_sums import FixedPoint
 
@@ -119,8 +120,9 @@ class SecurePartialUpdates(LegacyStrategy):
         for proxy, _ in chosen:
             self._ask(proxy, server_round)
         self.fleet.gather(proxy.node_id for proxy, _ in chosen)
-        told = self.fleet.instructions(chosen[0][0].node_id, server_round) if chosen else None
-        config = {} if told is None else told.to_config()
+        config = (
+            self.fleet.training(chosen[0][0].node_id, server_round).to_config() if chosen else {}
+        )
         return [
             (proxy, FitIns(instruction.parameters, {**instruction.config, **config}))
             for proxy, instruction in chosen
@@ -188,13 +190,11 @@ class SecurePartialUpdates(LegacyStrategy):
         """Delegate."""
         return self.inner.evaluate(server_round, parameters)
 
-    def _question(self, fixed: FixedPoint) -> Instructions:
+    def _question(self, fixed: FixedPoint) -> SolveHead:
         """Return what is asked in place of training in the first round."""
         privacy = self.fleet.terms.sums_privacy
-        return Instructions(
-            round_zero=True, fixed_point=fixed.to_text(), keep_statistics=True,
-            clip=None if privacy is None else privacy.clip,
-        )  # fmt: skip
+        clip = None if privacy is None else privacy.clip
+        return SolveHead(fixed_point=fixed.to_text(), clip=clip)
 
     def _solved(
         self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
@@ -230,7 +230,7 @@ class SecurePartialUpdates(LegacyStrategy):
         """Ask a client what it can do, again and ever more rarely if it does not say."""
         if proxy.node_id in self.fleet.capabilities or not self.fleet.asks(proxy.node_id):
             return
-        question = EvaluateIns(ndarrays_to_parameters([]), {QUERY: True})
+        question = EvaluateIns(ndarrays_to_parameters([]), Describe().to_config())
         try:
             answer = proxy.evaluate(question, timeout=_PATIENCE_SECONDS, group_id=server_round)
         # A client that fails makes the proxy raise; the round goes on without its answer.

@@ -25,7 +25,7 @@ from fl_elastic.aggregation import (
 from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.between_rounds import BetweenRounds
+from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
@@ -61,6 +61,7 @@ from fl_elastic.flower.round_zero import LastSolved
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
+from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
@@ -169,7 +170,7 @@ class PartialUpdates(Strategy):
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
         self.solved = LastSolved(lambda: undo_of([*chain(self.inner), *self._own_state()]))
-        self._between = BetweenRounds(
+        self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
         self._weights: _Weights = {}
@@ -283,7 +284,7 @@ class PartialUpdates(Strategy):
 
     def runs_until(self, last_round: int) -> None:
         """Note which round is the last one: a head that is solved for again is solved for after it."""
-        self._between.last_round = last_round
+        self._auxiliary.last_round = last_round
 
     def round_zero(
         self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None
@@ -304,12 +305,12 @@ class PartialUpdates(Strategy):
         whole = self._weights
         if self.terms.read != "last" and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
-            chosen = self._between.choose_places(
+            chosen = self._auxiliary.choose_places(
                 messages, Outbox("train", self.downlink, grid), self._weights, asking, timeout
             )
             self.fleet.serve(self._keep(chosen, 0))
         outbox = Outbox("train", self.downlink, grid)
-        solved = self._between.solve(messages, outbox, self._weights, record, timeout)
+        solved = self._auxiliary.solve(messages, outbox, self._weights, record, timeout)
         if not record.head_features and self._weights is not whole:
             # Cut off for a head that nobody sent sums for.
             self.fleet.serve(self._keep(whole, 0))
@@ -373,13 +374,13 @@ class PartialUpdates(Strategy):
         self.fleet.meet(grid, config)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
-            if self._between.move_cut(messages, grid, asking):
+            if self._auxiliary.move_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
         this.record.cut = self.fleet.cut.group
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.outbox.packed(messages, lambda n: self.fleet.instructions(n, this.number))
+        packed = this.outbox.packed(messages, lambda node: self.fleet.training(node, this.number))
         this.record.asked = tuple(sorted(this.outbox.sent_bytes))
         return packed
 
@@ -391,7 +392,7 @@ class PartialUpdates(Strategy):
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
         outbox = Outbox("evaluate", self.downlink, grid)
-        return outbox.packed(messages, lambda _: self.fleet.evaluation())
+        return outbox.packed(messages, lambda _: self.fleet.task(Evaluate))
 
     def _chosen(
         self,
@@ -435,13 +436,13 @@ class PartialUpdates(Strategy):
         if self.terms.forget:
             alone = this.left_alone
             trained = self._weights if alone is None else alone.may_train()
-            forgotten = self._between.forget(
+            forgotten = self._auxiliary.forget(
                 this.outbox, self._weights, this.record, timeout, trained
             )
             if forgotten is not None:
                 self._amend(forgotten)
         if self.fleet.kept_head:
-            solved = self._between.solve_again(
+            solved = self._auxiliary.solve_again(
                 this.outbox, self._weights, this.record, timeout, forgets=forgotten is not None
             )
             if solved is not None:
@@ -469,7 +470,7 @@ class PartialUpdates(Strategy):
             for does, how in said.items():
                 if how:
                     _LOG.info("from round %s on clients %s as %s", this.number + 1, does, how)
-        stages.ends(this.number + 1, self._between.last_round)
+        stages.ends(this.number + 1, self._auxiliary.last_round)
 
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""

@@ -38,9 +38,9 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
-from fl_elastic.flower.instructions import DEADLINE
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
+from fl_elastic.flower.tasks.task import DEADLINE, TASK
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
@@ -68,7 +68,7 @@ def answering_app(node: int, metrics: Any = None, told: list[Any] | None = None)
     @app.evaluate()
     def evaluate(message: Message, context: Any) -> Message:
         _, config = read_instruction("evaluate", message.content)
-        if not config.get(QUERY):
+        if config.get(TASK) != "describe":
             return inner(message, context)
         said = capabilities(node).to_metrics() if metrics is None else metrics
         if isinstance(said, Exception):
@@ -87,7 +87,7 @@ def questions(grid: InProcessGrid) -> list[int]:
         message.metadata.dst_node_id
         for message in grid.sent
         for config in message.content.config_records.values()
-        if config.get(QUERY)
+        if config.get(TASK) == "describe"
     ]
 
 
@@ -371,7 +371,7 @@ def test_the_question_is_no_evaluation(profile: CostProfile) -> None:
     """It brings no model, and the client's own stays as it is."""
     made = client(profile, budget=Budget())
     before = [array.copy() for array in made.get_parameters({})]
-    loss, examples, metrics = made.evaluate([], {QUERY: True})
+    loss, examples, metrics = made.evaluate([], {TASK: "describe"})
     assert (loss, examples) == (0.0, 24)
     assert ConfigRecord(metrics)
     after = made.get_parameters({})

@@ -38,7 +38,6 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.downlink import Downlink
-from fl_elastic.flower.instructions import KEEP
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
@@ -48,9 +47,11 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.model_wire import decode_weights, encode_weights
 
+KEEP = config_key("keep")
 DELTA = RoundTerms(delta_downlink=True)
 BIG = {"big": np.ones(500, np.float32)}
 """Nobody trains it, so that it is worth leaving out."""

@@ -31,14 +31,15 @@ from fl_elastic import Budget
 from fl_elastic.errors import ElasticError, RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
-from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED, instruction
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
+RATE = config_key("rate")
 PLAIN = (int, float, str, bytes, bool)
 
 

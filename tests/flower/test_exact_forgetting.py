@@ -187,19 +187,19 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = six() | {2: [*data(2), *THEIRS]}
-    found, answers = Federation(own), ElasticClient._answer
+    found, answers = Federation(own), ElasticClient.head_sums
 
     def wish(run: Federation) -> None:
         run.clients[2].forget(range(48, 96))
 
-        def lost(client: ElasticClient, told: Any, metrics: Any) -> Any:
+        def lost(client: ElasticClient, task: Any) -> Any:
             from fl_elastic.errors import TrainingError
 
             if len([each for each in run.records if each.trains]) < 2:
                 raise TrainingError("out of memory")
-            return answers(client, told, metrics)
+            return answers(client, task)
 
-        monkeypatch.setattr(ElasticClient, "_answer", lost)
+        monkeypatch.setattr(ElasticClient, "head_sums", lost)
 
     told: list[bool] = []
     send = found.grid.push_messages

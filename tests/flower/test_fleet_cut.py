@@ -18,8 +18,8 @@ from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
 from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.flower.initial import fresh_statistics
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, weights_of
@@ -260,7 +260,7 @@ def test_test_data_pass_below_the_cut_once(tmp_path: Path, monkeypatch: pytest.M
             feature_bytes=kept,
         )  # fmt: skip
 
-    told = Instructions(cut=CUT).to_config()
+    told = Train(cut=CUT).to_config()
     whole = [len(targets) for _, targets in images(2, seed=99)]
     found = {}
     for kept in (0, 1 << 20):

@@ -29,9 +29,10 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.forgetting import Wishes
-from fl_elastic.flower.instructions import SQUARES, Instructions
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
+from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.training.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
@@ -288,8 +289,10 @@ def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
 def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for_all() -> None:
     own = client(2, trains_it=False)
     manifest = Manifest.of(own.model)
-    hurried, _ = own._answer(Instructions(squares=True, deadline=1e-6), {})
-    whole, _ = own._answer(Instructions(squares=True), {})
+    hurried, whole = (
+        SumSquaredGradients(deadline).answer(own, 0, {}).arrays[0].tobytes()
+        for deadline in (1e-6, None)
+    )
     everything, forgotten = decode_squares(hurried, manifest)
     of_all, of_them = decode_squares(whole, manifest)
     assert forgotten is not None and of_them is not None
@@ -503,9 +506,8 @@ def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
 
 
 def test_the_question_is_one_that_only_the_librarys_clients_know() -> None:
-    told = Instructions(squares=True)
-    assert not told.trains and told.to_config() == {SQUARES: True}
-    assert Instructions.from_config(told.to_config()) == told
+    task = SumSquaredGradients()
+    assert not task.known_to_flower and task_in(task.to_config()) == task
 
 
 def test_what_a_policy_looked_at_goes_as_well() -> None:

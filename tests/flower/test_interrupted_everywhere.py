@@ -18,19 +18,22 @@ from small_federation import Weights, assert_identical, quiet
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import CheckpointError, StaleModelError
 from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundTerms, load_checkpoint
-from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
-from fl_elastic.flower.instructions import IMPORTANCE, KEEP, Instructions
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
+    IMPORTANCE,
     STALE,
     evaluate_reply,
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import TASK, RoundTask, config_key, task_in
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.update import PartialUpdate, encode
 from fl_elastic.update.model_wire import decode_weights
 
+KEEP = config_key("keep")
 ROUNDS = 3
 RICH = RoundTerms(
     deadline=Deadline(quantile=0.5), quota=2, blend=0.3, share_change=True, delta_downlink=True,
@@ -93,7 +96,7 @@ def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     app, update_of = ClientApp(), scripts()[node]
     everything = scripts(everything=True)[node]
 
-    def received(arrays: list[np.ndarray], told: Instructions) -> tuple[Weights, int]:
+    def received(arrays: list[np.ndarray], told: RoundTask) -> tuple[Weights, int]:
         weights, version = decode_weights(arrays[0].tobytes(), manifest(), kept.get(node))
         if told.keep:
             kept[node] = weights, version
@@ -102,7 +105,7 @@ def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     @app.train()
     def train(message: Message, _: object) -> Message:
         arrays, config = read_instruction("train", message.content)
-        told = Instructions.from_config(config)
+        told = Train.from_config(config)
         try:
             weights, version = received(arrays, told)
         except StaleModelError as error:
@@ -122,14 +125,14 @@ def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, _: object) -> Message:
         arrays, config = read_instruction("evaluate", message.content)
-        if config.get(QUERY):
+        if config.get(TASK) == "describe":
             mine = Capabilities(
                 f"class {node % 2}", EXAMPLES[node], 10, float(node), 100.0,
                 allowed_step_seconds=2.5, groups=COSTS,
             )  # fmt: skip
             return Message(evaluate_reply(0.0, 1, mine.to_metrics()), reply_to=message)
         try:
-            weights, version = received(arrays, Instructions.from_config(config))
+            weights, version = received(arrays, task_in(config, "evaluate"))
         except StaleModelError as error:
             return Message(evaluate_reply(0, 0, {ERROR: str(error), STALE: True}), reply_to=message)
         loss = float(np.abs(weights["head.weight"]).sum())

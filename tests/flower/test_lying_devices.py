@@ -15,9 +15,8 @@ from test_round_terms import watched
 from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord, RoundTerms
 from fl_elastic.flower.attendance import Attendance, inner_times
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
-from fl_elastic.flower.group_names import GroupNames
-from fl_elastic.flower.instructions import IMPORTANCE, read_importance
-from fl_elastic.flower.records import believed_metrics, left_out_of
+from fl_elastic.flower.group_names import GroupNames, read_importance
+from fl_elastic.flower.records import IMPORTANCE, believed_metrics, left_out_of
 from fl_elastic.flower.server_plan import ServerPlanner
 
 

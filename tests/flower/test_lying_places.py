@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import PLACES
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Place, Readout, loaded, places_of
 from fl_elastic.readout.choice import Sample
@@ -168,7 +168,7 @@ def chosen_by(fleet: str, liars: int, lie: Lie | None, **budgets: Any) -> str:
 
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, count, metrics = super().fit(parameters, config)
-            if config.get(PLACES) and self.node <= liars and lie is not None:
+            if config.get(TASK) == "rank-places" and self.node <= liars and lie is not None:
                 told = lie(decode_places(packed[0].tobytes(), manifest))
                 packed = [np.frombuffer(encode_places(told, manifest, self.node), np.uint8)]
             return packed, count, metrics

@@ -20,10 +20,10 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import ROUND_ZERO
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_zero import with_closed_form_head
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -137,7 +137,7 @@ def fleet(
 
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, count, metrics = super().fit(parameters, config)
-            if config.get(ROUND_ZERO) and self.node in lies:
+            if config.get(TASK) == "solve-head" and self.node in lies:
                 asked[self.node] += 1
                 if not later or asked[self.node] > 1:
                     told = lies[self.node](self.model, parts[self.node - 1])

@@ -30,8 +30,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
-from fl_elastic.flower.instructions import IMPORTANCE
-from fl_elastic.flower.records import train_reply
+from fl_elastic.flower.records import IMPORTANCE, train_reply
 from fl_elastic.readout.place import places_of
 
 MOVING = RoundTerms(cut="moving", solve_every=2)
@@ -57,8 +56,8 @@ def federation(
     asked: list[int] = []
 
     class Scripted(ElasticClient):
-        def _cut_worth(self, told: Any) -> dict[str, float]:
-            found = super()._cut_worth(told)
+        def cut_worth(self, task: Any) -> dict[str, float]:
+            found = super().cut_worth(task)
             assert set(worth or ()) <= set(found)
             return found if worth is None else dict(worth)
 

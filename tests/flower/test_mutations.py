@@ -32,8 +32,8 @@ from fl_elastic.fleet.node_settings import load_node_settings
 from fl_elastic.flower import Deadline, PartialUpdates, RoundTerms
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import PACKED
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights, encode_weights
@@ -135,7 +135,7 @@ def test_what_clients_are_told(times: int) -> None:
     model = conv_net("batch")
     known = Manifest.of(model)
     packed = encode_weights(weights_of(model, known), known, version=1)
-    told = Instructions(
+    told = Train(
         deadline=30.0, importance='{"head": 1.0}', blend=0.5, seed=3, change='{"w": 1.0}', keep=True
     ).to_config()
     made = elastic_client(model, 1)

@@ -22,9 +22,9 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.fleet import node_app
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.node_app import JOURNAL
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport

@@ -26,8 +26,8 @@ from fl_elastic.flower import (
     SecurePartialUpdates,
     elastic_client_app,
 )
-from fl_elastic.flower.instructions import ROUND_ZERO
 from fl_elastic.flower.records import ERROR, train_reply
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
@@ -190,7 +190,7 @@ def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
 
     def silent(reply: Message) -> Message:
         asked = next(iter(sent[-1].content.config_records.values()))
-        if asked.get(ROUND_ZERO):
+        if asked.get(TASK) == "solve-head":
             reply.content = train_reply([np.zeros(0, np.uint8)], 0, {ERROR: "no time"})
         return reply
 

@@ -16,11 +16,12 @@ from small_models import conv_net, loss_fn
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.as_told import codec_as_told
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.round_overrides import round_codec
+from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.flower.terms import _PRECISIONS
 from fl_elastic.training import TrainerOptions
 from fl_elastic.training.feature_codec import PRECISIONS
@@ -125,9 +126,9 @@ def test_a_fleet_sends_finer_from_stage_to_stage() -> None:
 def test_a_client_that_does_not_know_the_codec_keeps_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert codec_as_told("bf16", Instructions(codec="of-tomorrow")) == "bf16"
-    assert codec_as_told("bf16", Instructions(codec="int8")) == "int8"
-    assert codec_as_told("bf16", Instructions()) == "bf16"
+    assert round_codec("bf16", Train(codec="of-tomorrow")) == "bf16"
+    assert round_codec("bf16", Train(codec="int8")) == "int8"
+    assert round_codec("bf16", Train()) == "bf16"
     assert "of-tomorrow" in caplog.text
 
 
@@ -188,12 +189,12 @@ def test_each_kind_of_bits_has_as_many_stages_as_it_names() -> None:
     assert fleet.precision is not None
     found = []
     for fleet.precision.stage in range(3):
-        told = fleet.instructions(1, 1)
+        told = fleet.training(1, 1)
         found.append((told.codec, told.feature_precision))
-        assert fleet.evaluation().feature_precision == told.feature_precision
+        assert fleet.task(Evaluate).feature_precision == told.feature_precision
     assert found == [("int8", "int8"), ("bf16", "fp16"), ("fp32", "fp16")]
     only = ClientRegistry(RoundTerms(cut="moving", feature_precisions=("int8", "fp16")))
-    assert only.instructions(1, 1).codec == "" and only.codec == ""
+    assert only.training(1, 1).codec == "" and only.codec == ""
 
 
 def test_a_client_that_does_not_know_the_precision_keeps_its_own(
@@ -201,7 +202,7 @@ def test_a_client_that_does_not_know_the_precision_keeps_its_own(
 ) -> None:
     client = elastic_client(conv_net(), 1, state_dir=tmp_path)
     for told, expected in (("int8", "int8"), ("of-tomorrow", "fp16"), ("", "fp16")):
-        forward = client._options(Instructions(cut="6", feature_precision=told)).forward
+        forward = client._options(Train(cut="6", feature_precision=told)).forward
         assert forward is not None and forward.precision == expected
     assert "of-tomorrow" in caplog.text
 

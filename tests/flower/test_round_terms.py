@@ -28,22 +28,16 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, RoundRecord, RoundTerms
-from fl_elastic.flower.instructions import (
-    BLEND,
-    CHANGE,
-    DEADLINE,
-    IMPORTANCE,
-    KEEP,
-    OVERDUE,
-    SEED,
-    Instructions,
-    read_importance,
-)
-from fl_elastic.flower.records import PACKED, read_instruction
+from fl_elastic.flower.group_names import read_importance
+from fl_elastic.flower.records import IMPORTANCE, PACKED, read_instruction
+from fl_elastic.flower.tasks.task import DEADLINE, config_key
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
+
+BLEND, CHANGE, KEEP, OVERDUE, SEED = map(config_key, ("blend", "change", "keep", "overdue", "seed"))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +62,14 @@ def test_bad_terms_are_refused(terms: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        Instructions(),
-        Instructions(deadline=2.5, overdue=True, seed=0),
-        Instructions(importance='{"a": 1.0}', blend=0.25, change='{"w": 2.0}', keep=True),
+        Train(),
+        Train(deadline=2.5, overdue=True, seed=0),
+        Train(importance='{"a": 1.0}', blend=0.25, change='{"w": 2.0}', keep=True),
     ],
 )
-def test_instructions_survive_the_journey(told: Instructions) -> None:
-    assert Instructions.from_config(dict(ConfigRecord(told.to_config()))) == told
-    assert Instructions().to_config() == {}
+def test_instructions_survive_the_journey(told: Train) -> None:
+    assert Train.from_config(dict(ConfigRecord(told.to_config()))) == told
+    assert Train().to_config() == {}
 
 
 def watched(seen: dict[int, list[dict[str, Any]]], reported: dict[int, Any] | None = None) -> Any:

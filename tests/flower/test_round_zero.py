@@ -34,9 +34,10 @@ from fl_elastic.flower import (
     RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.instructions import RATE, ROUND_ZERO, Instructions
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round_zero import LastSolved, Solved
+from fl_elastic.flower.tasks.task import TASK, config_key
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
@@ -44,6 +45,7 @@ from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
+RATE = config_key("rate")
 TERMS = RoundTerms(round_zero="closed_form")
 Alter = Callable[[HeadSums], HeadSums]
 
@@ -278,7 +280,7 @@ def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
     manifest = Manifest.of(build())
     packed = encode_weights(weights_of(build(), manifest), manifest, version=0)
-    content = instruction("train", packed, ConfigRecord({"fl_elastic.round-zero": True}))
+    content = instruction("train", packed, ConfigRecord({TASK: "solve-head"}))
     arrays, config = read_instruction("train", content)
     reply, examples, _ = slow.fit(arrays, config)
     assert decode_head_sums(reply[0].tobytes(), manifest).num_examples == 8
@@ -454,7 +456,7 @@ def told_rates(rounds: int, wrap: Any = lambda strategy: strategy) -> tuple[Any,
 
     class Noted(ElasticClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-            if not config.get(ROUND_ZERO):
+            if config.get(TASK) != "solve-head":
                 rates.append(config.get(RATE, 1.0))
             return super().fit(parameters, config)
 
@@ -503,7 +505,7 @@ def test_who_says_that_others_examples_are_of_another_class_later_on_is_undone()
     class Liar(ElasticClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, examples, metrics = super().fit(parameters, config)
-            if config.get(ROUND_ZERO):
+            if config.get(TASK) == "solve-head":
                 asked[0] += 1
                 if asked[0] > 1:
                     sums = lie(self.model)
@@ -550,7 +552,7 @@ def test_a_part_of_the_learning_rate_is_that_of_every_group_of_weights(momentum:
 @pytest.mark.parametrize("rate", [0, 0.0, -1.0, 1.5, float("nan"), "half", True])
 def test_a_rate_that_makes_no_sense_is_refused(rate: Any) -> None:
     with pytest.raises(UpdateError, match="rate"):
-        Instructions.from_config({RATE: rate})
+        Train.from_config({RATE: rate})
 
 
 def test_who_cannot_train_still_counts_for_the_head() -> None:

@@ -28,12 +28,13 @@ from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
     secaggplus_mod,
 )
-from fl_elastic.flower.instructions import GROUPS
 from fl_elastic.flower.records import TENSORS
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 
+GROUPS = config_key("groups")
 NODES = (1, 2, 3)
 QUANTUM = 2e-5
 """Secure aggregation rounds weights, multiplied by examples over ``max_weight``, to 16 / 2**22."""
@@ -107,7 +108,7 @@ def secured(profile: CostProfile, speedups: dict[int, float], rounds: int = 1) -
 def test_the_secure_sum_is_the_weighted_mean_of_what_all_trained(profile: CostProfile) -> None:
     speedups = {1: 1.0, 2: 2.0, 3: 1.4}
     strategy, (model,), _, _, _ = secured(profile, speedups)
-    groups = strategy.fleet.instructions(1, 1).groups
+    groups = strategy.fleet.training(1, 1).groups
     assert groups
     start = weights_of(build(), MANIFEST)
     # The same clients once more, each on its own and without masks.

@@ -34,14 +34,16 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
-from fl_elastic.flower.instructions import GROUPS, read_groups
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.server_plan import ServerPlanner
+from fl_elastic.flower.tasks.task import config_key
+from fl_elastic.flower.tasks.train import read_groups
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
+GROUPS = config_key("groups")
 SERVER = RoundTerms(plan_source="server")
 
 

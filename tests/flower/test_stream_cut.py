@@ -19,9 +19,12 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import IMPORTANCE, Instructions
-from fl_elastic.flower.records import PACKED
+from fl_elastic.flower.records import IMPORTANCE, PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.solve_head import SolveHead
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming import Latent, StreamLearner
@@ -51,8 +54,10 @@ def run_below(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passed
 
 
-def asked(client: StreamClient, model: nn.Module, **told: Any) -> tuple[bytes, dict[str, Any]]:
-    config = {PACKED: True, **Instructions(**told).to_config()}
+def asked(
+    client: StreamClient, model: nn.Module, kind: type[RoundTask] = Train, **told: Any
+) -> tuple[bytes, dict[str, Any]]:
+    config = {PACKED: True, **kind(**told).to_config()}
     arrays, _, metrics = client.fit(packed(model), config)
     return (arrays[0].tobytes() if arrays else b""), metrics
 
@@ -104,7 +109,7 @@ def test_each_sample_passes_below_the_cut_once_and_deleted_ones_go(
 ) -> None:
     learner, server = streamed(tmp_path), net(seed=5)
     client = client_of(tmp_path)
-    data, _ = asked(client, server, round_zero=True, cut=CUT)
+    data, _ = asked(client, server, SolveHead, cut=CUT)
     assert decode_head_sums(data, Manifest.of(server)).num_examples == len(learner.store)
     file = tmp_path / "rounds" / "features.bin"
     for _ in range(3):
@@ -136,7 +141,7 @@ def test_sums_are_over_every_sample_once_in_the_servers_order(
     learner = streamed(tmp_path, model=net(), latent=latent, labels=(2, 0, 1, 7))
     assert learner.classes[:3] != (0, 1, 2)
     before = learner.store.used_bytes
-    data, metrics = asked(client_of(tmp_path), server, round_zero=True, cut=cut)
+    data, metrics = asked(client_of(tmp_path), server, SolveHead, cut=cut)
     assert "fl_elastic.error" not in metrics, metrics
     found = decode_head_sums(data, Manifest.of(server))
     # The server has no output for 7.
@@ -184,7 +189,7 @@ def test_rounds_above_the_place_of_the_features_train_what_is_above_the_cut(tmp_
     update = round_above(client_of(tmp_path), server, cut="5")
     assert set(update.deltas) == {"5.weight", "5.bias"}
     accuracy = client_of(tmp_path).evaluate(
-        packed(server), {PACKED: True, **Instructions(cut="5").to_config()}
+        packed(server), {PACKED: True, **Train(cut="5").to_config()}
     )[2]
     assert 0 <= accuracy["accuracy"] <= 1
     closed(learner)
@@ -197,7 +202,7 @@ def test_what_would_change_the_features_is_refused_with_a_sentence(tmp_path: Pat
     assert "give the fleet a cut there" in refusal(client, same)
     assert "trains down to '3', and the learner keeps features at" in refusal(client, same, cut="3")
     assert "'0.weight' differs" in refusal(client, other, cut="5")
-    assert "'0.weight' differs" in refusal(client, other, round_zero=True)
+    assert "'0.weight' differs" in refusal(client, other, kind=SolveHead)
     assert round_above(client, same, cut="5").deltas
     closed(learner)
 
@@ -287,12 +292,12 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
 ) -> None:
     learner = streamed(tmp_path, model=net(), latent=latent)
     client = client_of(tmp_path, policy="elastic")
-    _, metrics = asked(client, net(), cut_worth=True)
+    _, metrics = asked(client, net(), RateCuts)
     assert "fl_elastic.error" not in metrics, metrics
     places = json.loads(metrics[IMPORTANCE])
     # Below the place of its features it has nothing to train.
     assert "3" in places and ("0" in places) == (latent is None)
-    assert client.capabilities(Instructions(cut=CUT)).num_examples > 0
+    assert client.capabilities(Train(cut=CUT)).num_examples > 0
     assert not learner.take_up()
     closed(learner)
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import HAVE, MAY_TRAIN
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import OWNER_ONLY, write_atomically
@@ -102,13 +102,13 @@ class PeerClient:
                 "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
             )
         manifest = Manifest.of(self.model)
-        told = Instructions.from_config(config)
+        asked = Train.from_config(config)
         state = ClientState(self.state_directory, manifest)
         weights, version = state.received(parameters[0].tobytes(), self.model)
         said: dict[str, Any] = {}
-        if told.keep and state.keep_model(weights, version):
+        if asked.keep and state.keep_model(weights, version):
             said[HAVE] = version
-        if told.kept_head:
+        if asked.kept_head:
             # A published method trains the head that was solved for as it trains every other.
             said[MAY_TRAIN] = json.dumps(list(range(len(manifest))))
         load_weights(self.model, manifest, weights)
@@ -127,7 +127,7 @@ class PeerClient:
             client=self.place[0],
             seed=self.seed,
             memory=memory,
-            global_change=_change(told.change),
+            global_change=_change(asked.change),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             narrow_seconds=self.narrow_seconds,
