@@ -89,7 +89,7 @@ class AuxiliaryRounds:
         from fl_elastic.flower.place_choice import asked_of, with_chosen_places
         from fl_elastic.readout.choice import EXAMPLES
 
-        asked, read = asked_of(list(messages)), self._fleet.terms.read
+        asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))
         task = RankPlaces(record.deadline, places=read, examples=examples)
         replies = self._asked(asked, outbox, task, record, timeout)
@@ -112,28 +112,28 @@ class AuxiliaryRounds:
 
         Where the model was just made to forget examples, it is taken whatever it is worth.
         """
-        terms, zero = self._fleet.terms, record.server_round == 0
+        config, zero = self._fleet.config, record.server_round == 0
         task = SolveHead(
             record.deadline, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
-            keep=terms.sends_changes and zero,
-            clip=None if terms.sums_privacy is None else terms.sums_privacy.clip,
-            noise=None if terms.sums_privacy is None else terms.sums_privacy.noise,
+            keep=config.sends_changes and zero,
+            clip=None if config.sums_privacy is None else config.sums_privacy.clip,
+            noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
         replies = self._asked(messages, outbox, task, record, timeout)
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
-        if terms.sums_privacy is not None:
+        if config.sums_privacy is not None:
             from fl_elastic.flower.secret_round_zero import with_private_head
 
             solved = with_private_head(
-                replies, weights, manifest, record, holds, terms.sums_privacy
+                replies, weights, manifest, record, holds, config.sums_privacy
             )
         else:
             solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
         record.head_features = solved.features
         weights = solved.weights
-        if solved.layer and terms.solve_every:
+        if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer
             gone = self._solved.nodes - set(outbox.grid.get_node_ids())
             record.stepped_back = self._solved.take(
@@ -185,13 +185,13 @@ class AuxiliaryRounds:
 
         Where a client had examples forgotten after the round it is always time: the new head knows nothing of them.
         """
-        terms, number = self._fleet.terms, ended.server_round
+        config, number = self._fleet.config, ended.server_round
         # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
         # its classes. Who did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
-        last = terms.solve_every > 0 and number == self.last_round
-        due = terms.looks_after(number) or last or forgets
+        last = config.solve_every > 0 and number == self.last_round
+        due = config.looks_after(number) or last or forgets
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
@@ -202,7 +202,7 @@ class AuxiliaryRounds:
         )
         if forgets and not record.accepted:
             self._fleet.wishes.not_yet(number)
-        goes_on = terms.solves_after(number) or last or forgets or record.stepped_back
+        goes_on = config.solves_after(number) or last or forgets or record.stepped_back
         return solved if goes_on else None
 
     def forget(
@@ -242,7 +242,7 @@ class AuxiliaryRounds:
         again = Outbox("train", self._downlink, collecting(outbox.grid))
         task = SumSquaredGradients(ended.deadline)
         replies = self._asked(outbox.blank(nodes), again, task, record, timeout)
-        alpha = None if fleet.terms.forget is True else float(fleet.terms.forget)
+        alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
         )

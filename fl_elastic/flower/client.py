@@ -34,8 +34,6 @@ from fl_elastic.flower.records import (
 from fl_elastic.flower.round_overrides import (
     Configure,
     round_budget,
-    round_codec,
-    round_forward,
     round_optimizer,
     round_options,
 )
@@ -448,7 +446,7 @@ class ElasticClient(NumPyClient):
             self._state.keep_profile(trainer.profile, self.model)
         metrics = self._training_metrics(task, trainer, self.report)
         if config.get(PACKED):
-            packed = self._encoded(update, round_codec(self.codec, task))
+            packed = self._encoded(update, self.codec)
             return Answer.packed(packed, update.num_examples, metrics)
         weights = self._weights()
         if task.groups:
@@ -471,7 +469,7 @@ class ElasticClient(NumPyClient):
         wish = self._wish(task)
         if wish:
             metrics[FORGET] = wish
-        if task.wants_importance and trainer.state.complete:
+        if task.groups and trainer.state.complete:
             # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
             worth = {name: max(score, 0.0) for name, score in report.importance.items()}
@@ -646,8 +644,7 @@ class ElasticClient(NumPyClient):
 
     def budget_for(self, task: RoundTask) -> Budget:
         """Return what this round may spend."""
-        codec = CODECS.make(round_codec(self.codec, task))
-        return round_budget(self.budget, task, codec.share)
+        return round_budget(self.budget, task, CODECS.make(self.codec).share)
 
     def _since_arrival(self, budget: Budget) -> Budget:
         """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
@@ -667,7 +664,7 @@ class ElasticClient(NumPyClient):
             options,
             seed=self.seed(server_round),
             proximal=max(proximal, options.proximal),
-            forward=round_forward(self._forward(bool(options.cut)), task),
+            forward=self._forward(bool(options.cut)),
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:

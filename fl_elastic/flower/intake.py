@@ -212,9 +212,9 @@ class Intake:
             _LOG.warning(
                 "round %s: node %s: metrics left out: %s", self.round.number, node, reply.left_out
             )
-        if self.fleet.terms.wants_importance:
+        if self.fleet.config.plan == "server":
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
-        if self.fleet.terms.forget:
+        if self.fleet.config.forget:
             self.fleet.wishes.hear(node, reply.forget)
         if self.round.left_alone is not None and not staleness:
             self.round.left_alone.hear(reply.may_train)
@@ -260,7 +260,7 @@ class Intake:
         update = decode(reply.packed, self.round.manifest, self.limits, in_place=True)
         server_round = self.round.record.server_round
         staleness = server_round - update.base_version
-        latest = FORGET_AFTER if self.fleet.terms.late == "merge" else 0
+        latest = FORGET_AFTER if self.round.mean.options.late == "merge" else 0
         if not 0 <= staleness <= latest:
             raise UpdateError(
                 f"update starts from version {update.base_version}, this round's is {server_round}"

@@ -146,7 +146,7 @@ MakeClient = Callable[[bool], ElasticClient]
 """Returns the client of one message; True asks it to measure again what steps cost."""
 
 _LOG_FILE = "node.log"
-_EXECUTION_FILE = "execution.json"
+_EXECUTION_FILE = "execution.state"
 _LEAST_SECONDS = 1e-3
 # Measured over predicted step time that is no noise any more, in so many rounds after each other.
 _DRIFT, _DRIFT_ROUNDS = 1.5, 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
@@ -12,23 +11,18 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import ForwardOptions, TrainerOptions
-from fl_elastic.update import CODECS
+from fl_elastic.training import TrainerOptions
 
 __all__ = [
     "Configure",
     "round_budget",
-    "round_codec",
-    "round_forward",
     "round_optimizer",
     "round_options",
 ]
 
-_LOG = logging.getLogger("fl_elastic")
 Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 
 
@@ -61,22 +55,14 @@ def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:
 def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
     """Return a client's options with what the task says about the round; the seed is the client's own."""
     options = replace(
-        options,
-        cut=task.cut or options.cut,
-        kept_head=task.kept_head or options.kept_head,
-        shared_seed=None,
-        fleet_importance={},
-        blend=0.0,
+        options, cut=task.cut or options.cut, kept_head=task.kept_head or options.kept_head
     )
     if not isinstance(task, Train):
         return options
     return replace(
         options,
-        shared_seed=task.seed,
         # Where the server chooses, everything is trained only if it says so.
-        deep_every=0 if task.groups else 1 if task.overdue else options.deep_every,
-        fleet_importance=task.importance_by_group(),
-        blend=task.blend,
+        deep_every=0 if task.groups else options.deep_every,
         keep_statistics=task.keep_statistics or options.keep_statistics,
     )
 
@@ -118,24 +104,3 @@ def round_optimizer(
         return optimizer
 
     return made
-
-
-def round_codec(codec: str, task: RoundTask) -> str:
-    """Return how to write an update: as the server says, where this side knows how, else as the client does."""
-    wanted = task.codec if isinstance(task, Train) else ""
-    if wanted and wanted not in CODECS.names():
-        _LOG.warning("the server asks for codec %r, which is not known here", wanted)
-        return codec
-    return wanted or codec
-
-
-def round_forward(forward: ForwardOptions | None, task: RoundTask) -> ForwardOptions | None:
-    """Return how the frozen prefix runs, with features kept as the server says, where this side knows how."""
-    wanted = task.feature_precision
-    if forward is None or not wanted:
-        return forward
-    try:
-        return replace(forward, precision=wanted)
-    except BudgetError as error:
-        _LOG.warning("the server asks for another precision: %s", error)
-        return forward

@@ -401,9 +401,7 @@ class StreamClient(ElasticClient):
         change = change_between(seen.saved, now)
         try:
             RoundInbox(self._folder).leave(
-                RoundChange(
-                    uuid.uuid4().hex, seen.rounds.last, change, new, self._task.feature_precision
-                )
+                RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
             )
             seen.mark(self._mark).save(self._folder)
         except OSError as error:

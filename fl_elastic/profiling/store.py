@@ -22,7 +22,6 @@ from fl_elastic.groups.graph import (
     Reader,
     Width,
 )
-from fl_elastic.old_state import json_file
 from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors
 from fl_elastic.storage import Archive, Kind, read_archive, write_archive
 
@@ -92,7 +91,7 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     """
     remedy = "delete it to measure anew"
     try:
-        profile = _profile(read_archive(path, KIND, old=json_file))
+        profile = _profile(read_archive(path, KIND))
     except OSError as error:
         raise ProfileError(f"cannot read cost profile {path}: {error.strerror}") from None
     except ArchiveVersionError as error:

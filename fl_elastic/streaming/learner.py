@@ -621,8 +621,6 @@ class StreamLearner:
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)
             self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
-            if self._head is None:
-                self._memory.keep_features_as(change.precision)
         # It is deleted once the state that knows it is on disk.
         self._claimed = True
         self.save()

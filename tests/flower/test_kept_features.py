@@ -20,7 +20,7 @@ from small_models import Batch, images, loss_fn
 from torch import Tensor, nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.storage import only_one
 from fl_elastic.training import ForwardOptions, TrainerOptions
@@ -373,8 +373,8 @@ def test_clients_that_are_away_for_rounds(tmp_path: Path) -> None:
             )
 
         random.seed(1)
-        terms = RoundTerms(cut=f"fixed:{CUT}")
-        strategy = PartialUpdates(quiet(fraction_train=0.25, min_train_nodes=1), terms=terms)
+        terms = RoundConfig(cut=f"fixed:{CUT}")
+        strategy = PartialUpdates(quiet(fraction_train=0.25, min_train_nodes=1), config=terms)
         result, _ = run(strategy, {n: app_of(n) for n in range(1, 5)}, arrays_of(net()), 12)
         ended[keeps] = as_weights(result.arrays)
     before = as_weights(arrays_of(net()))

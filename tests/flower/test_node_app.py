@@ -83,7 +83,7 @@ def test_each_round_leaves_a_line_a_log_and_the_clients_state(tmp_path: Path) ->
         assert all(line["message_seconds"] > 0 and line["drift"] > 0 for line in lines)
         state = tmp_path / f"node{node}"
         assert (state / "node.log").exists()
-        assert list(state.glob("client-*/profile-*.json"))
+        assert list(state.glob("client-*/profile-*.state"))
 
 
 def test_a_client_with_a_folder_of_its_own_keeps_it(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_client_with_a_folder_of_its_own_keeps_it(tmp_path: Path) -> None:
         return own_client(context, state_dir=tmp_path / "mine" / str(context.node_id))
 
     rounds_of(tmp_path, client_fn)
-    assert len(list((tmp_path / "mine").glob("*/client-*/profile-*.json"))) == NODES
+    assert len(list((tmp_path / "mine").glob("*/client-*/profile-*.state"))) == NODES
     assert not list((tmp_path / "node1").glob("client-*"))
 
 

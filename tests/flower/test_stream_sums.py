@@ -17,7 +17,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
@@ -149,8 +149,8 @@ def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
         node: elastic_client_app(lambda _, n=node: client_of(tmp_path / str(n))) for node in (1, 2)
     }
     records: list[Any] = []
-    terms = RoundTerms(cut="fixed:5", round_zero="closed_form")
-    strategy = PartialUpdates(quiet(nodes=2), terms=terms, on_round=records.append)
+    terms = RoundConfig(cut="fixed:5", read="last")
+    strategy = PartialUpdates(quiet(nodes=2), config=terms, on_round=records.append)
     result, _ = run_rounds(strategy, apps, arrays_of(server), 1)
     assert [len(each.accepted) for each in records] == [2] * len(records) and len(records) == 3
     load_weights(server, Manifest.of(server), as_weights(result.arrays))

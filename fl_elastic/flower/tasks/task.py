@@ -87,8 +87,6 @@ class RoundTask(ABC):
         Layer that the server solves for and nobody trains; empty for none.
     keep : bool
         Whether the client keeps the model, so that only what changes need be sent next time.
-    feature_precision : str
-        How to store features at the cut, in place of the client's own setting; empty for that.
     """
 
     deadline: float | None = None
@@ -96,7 +94,6 @@ class RoundTask(ABC):
     cut: str = ""
     kept_head: str = ""
     keep: bool = False
-    feature_precision: str = ""
 
     name: ClassVar[str]
     """Under `TASK` in a message's config."""

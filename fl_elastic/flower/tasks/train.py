@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fl_elastic.errors import PlanError, UpdateError
-from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
 
 if TYPE_CHECKING:
@@ -23,40 +22,23 @@ class Train(RoundTask):
 
     Attributes
     ----------
-    overdue : bool
-        Whether what was left out longest must be trained now.
-    importance : str
-        The fleet's mean importance by group name, as JSON; empty for none.
-    blend : float
-        Its weight; a positive one asks the client to report its own importance.
-    seed : int, optional
-        Of random choices.
-    change : str
-        Sum of squares of the last round's change by tensor, as JSON; empty for none.
     groups : str
-        Names of the groups to train, as a JSON list; empty to let the client choose.
+        Names of the groups to train, as a JSON list, chosen by the server from what clients report of their
+        importance; empty to let the client choose.
     keep_statistics : bool
         Whether norms keep their statistics.
     rate : float
         Factor of the optimiser's learning rate, in (0, 1].
     lr : float, optional
         The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
-    codec : str
-        How to write the update, in place of the client's own codec; empty for that.
     forgotten : str
         The client's request to have examples forgotten that was met; empty for none.
     """
 
-    overdue: bool = False
-    importance: str = ""
-    blend: float = 0.0
-    seed: int | None = None
-    change: str = ""
     groups: str = ""
     keep_statistics: bool = False
     rate: float = 1.0
     lr: float | None = None
-    codec: str = ""
     forgotten: str = ""
 
     name: ClassVar[str] = "train"
@@ -66,15 +48,6 @@ class Train(RoundTask):
     def reveals_data(self) -> bool:
         """No more than the optimiser's steps do."""
         return False
-
-    @property
-    def wants_importance(self) -> bool:
-        """Whether the client is to report its importance."""
-        return self.blend > 0 or bool(self.groups)
-
-    def importance_by_group(self) -> dict[str, float]:
-        """Return the importance by group name; empty if there is none or it cannot be read."""
-        return read_importance(self.importance)
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
         """Train; return the update."""
@@ -88,7 +61,7 @@ class Train(RoundTask):
             raise UpdateError(
                 f"config {config_key('rate')} = {found.rate} is not above 0 and at most 1"
             )
-        return found if found.seed is None else replace(found, seed=int(found.seed))
+        return found
 
 
 def read_groups(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError
-from fl_elastic.flower import ElasticClient, RoundTerms
+from fl_elastic.flower import ElasticClient, RoundConfig
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -60,7 +60,7 @@ def federated(
     with quiet_log():
         weights = client_rounds(
             clients.__getitem__, task.clients, weights_of(model, manifest), rounds,
-            terms=RoundTerms(forget=forgets), on_round=records.append,
+            terms=RoundConfig(forget=forgets), on_round=records.append,
         )  # fmt: skip
     # Of examples like many others no weight may matter so much more.
     if forgets and all(each.trains for each in records):

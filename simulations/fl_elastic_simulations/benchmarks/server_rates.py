@@ -90,7 +90,8 @@ def _curve(
     def strategy(*arguments: Any) -> PartialUpdates:
         made = method_strategy(*arguments)
         made.merge = replace(made.merge, extrapolate=extrapolate)
-        made.terms = replace(made.terms, step_back=not extrapolate)
+        if extrapolate:
+            made.guard.jumped = lambda *_: ""  # type: ignore[method-assign]
         return made
 
     scenario = _scenario(model, options)

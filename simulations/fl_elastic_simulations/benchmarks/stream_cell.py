@@ -185,7 +185,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "peak_bytes": went.peak - before,
             "store_bytes": store.used_bytes,
             # None as long as it has not chosen where it reads.
-            "state_bytes": sum(each.stat().st_size for each in Path(folder).glob("learner.npz")),
+            "state_bytes": sum(each.stat().st_size for each in Path(folder).glob("learner.state")),
             "stored": len(store),
             "reads": learner.reads if how.closed_form and how.read else "",
             "table": went.table,

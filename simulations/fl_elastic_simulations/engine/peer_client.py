@@ -21,6 +21,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
+from fl_elastic.update.model_store import ModelStore
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.place import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
@@ -127,7 +128,7 @@ class PeerClient:
             client=self.place[0],
             seed=self.seed,
             memory=memory,
-            global_change=_change(asked.change),
+            global_change=self._change(weights, version, manifest),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             narrow_seconds=self.narrow_seconds,
@@ -165,10 +166,19 @@ class PeerClient:
             return {}
         return found if isinstance(found, dict) else {}
 
-
-def _change(text: str) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in json.loads(text or "{}").items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        _LOG.warning("the server's note on how far the model moved cannot be read")
-        return {}
+    def _change(
+        self, weights: dict[str, NDArray[Any]], version: int, manifest: Manifest
+    ) -> dict[str, float]:
+        """Return how far the global model has moved since this client took part last; keep it for the next time."""
+        if not PEERS.make(self.peer).uses_change:
+            return {}
+        store = ModelStore(self.state_directory / "before.bin")
+        before = store.load(manifest)
+        store.save(weights, version)
+        if before is None:
+            return {}
+        return {
+            name: float(np.square(np.asarray(weights[name], np.float64) - old).sum())
+            for name, old in before[0].items()
+            if old.dtype.kind == "f"
+        }

@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.flower.fleet_cut import FleetCut
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic_simulations.peers.early_exits import block_ends
 from fl_elastic_simulations.peers.window_costs import blocks_between
@@ -127,13 +127,13 @@ class SettlingCut(FleetCut):
 
     Parameters
     ----------
-    terms : RoundTerms
+    terms : RoundConfig
         As for a cut that moves.
     blocks : sequence of SettlingBlock
         From the input on.
     """
 
-    def __init__(self, terms: RoundTerms, blocks: Sequence[SettlingBlock]) -> None:
+    def __init__(self, terms: RoundConfig, blocks: Sequence[SettlingBlock]) -> None:
         super().__init__(terms)
         self._blocks = [(block, Movement(block.parameters)) for block in blocks]
 
@@ -167,7 +167,7 @@ class SettlingUpdates(PartialUpdates):
 
     def __init__(self, blocks: Sequence[SettlingBlock], inner: Strategy, **options: Any) -> None:
         super().__init__(inner, **options)
-        self.fleet.cut = SettlingCut(self.terms, blocks)
+        self.fleet.cut = SettlingCut(self.config, blocks)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -57,7 +57,8 @@ class LocalTask:
     memory : dict
         The client's own notes from round to round, fit for JSON; read and written by the peer.
     global_change : dict of str to float
-        Sum of squares of what the last round changed in each tensor of the global model; empty in round 1.
+        Sum of squares of what has changed in each tensor of the global model since the client took part last;
+        empty in its first round.
     fraction : float
         Speed of this device relative to the fastest.
     choosing_seconds : float
@@ -148,6 +149,8 @@ class Peer(ABC):
         Whether it begins under heads that it adds, so that the model's, solved for, would say nothing.
     sends_changes : bool
         Whether clients keep the model, so that only what changed is sent to them.
+    uses_change : bool
+        Whether a client is told how far the global model has moved.
     """
 
     name: ClassVar[str] = ""
@@ -155,6 +158,7 @@ class Peer(ABC):
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
     sends_changes: ClassVar[bool] = False
+    uses_change: ClassVar[bool] = False
     own_heads: ClassVar[bool] = False
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:

@@ -56,6 +56,8 @@ class FedEl(Peer):
     needs_costs = True
     probe_passes: ClassVar[int] = 2
 
+    uses_change = True
+
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model with an exit behind each block; its own tensors keep their names."""
         return with_exits(model, loss_fn, batch)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.flower.precision import TurningPoints
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import train_mask
+from fl_elastic_simulations.peers.turning_points import TurningPoints
 
 __all__ = [
     "FracTrain",

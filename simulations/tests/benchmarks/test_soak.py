@@ -63,7 +63,7 @@ def test_an_interrupted_one_goes_on(windows: Windows, tmp_path: Path) -> None:
             Interrupted(path), samples=3 * PART, windows=windows, every_row=PART,
             tell=lambda _: None,
         )  # fmt: skip
-    assert (tmp_path / "soak.state" / "learner.npz").exists()
+    assert (tmp_path / "soak.state" / "learner.state").exists()
     told: list[str] = []
     results = Results(path)
     bench_soak(results, samples=3 * PART, windows=windows, every_row=PART, tell=told.append)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_models import Residual, conv_net, images, loss_fn
 
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic_simulations.engine.settling import (
@@ -75,7 +75,7 @@ def test_blocks_are_all_but_the_last_and_say_what_is_trained_above_them() -> Non
 
 def test_the_cut_is_above_what_has_settled_and_everything_below_it() -> None:
     blocks = [SettlingBlock(("low",), "middle"), SettlingBlock(("mid",), "head")]
-    cut = SettlingCut(RoundTerms(cut="moving"), blocks)
+    cut = SettlingCut(RoundConfig(cut="moving"), blocks)
     assert cut.group == "" and not any(cut.due(number) for number in range(20))
     at: _Weights = {"low": np.zeros(50), "mid": np.zeros(50), "top": np.zeros(1)}
     places = []

@@ -101,7 +101,7 @@ def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
 
     monkeypatch.setattr(simulated_client._Role, "_sums", sums)
     fleet = [each | ({"memory_bytes": held} if held else {}) for each in TABLE["fleet"][1:]]
-    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "steps": False}
+    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "plan": "none"}
     ran(
         scenario(fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
                  target={"method": "solved"})
@@ -127,7 +127,7 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_on
     monkeypatch.setattr(
         simulated_client, "_profile_of", lambda _, read, __: shorter if read else profile
     )
-    method = {"policy": "full", "round_zero": "closed_form", "steps": False}
+    method = {"policy": "full", "round_zero": "closed_form", "plan": "none"}
     for read in ("auto", "conv1@grid2"):
         ran(
             scenario(methods=["solved"], method={"solved": method | {"read": read}},

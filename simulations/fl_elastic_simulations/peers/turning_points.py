@@ -1,8 +1,7 @@
 """When to go on with more bits: once the loss has levelled off.
 
 Fu and others, "FracTrain: fractionally squeezing bit savings both temporally and spatially for efficient DNN
-training", NeurIPS 2020: progressive fractional quantisation. There it decides the bits of training itself, here
-(`RoundTerms.codecs`) those of what travels; turning points and their constants are those of the published code.
+training", NeurIPS 2020: progressive fractional quantisation, with the constants of the published code.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ __all__ = ["TurningPoints"]
 
 _WINDOW, _NORMALISED_BY = 5, 10
 _DECAYS = 2
-# The last stage is for the end of a run, whatever its losses do.
-_LAST_SHARE = 0.8
 
 
 class TurningPoints:
@@ -81,11 +78,6 @@ class TurningPoints:
             self._eps *= self._decay
         self._recent = []
         return True
-
-    def ends(self, server_round: int, last_round: int) -> None:
-        """Go to the last stage in the last fifth of a run, if it is known how long that is."""
-        if last_round and server_round > _LAST_SHARE * last_round:
-            self.stage = self.stages - 1
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart."""
