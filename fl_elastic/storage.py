@@ -99,7 +99,7 @@ def private_folder(path: str | os.PathLike[str]) -> None:
 def private_file(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file that only its owner can read and write, made with its folder if it is not there.
 
-    One of an earlier release, which others could read, is mended if this process may do that.
+    One that others could read is mended if this process may do that.
     """
     private_folder(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)

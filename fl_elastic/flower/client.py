@@ -344,16 +344,6 @@ class ElasticClient(NumPyClient):
         del config
         return list(self._weights().values())
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return what the server may want to know before it plans."""
-        del config
-        return {
-            "manifest": self.manifest.hash,
-            "policy": POLICIES.name_of(self.policy),
-            "codec": self.codec,
-            "speedup": float(self.budget.speedup or 1.0),
-        }
-
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:

@@ -188,8 +188,7 @@ def _profile(stored: Archive) -> CostProfile:
         Block(str(block["module"]), int(block["output_node"]), int(block["input_node"]))
         for block in document["blocks"]
     )
-    # Profiles of earlier releases do not know any.
-    widths = tuple(_width(width) for width in document.get("widths", ()))
+    widths = tuple(_width(width) for width in document["widths"])
     _check_graph(groups, nodes, cuts, blocks)
     _check_widths(widths, len(nodes))
     key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}

@@ -95,7 +95,7 @@ class StreamMemory:
         self._given, self._waits = Account(), False
         self.version: str | None = None
         self.events = 0
-        # Also samples that an earlier release, or somebody else, has added.
+        # Also samples that somebody else has added.
         self.number = int(store.noted("last_id") or 0)
         self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
         store.settled_by(self.settle)

@@ -275,21 +275,6 @@ def test_parameters_are_all_tensors_in_the_manifests_order() -> None:
         assert array.tobytes() == tensor.numpy().tobytes()
 
 
-def test_properties_reach_the_server_through_both_kinds_of_app() -> None:
-    def client() -> ElasticClient:
-        return elastic_client(build(), 1, policy="head", budget=Budget(speedup=3), codec="fp16")
-
-    expected = {
-        "manifest": Manifest.of(build()).hash, "policy": "head", "codec": "fp16", "speedup": 3.0,
-    }  # fmt: skip
-    assert client().get_properties({}) == expected
-    direct = replied(elastic_client_app(lambda _: client()), RecordDict(), "query")
-    assert dict(direct["properties"]) == expected
-    asked = RecordDict({"getpropertiesins.config": ConfigRecord({})})
-    legacy = replied(legacy_app(client), asked, "get_properties")
-    assert dict(legacy["getpropertiesres.properties"]) == expected
-
-
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
