@@ -2,8 +2,7 @@
 
 State is facts, arrays, and a digest over all of it. Layout, little-endian: magic ``FLEA``, format version (u16),
 zero (u16), length of the text (u32), BLAKE2b digest of all the rest (32 bytes), text (JSON: kind and version of
-what is kept, facts, a table of name, dtype and shape of each array), the arrays' numbers one after the other. Files
-keep the names that they had before there was this form: an upgrade replaces each of them at once.
+what is kept, facts, a table of name, dtype and shape of each array), the arrays' numbers one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,6 @@ __all__ = [
     "OWNER_ONLY",
     "Archive",
     "Kind",
-    "OldForm",
     "is_archive",
     "only_one",
     "private_file",
@@ -101,7 +99,7 @@ def private_folder(path: str | os.PathLike[str]) -> None:
 def private_file(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file that only its owner can read and write, made with its folder if it is not there.
 
-    One of an earlier release, which others could read, is mended if this process may do that.
+    One that others could read is mended if this process may do that.
     """
     private_folder(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
@@ -219,10 +217,6 @@ class Archive:
         }
 
 
-OldForm = Callable[[BinaryIO, Kind], Archive]
-"""Reads what an earlier release wrote of a kind; raises ArchiveError for whatever else is in the file."""
-
-
 def write_archive(
     path: str | os.PathLike[str],
     kind: Kind,
@@ -260,9 +254,7 @@ def write_archive(
     return write_atomically(path, [start, digest.digest(), text, *numbers], mode)
 
 
-def read_archive(
-    path: str | os.PathLike[str], kind: Kind, *, most: int | None = None, old: OldForm | None = None
-) -> Archive:
+def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None = None) -> Archive:
     """Read what `write_archive` wrote.
 
     Nothing is taken apart before the digest fits, and no more memory is taken than the file is long.
@@ -275,8 +267,6 @@ def read_archive(
         What it must hold.
     most : int, optional
         Bytes that it may have.
-    old : callable, optional
-        Reads the form that this kind had before there were archives.
 
     Raises
     ------
@@ -292,9 +282,6 @@ def read_archive(
         if most is not None and size > most:
             raise ArchiveError(f"it holds {size} bytes, at most {most} are expected")
         start = stream.read(_BEFORE_TEXT)
-        if old is not None and not start.startswith(_MAGIC):
-            stream.seek(0)
-            return old(stream, kind)
         head = _head(stream, start, size)
         _check_kind(head, kind)
         facts, table = head.get("facts"), head.get("arrays")

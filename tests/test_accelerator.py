@@ -17,7 +17,7 @@ from vision_transformers import of_torchvision, small_images
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions, fine_tune, forget
 from fl_elastic.errors import TrainingError
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.groups.forward import map_tensors
 from fl_elastic.planning import POLICIES, Plan
 from fl_elastic.profiling import estimate_profile, profile_model
@@ -243,7 +243,7 @@ def test_a_federation_there(terms: dict[str, Any], codec: str, tmp_path: Path) -
         for node in range(1, len(EXAMPLES) + 1)
     }
     records: list[Any] = []
-    strategy = PartialUpdates(quiet(), terms=RoundTerms(**terms), on_round=records.append)
+    strategy = PartialUpdates(quiet(), config=RoundConfig(**terms), on_round=records.append)
     result, _ = run(strategy, apps, arrays_of(net()), 3)
     assert all(not each.rejected for each in records)
     before = as_weights(arrays_of(net()))

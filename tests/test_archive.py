@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -10,20 +9,18 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from crafted_archives import sealed, table_of, text_of
+from crafted_archives import sealed, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ElasticError
-from fl_elastic.old_state import json_file, npz_file, residuals_file
-from fl_elastic.storage import Archive, Kind, read_archive, write_archive
+from fl_elastic.storage import Kind, read_archive, write_archive
 
 KIND = Kind("test", 2)
 SMALL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "e": np.zeros((0, 3))}
@@ -94,8 +91,6 @@ def test_every_truncation_and_every_longer_file_is_refused(path: Path) -> None:
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         refused(path)
-        refused(path, old=json_file)
-        refused(path, old=npz_file("facts"))
     for more in (b"\0", b"x" * 100, whole):
         path.write_bytes(whole + more)
         refused(path)
@@ -109,9 +104,6 @@ def test_every_changed_byte_is_refused(path: Path) -> None:
             data[place] ^= flip
             path.write_bytes(bytes(data))
             assert "damaged" in refused(path)
-            refused(path, old=json_file)
-            refused(path, old=npz_file("facts"))
-            refused(path, old=residuals_file)
     path.write_bytes(whole)
     assert read_archive(path, KIND).facts == FACTS
 
@@ -187,8 +179,6 @@ def test_a_lying_text_is_one_error_and_takes_no_memory(lie: str, tmp_path: Path)
 def test_a_text_that_is_none_is_one_error(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(sealed(text))
     refused(tmp_path / "a")
-    (tmp_path / "a").write_bytes(text)
-    refused(tmp_path / "a", old=json_file)
 
 
 @pytest.mark.parametrize("length", [10**6, 2**32 - 1])
@@ -271,70 +261,3 @@ def test_whoever_is_killed_leaves_the_old_archive_or_the_new(tmp_path: Path) -> 
         # At most one was on its way when it was killed.
         assert int(rest[-1] if rest else said) <= number <= int(rest[-1] if rest else said) + 1
         assert (found.arrays["x"] == number).all()
-
-
-def npz(**arrays: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def text(facts: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
-
-
-@given(kept=st.dictionaries(st.sampled_from("abc"), arrays, max_size=3))
-def test_arrays_of_earlier_releases_come_back(
-    tmp_path_factory: pytest.TempPathFactory, kept: dict[str, np.ndarray]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "old"
-    columns = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    path.write_bytes(npz(columns=columns, about=text({"version": 2, "n": 1}), **kept))
-    found = read_archive(path, KIND, old=npz_file("about"))
-    assert isinstance(found, Archive) and found.facts == {"n": 1}
-    assert same(found.arrays["columns"], columns) and set(found.arrays) == {"columns", *kept}
-    for name, array in kept.items():
-        assert found.arrays[name].shape == array.shape
-        assert found.arrays[name].tolist() == array.tolist() or np.isnan(array).any()
-
-
-OLD_LIES: dict[str, bytes] = {
-    "no facts": npz(x=np.zeros(3)),
-    "another format": npz(facts=text({"format": "other", "version": 2})),
-    "another version": npz(facts=text({"version": 1})),
-    "no version": npz(facts=text({})),
-    "facts are a list": npz(facts=np.frombuffer(b"[]", np.uint8)),
-    "facts are deep": npz(facts=np.frombuffer(b"[" * 100_000, np.uint8)),
-    "objects": npz(facts=text({"version": 2}), x=np.array([{}], object)),
-    "records": npz(facts=text({"version": 2}), x=np.zeros(2, "f4,f4")),
-    "compressed": b"", "nonsense inside": b"", "an absurd shape": b"",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("lie", OLD_LIES)
-def test_a_crafted_file_in_an_old_form_is_one_error(lie: str, tmp_path: Path) -> None:
-    path = tmp_path / "old"
-    path.write_bytes(OLD_LIES[lie])
-    if not OLD_LIES[lie]:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            if lie == "compressed":
-                archive.writestr("x.npy", bytes(2**24))
-            elif lie == "nonsense inside":
-                archive.writestr("facts.npy", b"nonsense")
-            elif lie == "an absurd shape":
-                head = io.BytesIO()
-                np.lib.format.write_array_header_1_0(
-                    head, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)}
-                )
-                archive.writestr("facts.npy", head.getvalue())
-    tracemalloc.start()
-    try:
-        refused(path, old=npz_file("facts"))
-        refused(path, old=residuals_file)
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-    finally:
-        tracemalloc.stop()
-
-
-def test_the_table_says_what_is_there(path: Path) -> None:
-    assert text_of(path)["arrays"] == table_of(SMALL)

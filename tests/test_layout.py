@@ -20,7 +20,6 @@ FLOW = [
     ["errors", "late"],
     ["registry", "budget", "storage", "losses", "environment", "laboratory"],
     ["archive", "settings"],
-    ["old_state"],
     ["named_models"],
     ["groups"],
     ["ops"],

@@ -63,7 +63,7 @@ def _example_of_unequal_devices_is_a_strategy(names: _Names) -> None:
     strategy = names["strategy"]
     assert isinstance(strategy, PartialUpdates)
     assert strategy.rule == "contributors" and strategy.merges_late
-    assert strategy.terms.quota == 8 and strategy.terms.deadline == Deadline(seconds=60)
+    assert strategy.config.quota == 8 and strategy.config.deadline == Deadline(seconds=60)
 
 
 @check('SERVER_OPTIMIZERS.make("agreement", 1.5)')
@@ -153,7 +153,7 @@ def _a_policy_of_ones_own_is_found_by_name(names: _Names) -> None:
 @check("StreamLearner(")
 def _the_stream_is_learned(names: _Names) -> None:
     assert names["learner"].progress.accuracy > 0.75
-    assert Path("state", "learner.npz").exists()
+    assert Path("state", "learner.state").exists()
 
 
 @check("def read():")

@@ -1,4 +1,4 @@
-"""Who trained what: the record by which a tensor that a client left out for too long is asked for again."""
+"""Who trained what: how often each client trains each tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fl_elastic.update.manifest import Role
 __all__ = ["ClientCoverage", "CoverageLedger"]
 
 _MEMORY = 0.95
-_ASKED = 2
 
 
 @dataclass
@@ -32,24 +31,15 @@ class ClientCoverage:
         Rounds that the client took part in.
     trained : array of int
         In how many of them it trained the tensor.
-    absent : array of int
-        Rounds that it took part in since it last did.
     seen, hits : array of float
         Rounds, and rounds in which it trained the tensor, older ones counting less.
-    asked : array of int
-        Rounds in which it was asked for the tensor and passed it over.
-    told : array of bool
-        What it was asked for in the round that goes on.
     """
 
     device: str
     rounds: int
     trained: NDArray[np.int64]
-    absent: NDArray[np.int64]
     seen: NDArray[np.float64]
     hits: NDArray[np.float64]
-    asked: NDArray[np.int64]
-    told: NDArray[np.bool_]
 
 
 @dataclass
@@ -67,8 +57,6 @@ class CoverageLedger:
     >>> ledger = CoverageLedger(manifest)
     >>> for _ in range(4):
     ...     ledger.record("node 7", "pi", ["head"])
-    >>> ledger.overdue("node 7", quota=4), ledger.overdue("node 7", quota=5)
-    (['deep'], [])
     >>> ledger.shares()["pi"].tolist()
     [0.0, 1.0]
     """
@@ -92,13 +80,6 @@ class CoverageLedger:
         entry.device = device
         entry.rounds += 1
         entry.trained += trained
-        # A device that cannot hold everything at once trains what it left out for longest; it comes to the rest.
-        heeded = trained & entry.told
-        shortest = entry.absent[heeded].min() if heeded.any() else -1
-        entry.asked += entry.told & (entry.absent > shortest)
-        entry.asked[trained] = 0
-        entry.told = np.zeros(len(names), dtype=bool)
-        entry.absent = np.where(trained, 0, entry.absent + 1)
         entry.seen = _MEMORY * entry.seen + 1.0
         entry.hits = _MEMORY * entry.hits + trained
 
@@ -113,18 +94,6 @@ class CoverageLedger:
             return {}
         shares = (entry.hits + 1.0) / (entry.seen + 1.0)
         return dict(zip(self.names, shares.tolist(), strict=True))
-
-    def overdue(self, client: str, quota: int) -> list[str]:
-        """Return the parameters that a client has left out in its last ``quota`` rounds or more.
-
-        What it was asked for twice and passed over, for nothing or for what it had left out less long, cannot be
-        trained there (frozen by its user, or used by no batch): it is not overdue until it trains it.
-        """
-        entry = self.clients.get(client)
-        if entry is None or quota < 1:
-            return []
-        entry.told = (entry.absent >= quota) & (entry.asked < _ASKED)
-        return [name for name, told in zip(self.names, entry.told, strict=True) if told]
 
     def shares(self) -> dict[str, NDArray[np.float64]]:
         """Return per device class the share of its clients' rounds in which each parameter was trained."""
@@ -145,10 +114,8 @@ class CoverageLedger:
             "devices": np.array([entry.device for entry in entries]),
             "rounds": np.array([entry.rounds for entry in entries]),
             "trained": np.stack([entry.trained for entry in entries]),
-            "absent": np.stack([entry.absent for entry in entries]),
             "seen": np.stack([entry.seen for entry in entries]),
             "hits": np.stack([entry.hits for entry in entries]),
-            "asked": np.stack([entry.asked for entry in entries]),
         }
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -176,9 +143,7 @@ class CoverageLedger:
             raise CheckpointError(
                 f"coverage of {np.shape(arrays['trained'])} does not fit {width} parameters"
             )
-        # Earlier checkpoints did not count what was asked for.
-        asked = arrays.get("asked", np.zeros(np.shape(arrays["trained"])))
-        columns = {**{name: arrays[name] for name in ("absent", "seen", "hits")}, "asked": asked}
+        columns = {name: arrays[name] for name in ("seen", "hits")}
         for column, values in columns.items():
             if np.shape(values) != np.shape(arrays["trained"]):
                 raise CheckpointError(f"coverage {column!r} has shape {np.shape(values)}")
@@ -187,11 +152,8 @@ class CoverageLedger:
                 device=str(arrays["devices"][row]),
                 rounds=int(arrays["rounds"][row]),
                 trained=np.array(arrays["trained"][row], np.int64),
-                absent=np.array(arrays["absent"][row], np.int64),
                 seen=np.array(arrays["seen"][row], np.float64),
                 hits=np.array(arrays["hits"][row], np.float64),
-                asked=np.array(asked[row], np.int64),
-                told=np.zeros(width, dtype=bool),
             )
 
 
@@ -200,9 +162,6 @@ def _fresh(device: str, width: int) -> ClientCoverage:
         device=device,
         rounds=0,
         trained=np.zeros(width, np.int64),
-        absent=np.zeros(width, np.int64),
         seen=np.zeros(width),
         hits=np.zeros(width),
-        asked=np.zeros(width, np.int64),
-        told=np.zeros(width, dtype=bool),
     )

@@ -34,6 +34,9 @@ class MergeOptions:
     normalise_steps : bool
         Divide each delta by the local steps in which its tensor was trained (FedNova, per tensor), so that a
         client that took more steps does not pull the model to its own optimum.
+    late : {"drop", "merge"}
+        What becomes of an update that arrives in a later round: dropped, or merged with less weight, where the
+        client has sent none of that round.
     staleness_power : float
         A delta that is s rounds late counts by the factor (1 + s) to the power of minus this (FedAsync, Xie et al.
         2019); 0 counts it in full.
@@ -56,6 +59,7 @@ class MergeOptions:
 
     weighting: Literal["examples", "uniform"] = "examples"
     normalise_steps: bool = False
+    late: Literal["drop", "merge"] = "drop"
     staleness_power: float = 0.5
     bad_share: float = 0.2
     size_bound: float = 30.0
@@ -68,6 +72,8 @@ class MergeOptions:
             raise RegistryError(f"size_bound {self.size_bound} must be at least 1")
         if self.weighting not in ("examples", "uniform"):
             raise RegistryError(f"weighting {self.weighting!r}: known are examples, uniform")
+        if self.late not in ("drop", "merge"):
+            raise RegistryError(f"late {self.late!r}: known are drop, merge")
         if not 0 <= self.staleness_power < float("inf"):
             raise RegistryError(f"staleness_power {self.staleness_power} must not be negative")
 

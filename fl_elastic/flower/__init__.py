@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline
     from fl_elastic.flower.initial import initial_arrays
     from fl_elastic.flower.round import RoundRecord
+    from fl_elastic.flower.round_config import RoundConfig
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
     from fl_elastic.flower.stream_client import StreamClient
-    from fl_elastic.flower.terms import RoundTerms
 
 __all__ = [
     "Checkpoint",
@@ -25,8 +25,8 @@ __all__ = [
     "Deadline",
     "ElasticClient",
     "PartialUpdates",
+    "RoundConfig",
     "RoundRecord",
-    "RoundTerms",
     "SecurePartialUpdates",
     "StreamClient",
     "elastic_client_app",
@@ -41,7 +41,7 @@ _MODULES = {
     "ElasticClient": "client",
     "PartialUpdates": "strategy",
     "RoundRecord": "round",
-    "RoundTerms": "terms",
+    "RoundConfig": "round_config",
     "SecurePartialUpdates": "secure",
     "StreamClient": "stream_client",
     "elastic_client_app": "app",

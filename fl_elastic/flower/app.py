@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.client import ElasticClient
@@ -19,7 +19,7 @@ _SELECTION, _JSON = "fl_elastic.selection", "json"
 
 
 def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
-    """Return a ClientApp with train, evaluate and query functions.
+    """Return a ClientApp that does the server's tasks (`fl_elastic.flower.tasks`).
 
     Where a process lives for one message, torch's compiler is not loaded unless the model asks for it.
 
@@ -49,11 +49,6 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
         arrays, config = read_instruction("evaluate", message.content)
         reply = _client_of(client_fn, context).evaluate(arrays, config)
         return Message(as_asked(message.content, evaluate_reply(*reply)), reply_to=message)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        properties = _client_of(client_fn, context).get_properties({})
-        return Message(RecordDict({"properties": ConfigRecord(properties)}), reply_to=message)
 
     return app
 

@@ -18,7 +18,7 @@ from fl_elastic.profiling import CostProfile
 if TYPE_CHECKING:
     from fl_elastic.flower.group_names import GroupNames
 
-__all__ = ["QUERY", "Capabilities", "GroupCosts"]
+__all__ = ["Capabilities", "GroupCosts"]
 
 _MOST_GROUPS = 100_000
 _LONGEST_GROUP = 500
@@ -111,12 +111,6 @@ class GroupCosts:
                 f"costs of {count} groups are not one name and three numbers from 0 for each"
             )
 
-
-QUERY = "fl_elastic.query"
-"""Config key of an evaluation that asks for capabilities instead.
-
-Flower's ``query`` messages do not reach a ``NumPyClient``; evaluations reach every kind of client.
-"""
 
 _LONGEST_NAME = 80
 # What a device can say of itself and be believed: steps and examples as of an update, a step of eleven days.

@@ -32,7 +32,6 @@ from fl_elastic.flower.strategy_state import (
     restore,
     tested,
 )
-from fl_elastic.old_state import npz_file
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -47,7 +46,7 @@ _MODELS, _BESIDES = 32, 1 << 30
 _GOES_BACK = f"guard!object!{KEPT}"
 # What going back by a round puts back besides the model.
 _UNDONE = ("inner.", "server_optimizer!", "average!")
-_NAME = re.compile(r"round-(\d{6})\.npz")
+_NAME = re.compile(r"round-(\d{6})\.state")
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ class Checkpointed(Strategy):
         try:
             if path.exists():
                 before = _read(path, _most_bytes(begun))
-            elif found.server_round > 1 or strategy.terms.round_zero != "none":
+            elif found.server_round > 1 or strategy.config.solves_head:
                 return
             if _kinds(before.arrays) == _kinds(found.arrays):
                 own = {n: v for n, v in before.state.items() if n.startswith(_UNDONE)}
@@ -270,18 +269,18 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
 
 
 def _path(directory: Path, server_round: int) -> Path:
-    return directory / f"round-{server_round:06d}.npz"
+    return directory / f"round-{server_round:06d}.state"
 
 
 def _files(directory: Path) -> list[Path]:
     """Return checkpoint files, newest first."""
-    found = [path for path in directory.glob("round-*.npz") if _NAME.fullmatch(path.name)]
+    found = [path for path in directory.glob("round-*.state") if _NAME.fullmatch(path.name)]
     return sorted(found, reverse=True)
 
 
 def _read(path: Path, most: int) -> Checkpoint:
     """Read a checkpoint; raises OSError or ValueError for whatever else is in the file."""
-    found = read_archive(path, _KIND, most=most, old=npz_file("about"))
+    found = read_archive(path, _KIND, most=most)
     try:
         return _checkpoint(found)
     except (KeyError, TypeError) as error:

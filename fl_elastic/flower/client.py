@@ -7,13 +7,12 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -21,27 +20,25 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ModelError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
-from fl_elastic.flower.as_told import (
-    Configure,
-    budget_as_told,
-    codec_as_told,
-    forward_as_told,
-    optimizer_as_told,
-    options_as_told,
-)
-from fl_elastic.flower.capabilities import QUERY, Capabilities
+from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_groups
 from fl_elastic.flower.records import (
     FORGET,
     HAVE,
-    LOSS,
+    IMPORTANCE,
     MAY_TRAIN,
     PACKED,
     TENSORS,
     failure,
-    refuse_metrics,
 )
+from fl_elastic.flower.round_overrides import (
+    Configure,
+    round_budget,
+    round_optimizer,
+    round_options,
+)
+from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
+from fl_elastic.flower.tasks.train import Train, read_groups
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
@@ -58,7 +55,6 @@ from fl_elastic.training import (
     ForwardOptions,
     SelectionState,
     TrainerOptions,
-    evaluate,
 )
 from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
@@ -75,6 +71,7 @@ from fl_elastic.update import (
 )
 
 if TYPE_CHECKING:
+    from fl_elastic.flower.tasks.solve_head import SolveHead
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
@@ -97,8 +94,8 @@ def _seed_of(seed: int, client: str, server_round: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def _told_by_data(loader: Iterable[Batch]) -> str:
-    """Return what tells a client from others where nobody says who it is: a digest of its first example."""
+def _fallback_id(loader: Iterable[Batch]) -> str:
+    """Return the id of a client that was given none: a digest of its first example."""
     dataset = getattr(loader, "dataset", None)
     try:
         first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
@@ -347,20 +344,10 @@ class ElasticClient(NumPyClient):
         del config
         return list(self._weights().values())
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return what the server may want to know before it plans."""
-        del config
-        return {
-            "manifest": self.manifest.hash,
-            "policy": POLICIES.name_of(self.policy),
-            "codec": self.codec,
-            "speedup": float(self.budget.speedup or 1.0),
-        }
-
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Load the global model, train the plan, return the packed update.
+        """Load the global model and do the server's task, which is training unless the config names another.
 
         A failure (no data, a loss that is not finite, an error in the loader) is reported to the server in the
         metrics instead of raised, so that it can log the reason; one that fl_elastic does not foresee is logged
@@ -368,48 +355,77 @@ class ElasticClient(NumPyClient):
         """
         self._arrived = time.perf_counter()
         try:
-            return self._fit(parameters, config)
+            answer = self._do(task_in(config), parameters, config)
         except Exception as error:
             return [], 0, _reported(error, "train", config)
+        return answer.arrays, answer.num_examples, answer.metrics
 
-    def _fit(
+    def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        told = Instructions.from_config(config)
-        self._follow_flags()
-        self._read_from(told.read)
-        version, metrics = self._load_weights(parameters, config, told)
-        if told.fixed_point:
-            from fl_elastic.flower.secret_round_zero import secret_answer
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Load the global model and return loss, examples and metrics on the test loader.
 
-            return secret_answer(self, told)
-        if not told.trains:
-            packed, examples = self._answer(told, metrics)
-            return [np.frombuffer(packed, dtype=np.uint8)], examples, metrics
+        Accuracy is among them only where it could be computed, see `fl_elastic.training.evaluate`. A server may
+        ask for the device's capabilities instead (`fl_elastic.flower.tasks.describe`).
+        """
+        try:
+            answer = self._do(task_in(config, "evaluate"), parameters, config)
+        except Exception as error:
+            return 0.0, 0, _reported(error, "evaluate", config)
+        return answer.loss, answer.num_examples, answer.metrics
+
+    def _do(
+        self, task: RoundTask, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> Answer:
+        """Do a task with the model that came with it."""
+        self._follow_flags()
+        self._read_from(task.read)
+        version, metrics = 0, dict[str, Any]()
+        if task.brings_model:
+            version, metrics = self._load_weights(parameters, config, task)
+        if task.reveals_data and adds_noise(made_by(self.optimizer_fn, self.model)):
+            raise TrainingError(
+                "the optimiser adds noise for privacy, and the server asks for what comes from the data without "
+                "any: use round_zero='none', cut='none' or 'fixed:GROUP', and no forgetting"
+            )
+        answer = task.answer(self, version, config)
+        return replace(answer, metrics=answer.metrics | metrics)
+
+    def train(self, task: Train, version: int, config: Mapping[str, Any]) -> Answer:
+        """Train what the budget allows from the model as it is; return the update.
+
+        Parameters
+        ----------
+        task : Train
+            What the server says of the round.
+        version : int
+            Of the model.
+        config : mapping
+            Of the message: proximal weight, round, epochs, and what ``configure`` reads.
+        """
         if self.wish is not None and not self.forgotten:
             # What a policy looks at from fit to fit may be among what is to be forgotten.
             self._state.selection.memory = PolicyMemory()
         options = self._options(
-            told, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
+            task, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
-        self._round_optimizer_fn = optimizer_as_told(
-            self.optimizer_fn, told, config, self.configure
-        )
+        self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
         if profile is not None and options.cut:
-            epochs *= self._passes(profile, options, self._examples)
-        trainer = ElasticTrainer(
-            self.model, self.loss_fn, self._round_optimizer_fn,
-            budget=self._since_arrival(self._budget(told)),
-            policy=self.policy, profile=profile, options=options, state=self._state.selection,
-            manifest=self.manifest,
-        )  # fmt: skip
-        if told.groups:
+            epochs *= self._passes(profile, options, self.size().examples)
+        policy = self.policy
+        if task.groups:
             # Only where the server chooses for all.
             from fl_elastic.policies.plain import GivenPolicy
 
-            trainer.planner.policy = GivenPolicy(read_groups(told.groups))
+            policy = GivenPolicy(read_groups(task.groups))
+        trainer = ElasticTrainer(
+            self.model, self.loss_fn, self._round_optimizer_fn,
+            budget=self._since_arrival(self.budget_for(task)),
+            policy=policy, profile=profile, options=options, state=self._state.selection,
+            manifest=self.manifest,
+        )  # fmt: skip
         self.model.train()
         self.report = trainer.fit(self.train_loader, epochs=epochs)
         update = self._update(trainer, version)
@@ -418,30 +434,37 @@ class ElasticClient(NumPyClient):
             # The policy's modes were measured on top of what was known.
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile, self.model)
-        metrics |= self.report.to_metrics()
-        if told.cut and self.report.forward is not None:
-            metrics |= self.report.forward.to_metrics()
-        if told.cut or told.kept_head:
+        metrics = self._training_metrics(task, trainer, self.report)
+        if config.get(PACKED):
+            packed = self._encoded(update, self.codec)
+            return Answer.packed(packed, update.num_examples, metrics)
+        weights = self._weights()
+        if task.groups:
+            # The server adds up the same tensors of all clients, without seeing any client's.
+            trained = [name for name in self.manifest.names if name in update.deltas]
+            metrics[TENSORS] = json.dumps([self.manifest.index[name] for name in trained])
+            weights = {name: weights[name] for name in trained}
+        return Answer(list(weights.values()), update.num_examples, metrics)
+
+    def _training_metrics(
+        self, task: Train, trainer: ElasticTrainer, report: FitReport
+    ) -> dict[str, Any]:
+        """Return what is said of a fit besides its update."""
+        metrics = report.to_metrics()
+        if task.cut and report.forward is not None:
+            metrics |= report.forward.to_metrics()
+        if task.cut or task.kept_head:
             indices = sorted(self.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
-        wish = self._wish(told)
+        wish = self._wish(task)
         if wish:
             metrics[FORGET] = wish
-        if told.wants_importance and trainer.state.complete:
+        if task.groups and trainer.state.complete:
             # Shares of a part of the model would make the rest look worthless.
             # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
-            worth = {name: max(score, 0.0) for name, score in self.report.importance.items()}
+            worth = {name: max(score, 0.0) for name, score in report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)
-        if not config.get(PACKED):
-            weights = self._weights()
-            if told.groups:
-                # The server adds up the same tensors of all clients, without seeing any client's.
-                trained = [name for name in self.manifest.names if name in update.deltas]
-                metrics[TENSORS] = json.dumps([self.manifest.index[name] for name in trained])
-                weights = {name: weights[name] for name in trained}
-            return list(weights.values()), update.num_examples, metrics
-        packed = self._encoded(update, codec_as_told(self.codec, told))
-        return [np.frombuffer(packed, dtype=np.uint8)], update.num_examples, metrics
+        return metrics
 
     def _follow_flags(self) -> None:
         """Go by what the model's owner lets train now, in a client that lives for several rounds."""
@@ -472,7 +495,7 @@ class ElasticClient(NumPyClient):
         # What is frozen is the same as in the model that was given.
         self._state.go_by(replace(Manifest.of(model), base=base) if places else self._own_manifest)
 
-    def _wish(self, told: Instructions) -> str:
+    def _wish(self, task: Train) -> str:
         """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
         if self.wish is None or self.forgotten:
             return ""
@@ -480,127 +503,80 @@ class ElasticClient(NumPyClient):
             from fl_elastic.training.forget import digest_of
 
             self._wish_digest = digest_of(self.wish, self.client_id)
-        self.forgotten = told.forgotten == self._wish_digest
+        self.forgotten = task.forgotten == self._wish_digest
         if self.forgotten:
             _LOG.info("the server's model was made to forget the examples of %s", self._wish_digest)
         return "" if self.forgotten else self._wish_digest
 
-    def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
-        """Return what the server asks for instead of training, packed, and its examples; some is in the metrics."""
-        if told.noise is None and adds_noise(made_by(self.optimizer_fn, self.model)):
-            raise TrainingError(
-                "the optimiser adds noise for privacy, and the server asks for what comes from the data without "
-                "any: use round_zero='none', cut='none' or 'fixed:GROUP', and no forgetting"
-            )
-        # Asked for once in a run, each: other messages do not load it.
-        if told.cut_worth:
-            metrics[IMPORTANCE] = json.dumps(self._cut_worth(told))
-            return b"", 0
-        if told.losses:
-            from fl_elastic.training.evaluate import evaluate
-
-            found = evaluate(self.model, self.loss_fn, self._in_time(told))
-            if not math.isfinite(found.loss):
-                raise TrainingError(f"loss is {found.loss} with the server's model")
-            metrics[LOSS] = found.loss
-            return b"", found.num_examples
-        if told.squares:
-            from fl_elastic.update.squared_gradients import encode_squares
-
-            everything, forgotten = self._squares(told)
-            return encode_squares(everything, forgotten, self.manifest), everything.examples
-        if told.places:
-            return self._place_sample(told)
-        from fl_elastic.training.head_sums import refuse_frozen_head
-        from fl_elastic.update.head_sums import encode_head_sums
-
-        if told.noise is not None:
-            from fl_elastic.flower.secret_round_zero import noisy_answer
-
-            return noisy_answer(self, told), 1
-        sums, forward = self._head_sums(told)
-        refuse_frozen_head(sums.weight, self.manifest.index)
-        metrics |= {} if forward is None else forward.to_metrics()
-        return encode_head_sums(sums, self.manifest), max(self._examples, sums.num_examples)
-
-    def _place_sample(self, told: Instructions) -> tuple[bytes, int]:
-        """Return what ranks the places that this device can afford to read from."""
-        from fl_elastic.readout.wire import encode_places
-        from fl_elastic.training.places_reply import places_reply
-
-        reply = places_reply(
-            self.model, self.train_loader, told.places, examples=max(told.examples, 1),
-            of_all=self._examples, budget=self._budget(told), names=self.manifest.index,
-            clock=self.options.clock,
-        )  # fmt: skip
-        client = self.client_id or _told_by_data(self.train_loader)
-        seed = _seed_of(self.options.seed, client, 0)
-        return encode_places(reply, self.manifest, seed), self._examples
-
-    def _squares(
-        self, told: Instructions, loss_fn: LossFn = squared_outputs
+    def squared_gradients(
+        self, task: RoundTask, loss_fn: LossFn = squared_outputs
     ) -> tuple[SquaredGradients, SquaredGradients | None]:
         """Return the squares of gradients of all examples, and of those that are to be forgotten."""
         from fl_elastic.training.forget import squares_with
 
         return squares_with(
             self.model, loss_fn, self.train_loader, self.wish,
-            examples=self._examples, seconds=self._budget(told).deadline or math.inf,
+            examples=self.size().examples, seconds=self.budget_for(task).deadline or math.inf,
         )  # fmt: skip
 
-    def _in_time(self, told: Instructions) -> Iterator[Batch]:
+    def seed(self, server_round: int) -> int:
+        """Return the seed of this client's random choices in a round."""
+        client = self.client_id or _fallback_id(self.train_loader)
+        return _seed_of(self.options.seed, client, server_round)
+
+    def batches_in_time(self, task: RoundTask) -> Iterator[Batch]:
         """Yield the batches of the client's examples; none is begun after the deadline, but one."""
-        until = time.monotonic() + (self._budget(told).deadline or math.inf)
+        until = time.monotonic() + (self.budget_for(task).deadline or math.inf)
         for batch in self.train_loader:
             yield batch
             if time.monotonic() > until:
                 break
 
-    def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
-        """Return the sums of round zero; features at the fleet's cut are kept on the way."""
+    def head_sums(self, task: RoundTask) -> tuple[HeadSums, int, ForwardReport | None]:
+        """Return the sums for a head, how many examples they stand for, and what the pass took below the cut.
+
+        Features at the fleet's cut are kept on the way.
+        """
         from fl_elastic.training.above_cut import head_sums_above_cut
 
-        options = self._options(told)
+        options = self._options(task)
         keeps = options.forward is not None and options.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
-        seconds = self._budget(told).deadline or math.inf
-        return head_sums_above_cut(
+        sums, forward = head_sums_above_cut(
             self.model, self.train_loader, graph, options,
-            seconds=seconds, together=_TOGETHER, loss_fn=self.loss_fn,
+            seconds=self.budget_for(task).deadline or math.inf, together=_TOGETHER,
+            loss_fn=self.loss_fn,
         )  # fmt: skip
+        return sums, max(self.size().examples, sums.num_examples), forward
 
-    def sums_apart(self, told: Instructions) -> tuple[HeadSums, HeadSums]:
+    def sums_apart(self, task: SolveHead) -> tuple[HeadSums, HeadSums]:
         """Return the sums over all examples, and those over about a fifth, features clipped as the server says."""
         from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
 
         found = sums_apart(
-            self.model, self.train_loader, seconds=self._budget(told).deadline or math.inf,
-            loss_fn=self.loss_fn, clip=told.clip,
+            self.model, self.train_loader, seconds=self.budget_for(task).deadline or math.inf,
+            loss_fn=self.loss_fn, clip=task.clip,
         )  # fmt: skip
         refuse_frozen_head(found[0].weight, self.manifest.index)
         return found
 
-    def _cut_worth(self, told: Instructions) -> dict[str, float]:
+    def cut_worth(self, task: RoundTask) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
 
         # Features would be kept below whichever cut it becomes.
-        options = replace(self._options(told), forward=self._forward(True))
+        options = replace(self._options(task), forward=self._forward(True))
         batches = self._batches(2)
         known = self._costs(batches[0], options)
         self._profile = with_prefix(known, self.model, batches[0], options)
         self._state.keep_profile(self._profile, self.model)
         return cut_worth(
-            self.model, self.loss_fn, batches, self._profile, options, self._examples,
+            self.model, self.loss_fn, batches, self._profile, options, self.size().examples,
             optimizer_fn=self._round_optimizer_fn, memory=self.budget.memory,
         )  # fmt: skip
 
-    @property
-    def _examples(self) -> int:
-        """Training examples, as far as the loader tells."""
-        return self._size().examples
-
-    def _size(self) -> LoaderSize:
+    def size(self) -> LoaderSize:
+        """Return how many training batches and examples there are, as far as the loader tells."""
         return loader_size(self.train_loader, self._batches()[0], self.options.count_examples)
 
     def _batches(self, count: int = 1) -> list[Batch]:
@@ -618,39 +594,10 @@ class ElasticClient(NumPyClient):
         self._state.keep_feedback()
         return packed
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Load the global model and return loss, examples and metrics on the test loader.
-
-        Accuracy is among them only where it could be computed, see `fl_elastic.training.evaluate`.
-
-        A server that asks for capabilities instead gets those as metrics.
-        """
-        try:
-            if config.get(QUERY):
-                known = self.capabilities(Instructions.from_config(config))
-                return 0.0, known.num_examples, known.to_metrics()
-            told = Instructions.from_config(config)
-            self._follow_flags()
-            self._read_from(told.read)
-            _, metrics = self._load_weights(parameters, config, told)
-            with self._testing_above_cut(told) as running:
-                result = evaluate(
-                    self.model, self.loss_fn, self.test_loader,
-                    metrics_fn=self.metrics_fn, running=running,
-                    count_examples=self.options.count_examples,
-                )  # fmt: skip
-            accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
-            refuse_metrics(result.metrics)
-        except Exception as error:
-            return 0.0, 0, _reported(error, "evaluate", config)
-        return result.loss, result.num_examples, {**accuracy, **result.metrics, **metrics}
-
     @contextmanager
-    def _testing_above_cut(self, told: Instructions) -> Iterator[_Running | None]:
+    def testing_above_cut(self, task: RoundTask) -> Iterator[_Running | None]:
         """Keep the features of the test data as well, in a file of their own: a fit wipes what it does not meet."""
-        options, profile = self._options(told), self._known_profile()
+        options, profile = self._options(task), self._known_profile()
         forward, cut = options.forward, options.cut
         lasts = forward is not None and forward.path is not None and forward.feature_bytes
         if not cut or profile is None or not lasts or not isinstance(self.test_loader, Sized):
@@ -664,14 +611,14 @@ class ElasticClient(NumPyClient):
         with passing_above_cut(self.model, self.test_loader, profile.graph, options) as kept:
             yield kept.step
 
-    def capabilities(self, told: Instructions | None = None) -> Capabilities:
+    def capabilities(self, task: RoundTask | None = None) -> Capabilities:
         """Return what this device can do in such a round; its costs are measured if they are not known."""
-        options = self._options(told or Instructions())
+        options = self._options(task or Train())
         batch = self._batches()[0]
-        size = self._size()
+        size = self.size()
         profile = self._costs(batch, options)
         return Capabilities.of(
-            lasting_costs(profile, options, size.examples), self._budget(Instructions()),
+            lasting_costs(profile, options, size.examples), self.budget_for(Train()),
             device=self.device, num_examples=size.examples,
             steps=size.batches * self.epochs * self._passes(profile, options, size.examples),
         )  # fmt: skip
@@ -685,10 +632,9 @@ class ElasticClient(NumPyClient):
         self._profile = None
         self._state.forget_profile()
 
-    def _budget(self, told: Instructions) -> Budget:
+    def budget_for(self, task: RoundTask) -> Budget:
         """Return what this round may spend."""
-        codec = CODECS.make(codec_as_told(self.codec, told))
-        return budget_as_told(self.budget, told, codec.share)
+        return round_budget(self.budget, task, CODECS.make(self.codec).share)
 
     def _since_arrival(self, budget: Budget) -> Budget:
         """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
@@ -697,19 +643,18 @@ class ElasticClient(NumPyClient):
         return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
 
     def _options(
-        self, told: Instructions, proximal: float = 0.0, server_round: int = 0
+        self, task: RoundTask, proximal: float = 0.0, server_round: int = 0
     ) -> TrainerOptions:
         """Return the options of this round, with what the server says about it."""
-        options = options_as_told(self.options, told)
-        if told.kept_head:
+        options = round_options(self.options, task)
+        if task.kept_head:
             # The server knows the head by what its tensors are called in the model's state.
-            options = replace(options, kept_head=_module_name(self.model, told.kept_head))
-        client = self.client_id or _told_by_data(self.train_loader)
+            options = replace(options, kept_head=_module_name(self.model, task.kept_head))
         return replace(
             options,
-            seed=_seed_of(options.seed, client, server_round),
+            seed=self.seed(server_round),
             proximal=max(proximal, options.proximal),
-            forward=forward_as_told(self._forward(bool(options.cut)), told),
+            forward=self._forward(bool(options.cut)),
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
@@ -726,7 +671,7 @@ class ElasticClient(NumPyClient):
         return replace(forward, path=self._state.features)
 
     def _load_weights(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any], told: Instructions
+        self, parameters: list[NDArray[Any]], config: dict[str, Any], task: RoundTask
     ) -> tuple[int, dict[str, Any]]:
         """Load a packed buffer or a list of arrays; return the model's version, and what to say about it."""
         metrics: dict[str, Any] = {}
@@ -734,15 +679,15 @@ class ElasticClient(NumPyClient):
             if len(parameters) != 1:
                 raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
             weights, version = self._state.received(parameters[0].tobytes(), self.model)
-            if told.keep and self._state.keep_model(weights, version):
+            if task.keep and self._state.keep_model(weights, version):
                 metrics[HAVE] = version
         else:
             weights, version = self._state.received_list(parameters, self.model), 0
-        self._take(weights)
+        self._take_in(weights, task)
         return version, metrics
 
-    def _take(self, weights: dict[str, NDArray[Any]]) -> None:
-        """Go on from the server's model."""
+    def _take_in(self, weights: dict[str, NDArray[Any]], task: RoundTask) -> None:
+        """Go on from the server's model, to do a task."""
         load_weights(self.model, self.manifest, weights)
 
     def _weights(self) -> dict[str, NDArray[Any]]:

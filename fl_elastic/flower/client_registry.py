@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.capabilities import QUERY, Capabilities
+from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import Wishes
 from fl_elastic.flower.group_names import GroupNames
-from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import one_line
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.server_plan import ServerPlanner
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.tasks.describe import Describe
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ClientRegistry"]
@@ -35,6 +36,7 @@ _PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 64
 _MOST_GROUPS, _LONGEST_NAME = 10_000, 500
 _KEEP_IMPORTANCE = 0.7
+_Task = TypeVar("_Task", bound=RoundTask)
 # Of the clients' learning rates, where they turn out to be too large, and the least.
 _SLOWER, _SLOWEST = 0.25, 1 / 64
 
@@ -44,13 +46,13 @@ class ClientRegistry:
 
     Parameters
     ----------
-    terms : RoundTerms
-        The rules of the rounds.
+    config : RoundConfig
+        How the rounds go.
     """
 
-    def __init__(self, terms: RoundTerms) -> None:
-        self.terms = terms
-        self.cut = FleetCut(terms)
+    def __init__(self, config: RoundConfig) -> None:
+        self.config = config
+        self.cut = FleetCut(config)
         self.capabilities: dict[int, Capabilities] = {}
         # Places of the model that its head reads; empty for the model as clients have it.
         self.read = ""
@@ -66,11 +68,8 @@ class ClientRegistry:
         # In which rounds from now a node is asked again what it can do, and how long it was left alone before.
         self._pauses: dict[int, tuple[int, int]] = {}
         self._measuring = False
-        self._change = ""
-        self._cohort = ServerPlanner(terms.quota)
+        self._planner = ServerPlanner() if config.plan == "server" else None
         self.wishes = Wishes()
-        stages = max(len(terms.codecs), len(terms.feature_precisions))
-        self.precision = TurningPoints(stages) if stages else None
         self._groups = ""
 
     @property
@@ -90,17 +89,7 @@ class ClientRegistry:
                 node: known.bounded(self.groups) for node, known in self.capabilities.items()
             }
 
-    def moved(self, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> None:
-        """Note how far the model moved, if clients are to be told."""
-        if self.terms.share_change and before.keys() == after.keys():
-            change = {
-                name: float(np.square(np.asarray(after[name], np.float64) - before[name]).sum())
-                for name in after
-                if after[name].dtype.kind == "f"
-            }
-            self._change = json.dumps(change)
-
-    def meet(self, grid: Grid, config: ConfigRecord, told: Instructions | None = None) -> None:
+    def meet(self, grid: Grid, config: ConfigRecord) -> None:
         """Ask the nodes that have not said what they can do, again and ever more rarely those that do not say.
 
         Parameters
@@ -109,10 +98,8 @@ class ClientRegistry:
             To all connected nodes.
         config : ConfigRecord
             That training messages carry; passed on with the question.
-        told : Instructions, optional
-            What a round is like; left out, as rounds are now.
         """
-        if not self.terms.needs_capabilities:
+        if not self.config.needs_capabilities:
             return
         asked = [
             node
@@ -123,9 +110,7 @@ class ClientRegistry:
         content = RecordDict(
             {
                 "evaluateins.parameters": ArrayRecord(),
-                "evaluateins.config": ConfigRecord(
-                    {**scalars, **(told or self.evaluation()).to_config(), QUERY: True}
-                ),
+                "evaluateins.config": ConfigRecord({**scalars, **self.task(Describe).to_config()}),
             }
         )
         questions = [Message(content, node, "evaluate") for node in asked]
@@ -161,9 +146,9 @@ class ClientRegistry:
 
     def gather(self, nodes: Iterable[int]) -> None:
         """Choose what the clients of this round train, if that is the server's choice."""
-        if self.terms.plan_source == "server":
+        if self._planner is not None:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
-            names = self._cohort.choose(cohort, self.importance, self.deadline_seconds())
+            names = self._planner.choose(cohort, self.importance, self.deadline_seconds())
             self._groups = json.dumps(names) if names else ""
 
     def closed(self, asked: int, in_time: int) -> None:
@@ -172,7 +157,7 @@ class ClientRegistry:
         Where a deadline follows from what devices say of themselves, and nobody kept it, the next round goes
         without one: it then follows from what they need.
         """
-        by_claims = self.terms.deadline is not None and self.terms.deadline.seconds is None
+        by_claims = self.config.deadline is not None and self.config.deadline.seconds is None
         self._measuring = by_claims and asked > 0 and in_time == 0 and not self._measuring
 
     def _learn(self, reply: Message) -> None:
@@ -193,65 +178,36 @@ class ClientRegistry:
         except UpdateError as error:
             _LOG.warning("node %s did not say what it can do: %s", node, one_line(str(error)))
 
-    def instructions(self, node: int, server_round: int) -> Instructions:
-        """Return what a node is told in this round."""
-        terms = self.terms
-        overdue = self._ledger is not None and bool(self._ledger.overdue(str(node), terms.quota))
-        shared = terms.blend > 0 and bool(self.importance)
-        return Instructions(
+    def task(self, kind: type[_Task], **settings: Any) -> _Task:
+        """Return a task about the model as the fleet has it now."""
+        model: dict[str, Any] = {
+            "keep": self.config.sends_changes,
+            "read": self.read,
+            "cut": self.cut.group,
+            "kept_head": self.kept_head,
+        }
+        return kind(**model | settings)
+
+    def training(self, node: int) -> Train:
+        """Return what a node is asked to do in this round."""
+        return self.task(
+            Train,
             deadline=self.deadline_seconds(),
-            overdue=overdue,
-            importance=json.dumps(self.importance) if shared else "",
-            blend=terms.blend,
-            seed=server_round if terms.plan_source == "shared_rng" else None,
-            change=self._change,
-            keep=terms.sends_changes,
             groups=self._groups,
-            read=self.read,
-            cut=self.cut.group,
-            kept_head=self.kept_head,
-            keep_statistics=terms.keeps_statistics,
+            keep_statistics=self.config.keeps_statistics,
             rate=self.rate,
-            forgotten=self.wishes.met_of(node) if terms.forget else "",
-            codec=self.codec,
-            feature_precision=self.feature_precision,
-        )
-
-    @property
-    def codec(self) -> str:
-        """How clients send now; empty where that is theirs to say."""
-        return self._of_stage(self.terms.codecs)
-
-    @property
-    def feature_precision(self) -> str:
-        """How clients keep features now; empty where that is theirs to say."""
-        return self._of_stage(self.terms.feature_precisions)
-
-    def _of_stage(self, names: Sequence[str]) -> str:
-        if self.precision is None or not names:
-            return ""
-        return names[min(self.precision.stage, len(names) - 1)]
-
-    def evaluation(self) -> Instructions:
-        """Return what every node is told when it evaluates."""
-        terms = self.terms
-        return Instructions(
-            keep=terms.sends_changes,
-            read=self.read,
-            cut=self.cut.group,
-            kept_head=self.kept_head,
-            feature_precision=self.feature_precision,
+            forgotten=self.wishes.met_of(node) if self.config.forget else "",
         )
 
     def deadline_seconds(self) -> float | None:
         """Return how long this round may take; None if it may take as long as it likes."""
-        if self.terms.deadline is None or self._measuring:
+        if self.config.deadline is None or self._measuring:
             return None
         times = (
             max(known.full_round_seconds, self.attendance.least_seconds(node))
             for node, known in self.capabilities.items()
         )
-        return self.terms.deadline.among(times)
+        return self.config.deadline.among(times)
 
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
         """Enter what a node trained; return how often it lately trains each tensor."""
@@ -264,7 +220,7 @@ class ClientRegistry:
 
     def weigh(self, reported: Iterable[Mapping[str, float]]) -> None:
         """Take the clients' importance of a round into the fleet's moving average."""
-        if not self.terms.wants_importance:
+        if self._planner is None:
             return
         distributions = [each for each in reported if each]
         if not distributions:
@@ -286,15 +242,11 @@ class ClientRegistry:
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
         arrays = dict(self._stored) if self._ledger is None else self._ledger.to_arrays()
-        arrays |= self._cohort.to_arrays()
+        arrays |= {} if self._planner is None else self._planner.to_arrays()
         if self.kept_head:
             arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
         arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
         arrays |= {f"wish-{name}": array for name, array in self.wishes.to_arrays().items()}
-        if self.precision is not None:
-            arrays |= {f"bits-{n}": array for n, array in self.precision.to_arrays().items()}
-        if self._change:
-            arrays["change"] = np.array(self._change)
         if self.importance:
             arrays["importance-names"] = np.array(list(self.importance))
             arrays["importance"] = np.array(list(self.importance.values()))
@@ -310,19 +262,17 @@ class ClientRegistry:
         if not all(0 <= value < math.inf for value in found.values()):
             raise ValueError("importance is not all numbers from 0")
         self.importance = found
-        self._change = str(stored.pop("change", ""))
         self.kept_head = str(stored.pop("kept-head", ""))[:_LONGEST_NAME]
         self.rate = float(stored.pop("rate", np.array(1.0)))
         if not _SLOWEST <= self.rate <= 1:
             raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
         cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
         self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
-        bits = {name: stored.pop(name) for name in [*stored] if name.startswith("bits-")}
-        if self.precision is not None and bits:
-            self.precision.from_arrays({n.removeprefix("bits-"): each for n, each in bits.items()})
         wishes = {name: stored.pop(name) for name in [*stored] if name.startswith("wish-")}
         self.wishes.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
-        self._cohort.from_arrays({"cohort": stored.pop("cohort", np.array(""))})
+        cohort = {"cohort": stored.pop("cohort", np.array(""))}
+        if self._planner is not None:
+            self._planner.from_arrays(cohort)
         self._stored, self._ledger = stored, None
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
-from fl_elastic.old_state import json_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
@@ -93,7 +92,7 @@ class ClientState:
 
     def profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
         """Return the cost profile of this case, if one is kept."""
-        path = self._path("profile", "json")
+        path = self._path("profile", "state")
         try:
             return (
                 _PROFILES.get((key, _described(model))) if path is None else load_profile(path, key)
@@ -103,7 +102,7 @@ class ClientState:
 
     def keep_profile(self, profile: CostProfile, model: nn.Module) -> None:
         """Keep the cost profile: without a folder in this process, for all clients that it fits."""
-        path = self._path("profile", "json")
+        path = self._path("profile", "state")
         try:
             if path is not None:
                 save_profile(profile, path)
@@ -116,7 +115,7 @@ class ClientState:
 
     def forget_profile(self) -> None:
         """Remove the kept cost profile."""
-        path = self._path("profile", "json")
+        path = self._path("profile", "state")
         try:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -126,17 +125,17 @@ class ClientState:
             _LOG.warning("cannot remove %s: %s", path, error.strerror)
 
     def _load_selection(self) -> SelectionState:
-        path = self._path("selection", "json")
+        path = self._path("selection", "state")
         if path is None:
             return SelectionState(known=False)
         try:
-            return SelectionState.from_facts(read_archive(path, _KIND, old=json_file).facts)
+            return SelectionState.from_facts(read_archive(path, _KIND).facts)
         except (OSError, ArchiveError):
             return SelectionState(known=False)
 
     def keep_selection(self) -> None:
         """Keep the importance of groups, and how long each was left out."""
-        path = self._path("selection", "json")
+        path = self._path("selection", "state")
         try:
             if path is not None:
                 write_archive(path, _KIND, self.selection.to_facts())
@@ -150,7 +149,7 @@ class ClientState:
             # Codecs that lose nothing do not load it.
             from fl_elastic.update.feedback import ErrorFeedback
 
-            path = self._path("feedback", "npz")
+            path = self._path("feedback", "state")
             self._feedback = (
                 ErrorFeedback(manifest=self.manifest)
                 if path is None
@@ -160,7 +159,7 @@ class ClientState:
 
     def keep_feedback(self) -> None:
         """Keep what updates lost on the wire."""
-        path = self._path("feedback", "npz")
+        path = self._path("feedback", "state")
         if path is not None:
             self.feedback.save(path)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
+from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import MAX_VERSION
@@ -281,7 +281,7 @@ class Outbox:
         return sum(self.sent_bytes.values())
 
     def packed(
-        self, messages: list[Message], instructions: Callable[[int], Instructions]
+        self, messages: list[Message], task_for: Callable[[int], RoundTask]
     ) -> list[Message]:
         """Replace the content of each message; those that are told the same share it.
 
@@ -291,14 +291,14 @@ class Outbox:
         messages = [
             each
             for each in messages
-            if (node := each.metadata.dst_node_id) not in stock or instructions(node).trains
+            if (node := each.metadata.dst_node_id) not in stock or task_for(node).known_to_flower
         ]
-        configs: dict[tuple[int, Instructions], ConfigRecord] = {}
+        configs: dict[tuple[int, RoundTask], ConfigRecord] = {}
         bare: dict[int, ConfigRecord] = {}
         olds = [message.content for message in messages]
         for message, old in zip(messages, olds, strict=True):
             node = message.metadata.dst_node_id
-            key = id(old), instructions(node)
+            key = id(old), task_for(node)
             if key not in configs:
                 config = next(iter(old.config_records.values()), ConfigRecord())
                 bare[key[0]] = config

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
 __all__ = ["FleetCut", "LeftAlone", "voters"]
@@ -41,7 +41,7 @@ class FleetCut:
 
     Parameters
     ----------
-    terms : RoundTerms
+    config : RoundConfig
         Whether there is a cut, and whether it moves.
 
     Attributes
@@ -50,10 +50,10 @@ class FleetCut:
         The deepest group that anybody trains; empty for no cut.
     """
 
-    def __init__(self, terms: RoundTerms) -> None:
-        self.group = terms.cut_group
-        self._moves = terms.cut == "moving"
-        self._every = terms.solve_every or _EVERY
+    def __init__(self, config: RoundConfig) -> None:
+        self.group = config.cut_group
+        self._moves = config.cut == "moving"
+        self._every = config.solve_every or _EVERY
         self._pause, self._left = 1, 0
 
     def due(self, server_round: int) -> bool:

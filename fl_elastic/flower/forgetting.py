@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,8 +16,9 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import answer_in, believed_metrics
+from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
+from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
@@ -147,7 +149,7 @@ def dampened(
     Parameters
     ----------
     replies : iterable of Message
-        To instructions with ``squares``.
+        To `fl_elastic.flower.tasks.squared_gradients.SumSquaredGradients`.
     weights : mapping of str to array
         The model.
     manifest : Manifest
@@ -228,14 +230,11 @@ def not_borne(before: Mapping[int, float], after: Mapping[int, float]) -> str:
 def _read(
     replies: Iterable[Message], manifest: Manifest, limits: Limits, record: RoundRecord
 ) -> Iterable[_Sent]:
-    for message in replies:
-        node = message.metadata.src_node_id
-        try:
-            reply = answer_in(message)
-            everything, forgotten = decode_squares(reply.packed, manifest, limits)
-        except UpdateError as error:
-            record.leave_out(node, str(error), _SQUARES)
-            continue
+    for node, reply, (everything, forgotten) in read_answers(
+        replies,
+        lambda reply: decode_squares(reply.packed, manifest, limits),
+        partial(record.leave_out, what=_SQUARES),
+    ):
         accepted = AcceptedReply(
             node, {}, everything.examples, len(reply.packed), believed_metrics(reply.metrics)
         )

@@ -1,7 +1,11 @@
-"""Which names the tensor groups of a model can have, as far as a server knows that has its tensors alone."""
+"""Which names the tensor groups of a model can have, and what clients say by these names.
+
+The server knows the model's tensors alone.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection
 from functools import cached_property
@@ -9,8 +13,9 @@ from functools import cached_property
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["GroupNames"]
+__all__ = ["GroupNames", "read_importance"]
 
+_MOST_GROUPS, _LONGEST_TEXT = 10_000, 1 << 20
 # Digits of a score, quotes and commas around it and its name.
 _PER_ENTRY = 64
 
@@ -78,3 +83,44 @@ class GroupNames:
     def fit(self, names: Collection[str]) -> bool:
         """Whether these can be the groups of the model."""
         return len(names) <= self.most and all(name in self for name in names)
+
+
+def read_importance(text: object, groups: GroupNames | None = None) -> dict[str, float]:
+    """Return shares of importance by group name; empty for anything that is not a fair distribution.
+
+    It comes from outside: an entry that is negative, not a number, or of a group that the model cannot have spoils
+    the whole, and a text that is too long for the model is not read.
+
+    Parameters
+    ----------
+    text : object
+        A JSON object, if it is what it should be.
+    groups : GroupNames, optional
+        Which names are possible, where the model is known.
+
+    Examples
+    --------
+    >>> read_importance('{"head": 3.0, "conv": 1.0}')
+    {'head': 0.75, 'conv': 0.25}
+    >>> read_importance('{"head": NaN}')
+    {}
+    """
+    if not isinstance(text, str) or not text:
+        return {}
+    longest, most = (_LONGEST_TEXT, _MOST_GROUPS)
+    if groups is not None:
+        longest, most = groups.longest_text, groups.most
+    if len(text) > longest:
+        return {}
+    try:
+        found = json.loads(text)
+        pairs = {str(name): float(value) for name, value in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return {}
+    fair = all(0 <= value < float("inf") for value in pairs.values()) and len(pairs) <= most
+    total = sum(pairs.values())
+    if not fair or not 0 < total < float("inf"):
+        return {}
+    if groups is not None and not groups.fit(pairs):
+        return {}
+    return {name: value / total for name, value in pairs.items()}

@@ -15,9 +15,9 @@ from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.inner import completed, sees_each_client, weight_key
-from fl_elastic.flower.instructions import read_importance
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.update import PartialUpdate, decode
@@ -212,9 +212,9 @@ class Intake:
             _LOG.warning(
                 "round %s: node %s: metrics left out: %s", self.round.number, node, reply.left_out
             )
-        if self.fleet.terms.wants_importance:
+        if self.fleet.config.plan == "server":
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
-        if self.fleet.terms.forget:
+        if self.fleet.config.forget:
             self.fleet.wishes.hear(node, reply.forget)
         if self.round.left_alone is not None and not staleness:
             self.round.left_alone.hear(reply.may_train)
@@ -260,7 +260,7 @@ class Intake:
         update = decode(reply.packed, self.round.manifest, self.limits, in_place=True)
         server_round = self.round.record.server_round
         staleness = server_round - update.base_version
-        latest = FORGET_AFTER if self.fleet.terms.late == "merge" else 0
+        latest = FORGET_AFTER if self.round.mean.options.late == "merge" else 0
         if not 0 <= staleness <= latest:
             raise UpdateError(
                 f"update starts from version {update.base_version}, this round's is {server_round}"

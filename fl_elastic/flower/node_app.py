@@ -19,7 +19,6 @@ from fl_elastic.devices.power import PowerSupply, power_supply
 from fl_elastic.devices.vitals import Vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.records import (
     ERROR,
     as_asked,
@@ -27,6 +26,7 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file, read_journal
@@ -146,7 +146,7 @@ MakeClient = Callable[[bool], ElasticClient]
 """Returns the client of one message; True asks it to measure again what steps cost."""
 
 _LOG_FILE = "node.log"
-_EXECUTION_FILE = "execution.json"
+_EXECUTION_FILE = "execution.state"
 _LEAST_SECONDS = 1e-3
 # Measured over predicted step time that is no noise any more, in so many rounds after each other.
 _DRIFT, _DRIFT_ROUNDS = 1.5, 3

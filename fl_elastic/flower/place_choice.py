@@ -13,8 +13,9 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import answer_in, believed_metrics
+from fl_elastic.flower.records import TrainReply, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import Choice, Sample, choose_places
 from fl_elastic.readout.place import BODY, HEAD, Place, joined, parse_places
@@ -52,7 +53,7 @@ def with_chosen_places(
     Parameters
     ----------
     replies : iterable of Message
-        To instructions with ``places``.
+        To `fl_elastic.flower.tasks.rank_places.RankPlaces`.
     weights : mapping of str to array
         Of the model.
     manifest : Manifest
@@ -133,17 +134,14 @@ def _read(
     left_out: Callable[[int, str], None],
     examples: int,
 ) -> Iterable[tuple[int, PlacesReply]]:
-    for message in replies:
-        node = message.metadata.src_node_id
-        try:
-            reply = answer_in(message)
-            found = decode_places(reply.packed, manifest)
-            rows = len(found.sample.constant)
-            if rows > examples:
-                raise UpdateError(f"{rows} examples, and was asked for {examples}")
-        except UpdateError as error:
-            left_out(node, str(error))
-            continue
+    def decode(reply: TrainReply) -> PlacesReply:
+        found = decode_places(reply.packed, manifest)
+        rows = len(found.sample.constant)
+        if rows > examples:
+            raise UpdateError(f"{rows} examples, and was asked for {examples}")
+        return found
+
+    for node, reply, found in read_answers(replies, decode, left_out):
         record.accepted.append(
             AcceptedReply(
                 node, {}, round(found.sample.num_examples), len(reply.packed),

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.instructions import IMPORTANCE
 
 __all__ = [
     "ERROR",
     "FORGET",
     "HAVE",
+    "IMPORTANCE",
     "LOSS",
     "MAY_TRAIN",
     "PACKED",
@@ -57,6 +57,9 @@ ERROR = "fl_elastic.error"
 
 LOSS = "train-loss"
 """Metric key of the loss on a client's own examples."""
+
+IMPORTANCE = "fl_elastic.importance"
+"""Metric key under which a client reports the importance of its groups, as JSON."""
 
 HAVE = "fl_elastic.have"
 """Metric key under which a client says which version of the model it keeps."""

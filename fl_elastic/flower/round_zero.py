@@ -15,8 +15,9 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import answer_in, believed_metrics
+from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.closed_form import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
@@ -202,7 +203,7 @@ def with_closed_form_head(
     Parameters
     ----------
     replies : iterable of Message
-        To instructions with ``round_zero``.
+        To `fl_elastic.flower.tasks.solve_head.SolveHead`.
     weights : mapping of str to array
         The model.
     manifest : Manifest
@@ -243,15 +244,9 @@ def _read(
     left_out: Callable[[int, str], None],
     holds: Callable[[int, int | None], None],
 ) -> Iterable[_Sent]:
-    for message in replies:
-        node = message.metadata.src_node_id
-        try:
-            reply = answer_in(message)
-            sums = decode_head_sums(reply.packed, manifest, limits)
-        except UpdateError as error:
-            left_out(node, str(error))
-            continue
-        holds(node, reply.have)
+    for node, reply, sums in read_answers(
+        replies, lambda reply: decode_head_sums(reply.packed, manifest, limits), left_out, holds
+    ):
         metrics = believed_metrics(reply.metrics)
         whole = sums.num_examples <= reply.num_examples <= limits.max_examples
         yield _Sent(

@@ -15,10 +15,10 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.instructions import Instructions
-from fl_elastic.flower.records import answer_in, believed_metrics
+from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.round_zero import Solved, bias_beside
+from fl_elastic.flower.tasks.task import Answer, read_answers
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums, layer_shape
 from fl_elastic.update.manifest import Manifest
@@ -33,6 +33,7 @@ from fl_elastic.update.sums_privacy import (
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.tasks.solve_head import SolveHead
 
 __all__ = ["SUMS_OF", "noisy_answer", "secret_answer", "secret_head", "with_private_head"]
 
@@ -45,29 +46,27 @@ _UNUSUAL, _FEWEST = 10.0, 3
 _Weights = Mapping[str, NDArray[Any]]
 
 
-def noisy_answer(client: ElasticClient, told: Instructions) -> bytes:
+def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
     """Return a client's sums of clipped features with noise, packed; how many examples it has is not said."""
-    total, _ = client.sums_apart(told)
-    if told.noise is None or told.clip is None:
+    total, _ = client.sums_apart(task)
+    if task.noise is None or task.clip is None:
         raise UpdateError("sums with noise need a clip and its noise")
     # From the system's entropy: a seed that is known would take the noise off.
-    sums = noised(total, told.noise, np.random.default_rng())
-    return encode_noisy_sums(sums, client.manifest)
+    sums = noised(total, task.noise, np.random.default_rng())
+    return Answer.packed(encode_noisy_sums(sums, client.manifest), 1)
 
 
-def secret_answer(
-    client: ElasticClient, told: Instructions
-) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
     """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
-    fixed = FixedPoint.of_text(told.fixed_point)
-    total, held = client.sums_apart(told)
+    fixed = FixedPoint.of_text(task.fixed_point)
+    total, held = client.sums_apart(task)
     index = client.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
     # Noise on the total would need as much again for a part of it.
-    parts = [total] if told.clip is not None else [total, held]
+    parts = [total] if task.clip is not None else [total, held]
     numbers = fixed.write(np.concatenate([as_vector(each) for each in parts]))
-    return [numbers], 1, {SUMS_OF: json.dumps(said)}
+    return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
 
 
 def secret_head(
@@ -142,15 +141,9 @@ def with_private_head(
     """
     left_out = partial(record.leave_out, what="round zero")
     noise, found = privacy.noise, list[tuple[AcceptedReply, HeadSums]]()
-    for message in replies:
-        node = message.metadata.src_node_id
-        try:
-            reply = answer_in(message)
-            sums = decode_noisy_sums(reply.packed, manifest, noise)
-        except UpdateError as error:
-            left_out(node, str(error))
-            continue
-        holds(node, reply.have)
+    for node, reply, sums in read_answers(
+        replies, lambda reply: decode_noisy_sums(reply.packed, manifest, noise), left_out, holds
+    ):
         metrics = believed_metrics(reply.metrics)
         found.append((AcceptedReply(node, {}, 1, len(reply.packed), metrics), sums))
     named = [each.weight for _, each in found]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,13 @@ from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from fl_elastic.flower.capabilities import QUERY
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.instructions import IMPORTANCE, Instructions, read_importance
-from fl_elastic.flower.records import TENSORS
+from fl_elastic.flower.group_names import read_importance
+from fl_elastic.flower.records import IMPORTANCE, TENSORS
 from fl_elastic.flower.round import one_line
-from fl_elastic.flower.terms import GIVEN_PLACES, RoundTerms
+from fl_elastic.flower.round_config import GIVEN_PLACES, RoundConfig
+from fl_elastic.flower.tasks.describe import Describe
+from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.update.secret_sums import FixedPoint
 
 __all__ = ["SecurePartialUpdates"]
@@ -56,8 +58,8 @@ class SecurePartialUpdates(LegacyStrategy):
     ----------
     inner : flwr.server.strategy.Strategy
         Samples clients and takes the mean, as a legacy strategy does; it sees whole models.
-    terms : RoundTerms, optional
-        Deadline and quota; the plan is always the server's. With ``round_zero="closed_form"`` the first round that
+    config : RoundConfig, optional
+        Deadline and head; the plan is always the server's. With ``read="last"`` the first round that
         comes about is one for sums: the head is solved for from the total of all clients, and of a fifth of their
         examples. With ``sums_privacy`` the server adds noise to the total.
     workflow : SecAggPlusWorkflow, optional
@@ -73,27 +75,26 @@ class SecurePartialUpdates(LegacyStrategy):
         self,
         inner: LegacyStrategy,
         *,
-        terms: RoundTerms | None = None,
+        config: RoundConfig | None = None,
         workflow: SecAggPlusWorkflow | None = None,
     ) -> None:
         self.inner = inner
-        self.fleet = ClientRegistry(terms or RoundTerms(plan_source="server"))
-        if self.fleet.terms.plan_source != "server" or self.fleet.terms.sends_changes:
+        self.fleet = ClientRegistry(replace(config or RoundConfig(), plan="server"))
+        if self.fleet.config.sends_changes:
             raise RegistryError(
-                "under secure aggregation all clients train the same: use plan_source 'server', "
-                "without delta_downlink or a cut"
+                "under secure aggregation clients are sent the whole model: leave out delta_downlink and cut"
             )
-        if self.fleet.terms.read != "last":
+        if self.fleet.config.reads_inside:
             raise RegistryError(
-                f"read {self.fleet.terms.read!r} is chosen from features that the server sees: {GIVEN_PLACES}"
+                f"read {self.fleet.config.read!r} is chosen from features that the server sees: {GIVEN_PLACES}"
             )
         self._arrays: list[NDArray[Any]] = []
         self._fixed: FixedPoint | None = None
-        if self.fleet.terms.round_zero != "none":
-            if workflow is None or self.fleet.terms.solve_every:
+        if self.fleet.config.solves_head:
+            if workflow is None or self.fleet.config.solve_every:
                 raise RegistryError(
                     "round zero under secure aggregation writes sums in the workflow's steps, and solves for the "
-                    "head once: give workflow=SecAggPlusWorkflow(...), and solve_every=0 in the terms"
+                    "head once: give workflow=SecAggPlusWorkflow(...), and solve_every=0 in the config"
                 )
             self._fixed = FixedPoint(
                 workflow.quantization_range, workflow.clipping_range, workflow.max_weight
@@ -119,8 +120,7 @@ class SecurePartialUpdates(LegacyStrategy):
         for proxy, _ in chosen:
             self._ask(proxy, server_round)
         self.fleet.gather(proxy.node_id for proxy, _ in chosen)
-        told = self.fleet.instructions(chosen[0][0].node_id, server_round) if chosen else None
-        config = {} if told is None else told.to_config()
+        config = self.fleet.training(chosen[0][0].node_id).to_config() if chosen else {}
         return [
             (proxy, FitIns(instruction.parameters, {**instruction.config, **config}))
             for proxy, instruction in chosen
@@ -188,13 +188,11 @@ class SecurePartialUpdates(LegacyStrategy):
         """Delegate."""
         return self.inner.evaluate(server_round, parameters)
 
-    def _question(self, fixed: FixedPoint) -> Instructions:
+    def _question(self, fixed: FixedPoint) -> SolveHead:
         """Return what is asked in place of training in the first round."""
-        privacy = self.fleet.terms.sums_privacy
-        return Instructions(
-            round_zero=True, fixed_point=fixed.to_text(), keep_statistics=True,
-            clip=None if privacy is None else privacy.clip,
-        )  # fmt: skip
+        privacy = self.fleet.config.sums_privacy
+        clip = None if privacy is None else privacy.clip
+        return SolveHead(fixed_point=fixed.to_text(), clip=clip)
 
     def _solved(
         self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
@@ -210,7 +208,7 @@ class SecurePartialUpdates(LegacyStrategy):
             (means,) = parameters_to_ndarrays(results[0][1].parameters)
             found, head, _ = secret_head(
                 (fit.metrics.get(SUMS_OF) for _, fit in results), means, len(results), fixed,
-                self._arrays, self.fleet.terms.sums_privacy,
+                self._arrays, self.fleet.config.sums_privacy,
             )  # fmt: skip
         except (UpdateError, ValueError) as error:
             _LOG.warning(
@@ -230,7 +228,7 @@ class SecurePartialUpdates(LegacyStrategy):
         """Ask a client what it can do, again and ever more rarely if it does not say."""
         if proxy.node_id in self.fleet.capabilities or not self.fleet.asks(proxy.node_id):
             return
-        question = EvaluateIns(ndarrays_to_parameters([]), {QUERY: True})
+        question = EvaluateIns(ndarrays_to_parameters([]), Describe().to_config())
         try:
             answer = proxy.evaluate(question, timeout=_PATIENCE_SECONDS, group_id=server_round)
         # A client that fails makes the proxy raise; the round goes on without its answer.

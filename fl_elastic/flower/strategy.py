@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ from fl_elastic.aggregation import (
 from fl_elastic.aggregation.size_bounds import SizeBounds
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.attendance import Attendance
-from fl_elastic.flower.between_rounds import BetweenRounds
+from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import Downlink, Outbox
@@ -57,11 +56,12 @@ from fl_elastic.flower.round import (
     longest_step,
     one_line,
 )
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import LastSolved
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -71,6 +71,8 @@ __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
+# The server waits so many times the deadline: the device's clock starts later, when it has the model.
+_GRACE = 1.5
 _QUARTER = Deadline(quantile=0.25)
 _Weights = dict[str, NDArray[Any]]
 
@@ -106,8 +108,8 @@ class PartialUpdates(Strategy):
         A registered name, or an object; ``contributors`` by default, always ``all`` under differential privacy.
     merge : MergeOptions, optional
         Weights, step normalisation and staleness.
-    terms : RoundTerms, optional
-        Deadline, coverage quota, shared importance, what is sent to clients and the like.
+    config : RoundConfig, optional
+        Deadline, head in closed form, cut and the like.
     server_optimizer : ServerOptimizer, optional
         Applied lazily, per tensor that was trained, before the inner strategy.
     average : ModelAverage, optional
@@ -145,7 +147,7 @@ class PartialUpdates(Strategy):
         *,
         rule: str | AggregationRule | None = None,
         merge: MergeOptions | None = None,
-        terms: RoundTerms | None = None,
+        config: RoundConfig | None = None,
         server_optimizer: ServerOptimizer | None = None,
         average: ModelAverage | None = None,
         limits: Limits | None = None,
@@ -157,11 +159,11 @@ class PartialUpdates(Strategy):
         self.rule = check_inner(inner, rule)
         RULES.check(self.rule)
         self.merge = merge or MergeOptions()
-        self.terms = terms or RoundTerms()
-        if self.terms.uncovered and sees_each_client(inner):
-            raise RegistryError(self.terms.uncovered)
-        self.fleet = ClientRegistry(self.terms)
-        self.downlink = Downlink(codec, changes_only=self.terms.sends_changes)
+        self.config = config or RoundConfig()
+        if self.config.uncovered and sees_each_client(inner):
+            raise RegistryError(self.config.uncovered)
+        self.fleet = ClientRegistry(self.config)
+        self.downlink = Downlink(codec, changes_only=self.config.sends_changes)
         self.server_optimizer = server_optimizer
         self.average = average
         self.limits = limits or Limits()
@@ -169,7 +171,7 @@ class PartialUpdates(Strategy):
         self.guard = LossGuard()
         self.sizes = SizeBounds(self.merge.size_bound)
         self.solved = LastSolved(lambda: undo_of([*chain(self.inner), *self._own_state()]))
-        self._between = BetweenRounds(
+        self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
         self._weights: _Weights = {}
@@ -193,8 +195,7 @@ class PartialUpdates(Strategy):
         """Return what docs/measured.md compares with other methods, and say in the log what that is.
 
         Each tensor is merged over those who trained it, the server goes further while rounds agree, and the mean of
-        its last models is tested and returned. What comes late is merged with less weight, and a client that left a
-        tensor out for eight rounds trains it in the next one.
+        its last models is tested and returned. What comes late is merged with less weight.
 
         A pretrained model instead gets a head in closed form that reads where the fleet's sums say, so that the
         model may end there (`fl_elastic.readout.readout.Readout`), is solved for again after every fifth round, and
@@ -217,9 +218,9 @@ class PartialUpdates(Strategy):
         Examples
         --------
         >>> from flwr.serverapp.strategy import FedAvg
-        >>> PartialUpdates.for_unequal_devices(FedAvg(), deadline=60).terms.deadline
+        >>> PartialUpdates.for_unequal_devices(FedAvg(), deadline=60).config.deadline
         Deadline(seconds=60, quantile=None)
-        >>> PartialUpdates.for_unequal_devices(FedAvg(), pretrained=True).terms.cut
+        >>> PartialUpdates.for_unequal_devices(FedAvg(), pretrained=True).config.cut
         'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
@@ -239,7 +240,7 @@ class PartialUpdates(Strategy):
     @property
     def merges_late(self) -> bool:
         """Whether updates that start from an earlier round's model are merged."""
-        return self.terms.late == "merge"
+        return self.merge.late == "merge"
 
     @property
     def attendance(self) -> Attendance:
@@ -249,7 +250,7 @@ class PartialUpdates(Strategy):
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
         deadline = None if self._round is None else self._round.record.deadline
-        return None if deadline is None else deadline * self.terms.grace
+        return None if deadline is None else deadline * _GRACE
 
     def start(
         self,
@@ -283,7 +284,7 @@ class PartialUpdates(Strategy):
 
     def runs_until(self, last_round: int) -> None:
         """Note which round is the last one: a head that is solved for again is solved for after it."""
-        self._between.last_round = last_round
+        self._auxiliary.last_round = last_round
 
     def round_zero(
         self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None
@@ -292,7 +293,7 @@ class PartialUpdates(Strategy):
 
         The inner strategy chooses the clients, as for a round of training. ``on_round`` is called with its record.
         """
-        if self.terms.round_zero == "none":
+        if not self.config.solves_head:
             return arrays
         config = ConfigRecord(dict(config or {}))
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
@@ -300,16 +301,16 @@ class PartialUpdates(Strategy):
         messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
         self.fleet.serve(manifest)
         # A deadline that follows from what training takes says nothing of a pass, whose sums are exact if complete.
-        record.deadline = None if self.terms.deadline is None else self.terms.deadline.seconds
+        record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
         whole = self._weights
-        if self.terms.read != "last" and not self.fleet.read:
+        if self.config.reads_inside and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
-            chosen = self._between.choose_places(
+            chosen = self._auxiliary.choose_places(
                 messages, Outbox("train", self.downlink, grid), self._weights, asking, timeout
             )
             self.fleet.serve(self._keep(chosen, 0))
         outbox = Outbox("train", self.downlink, grid)
-        solved = self._between.solve(messages, outbox, self._weights, record, timeout)
+        solved = self._auxiliary.solve(messages, outbox, self._weights, record, timeout)
         if not record.head_features and self._weights is not whole:
             # Cut off for a head that nobody sent sums for.
             self.fleet.serve(self._keep(whole, 0))
@@ -323,12 +324,12 @@ class PartialUpdates(Strategy):
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Say so if norms are to keep statistics that have never seen data."""
-        fresh = fresh_statistics(self._weights, manifest) if self.terms.keeps_statistics else []
+        fresh = fresh_statistics(self._weights, manifest) if self.config.keeps_statistics else []
         if fresh:
             _LOG.warning(
                 "norms keep their statistics with a head in closed form or a cut, and those of %s of them have "
                 "never seen data (%s): they do not normalise. Begin with a pretrained model, or with "
-                "round_zero='none' and cut='none'",
+                "read='none' and cut='none'",
                 len(fresh), fresh[0],
             )  # fmt: skip
 
@@ -353,12 +354,12 @@ class PartialUpdates(Strategy):
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
             Outbox("train", self.downlink, grid),
             RoundRecord(server_round),
-            left_alone=LeftAlone(manifest) if self.terms.has_cut or self.fleet.kept_head else None,
+            left_alone=LeftAlone(manifest) if self.config.has_cut or self.fleet.kept_head else None,
         )
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
         self.fleet.serve(manifest)
-        if server_round == 1 and self.terms.round_zero == "none":
+        if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
         # The inner strategy writes into the config it is given; the caller's stays as it was.
         own = ConfigRecord(dict(config))
@@ -367,19 +368,19 @@ class PartialUpdates(Strategy):
             # Noise is for as many clients as were drawn.
             due = self.attendance.due(message.metadata.dst_node_id for message in messages)
             messages = [each for each in messages if each.metadata.dst_node_id in due]
-        if self.terms.deadline is not None or self.merges_late:
+        if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
-            if self._between.move_cut(messages, grid, asking):
+            if self._auxiliary.move_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
         this.record.cut = self.fleet.cut.group
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.outbox.packed(messages, lambda n: self.fleet.instructions(n, this.number))
+        packed = this.outbox.packed(messages, lambda node: self.fleet.training(node))
         this.record.asked = tuple(sorted(this.outbox.sent_bytes))
         return packed
 
@@ -391,7 +392,7 @@ class PartialUpdates(Strategy):
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
         outbox = Outbox("evaluate", self.downlink, grid)
-        return outbox.packed(messages, lambda _: self.fleet.evaluation())
+        return outbox.packed(messages, lambda _: self.fleet.task(Evaluate))
 
     def _chosen(
         self,
@@ -419,7 +420,6 @@ class PartialUpdates(Strategy):
         reason = self.guard.jumped(this.losses, this.diverged) if self._guarded else ""
         if reason:
             return self._step_back(this, reason), None
-        self._choose_precision(this)
         undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
         merged = this.merged()
         stepped = this.stepped(merged, self.server_optimizer)
@@ -432,16 +432,16 @@ class PartialUpdates(Strategy):
         self.sizes.close()
         timeout = self.patience() or _PATIENCE_SECONDS
         solved = forgotten = None
-        if self.terms.forget:
+        if self.config.forget:
             alone = this.left_alone
             trained = self._weights if alone is None else alone.may_train()
-            forgotten = self._between.forget(
+            forgotten = self._auxiliary.forget(
                 this.outbox, self._weights, this.record, timeout, trained
             )
             if forgotten is not None:
                 self._amend(forgotten)
         if self.fleet.kept_head:
-            solved = self._between.solve_again(
+            solved = self._auxiliary.solve_again(
                 this.outbox, self._weights, this.record, timeout, forgets=forgotten is not None
             )
             if solved is not None:
@@ -457,19 +457,7 @@ class PartialUpdates(Strategy):
         alone = bool(self.fleet.read and self.fleet.kept_head) and not any(
             name.startswith(body) for name in self._weights
         )
-        return self.terms.steps and not alone
-
-    def _choose_precision(self, this: Round) -> None:
-        """Let clients send with more bits once their losses have levelled off."""
-        stages = self.fleet.precision
-        if stages is None or not this.losses:
-            return
-        if stages.observe(statistics.median_low(this.losses)):
-            said = {"send": self.fleet.codec, "keep features": self.fleet.feature_precision}
-            for does, how in said.items():
-                if how:
-                    _LOG.info("from round %s on clients %s as %s", this.number + 1, does, how)
-        stages.ends(this.number + 1, self._between.last_round)
+        return self.config.plan != "none" and not alone
 
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""
@@ -487,14 +475,13 @@ class PartialUpdates(Strategy):
         self._keep(self.guard.step_back(), this.number + 1)
         self.fleet.wishes.undone(this.number - 1)
         self.sizes.forget()
-        self.fleet.moved(this.weights, self._weights)
         self._report(this)
         return self._arrays()
 
     @property
     def _guarded(self) -> bool:
         """Whether sizes and losses may be looked at: not where noise has to cover all that clients change."""
-        return self.terms.step_back and not sees_each_client(self.inner)
+        return not sees_each_client(self.inner)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -591,7 +578,6 @@ class PartialUpdates(Strategy):
         if this.left_alone is not None:
             new = this.left_alone.put_back(new, before)
         self._keep(new, this.number + 1)
-        self.fleet.moved(before, self._weights)
         if self.average is not None:
             self.average.add(self._weights)
 
@@ -609,20 +595,18 @@ def _preset(limit: Deadline, *, pretrained: bool) -> dict[str, Any]:
     # Flower's own logger, which a server app shows.
     log = logging.getLogger("flwr")
     if pretrained:
-        terms = RoundTerms(
-            deadline=limit, blend=0.5, round_zero="closed_form", read="auto", cut="moving"
-        )
-        log.info("for unequal devices and a pretrained model: rule contributors, %s", terms)
-        return {"rule": "contributors", "terms": terms}
-    terms = RoundTerms(deadline=limit, quota=8, blend=0.5, late="merge")
-    merge, average = MergeOptions(staleness_power=0.5), ModelAverage(0.9)
+        config = RoundConfig(deadline=limit, read="auto", cut="moving")
+        log.info("for unequal devices and a pretrained model: rule contributors, %s", config)
+        return {"rule": "contributors", "config": config}
+    config = RoundConfig(deadline=limit)
+    merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
     rate = 1.5
     log.info(
         "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
         "at %g, late updates merged by age to the power of -%g, %s",
-        rate, average.decay, merge.staleness_power, terms,
+        rate, average.decay, merge.staleness_power, config,
     )  # fmt: skip
     return {
-        "rule": "contributors", "terms": terms, "merge": merge, "average": average,
+        "rule": "contributors", "config": config, "merge": merge, "average": average,
         "server_optimizer": SERVER_OPTIMIZERS.make("agreement", rate),
     }  # fmt: skip

@@ -17,7 +17,6 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.stream_update import (
     below_cut,
     best_of,
@@ -25,6 +24,10 @@ from fl_elastic.flower.stream_update import (
     refuse_other_features,
     seen_from,
 )
+from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.tasks.rank_places import RankPlaces
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.profiling import CostProfile
@@ -41,6 +44,7 @@ from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
 if TYPE_CHECKING:
+    from fl_elastic.flower.tasks.solve_head import SolveHead
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
@@ -143,7 +147,7 @@ class StreamClient(ElasticClient):
         self.joining = JOINING_RULES.make(joining)
         self._plain_loss, self._steps, self._seed = loss_fn, steps, seed
         self._prepare, self._head = prepare, head
-        self._told = Instructions()
+        self._task: RoundTask = Train()
         # The one that is trained may have more classes.
         self._blank = model
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
@@ -167,45 +171,35 @@ class StreamClient(ElasticClient):
             "fl-elastic stream forget"
         )
 
-    def capabilities(self, told: Instructions | None = None) -> Capabilities:
+    def capabilities(self, task: RoundTask | None = None) -> Capabilities:
         """Return what this device can do in a round; its costs are measured if they are not known."""
         self.loss_fn = self._replay.loss(self._plain_loss)
         try:
             self._visited()
-            return super().capabilities(told)
+            return super().capabilities(task)
         finally:
             self._end_visit()
 
-    def _fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        self.loss_fn = self._replay.loss(self._plain_loss)
+    def _do(
+        self, task: RoundTask, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> Answer:
+        """Do a task on the stream's samples, or evaluate the joined model on the learner's held-out window."""
+        evaluates = isinstance(task, Evaluate)
+        self.loss_fn = self._plain_loss if evaluates else self._replay.loss(self._plain_loss)
+        if isinstance(task, RankPlaces):
+            raise TrainingError(_STAYS)
+        # What the server says of the round says how its model is joined with the learner's.
+        self._task = task
         try:
-            packed, examples, metrics = super()._fit(parameters, config)
+            answer = super()._do(task, parameters, config)
+            if evaluates or not task.brings_model:
+                return answer
             seen = self._seen()
-            metrics |= self._stream_metrics(seen)
-            if self._told.trains:
+            if isinstance(task, Train):
                 self._leave(seen)
+            return replace(answer, metrics=answer.metrics | self._stream_metrics(seen))
         finally:
             self._end_visit()
-        return packed, examples, metrics
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, examples and accuracy of the joined model on the learner's held-out window."""
-        self.loss_fn = self._plain_loss
-        try:
-            return super().evaluate(parameters, config)
-        finally:
-            self._end_visit()
-
-    def _load_weights(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any], told: Instructions
-    ) -> tuple[int, dict[str, Any]]:
-        """Load the global model; what the server says of the round says how it is joined."""
-        self._told = told
-        return super()._load_weights(parameters, config, told)
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: not at all where the store has features."""
@@ -216,31 +210,27 @@ class StreamClient(ElasticClient):
         """Return one: a further pass would be over the same draws."""
         return 1
 
-    def _answer(self, told: Instructions, metrics: dict[str, Any]) -> tuple[bytes, int]:
-        """Answer for every sample once; what a cut is worth is told by the batches of a round."""
-        if told.places:
-            raise TrainingError(_STAYS)
-        seen = self._seen()
-        if told.round_zero and (sums := self._running_sums(seen)) is not None:
-            from fl_elastic.update.head_sums import encode_head_sums
+    def batches_in_time(self, task: RoundTask) -> Iterator[Batch]:
+        """Yield the batches of all samples; none is begun after the deadline, but one."""
+        self._count_once(self._seen().classifier.classes.labels)
+        return super().batches_in_time(task)
 
-            return encode_head_sums(sums, self.manifest), sums.num_examples
-        if not told.cut_worth:
-            labels = self._classes if told.round_zero else seen.classifier.classes.labels
-            self.train_loader = seen.every_sample(labels, self._replay.batch_size)
-            self.loss_fn = self._plain_loss
-        return super()._answer(told, metrics)
+    def _count_once(self, labels: Sequence[int]) -> None:
+        """Go through every sample of these labels once, where rounds would draw from them."""
+        self.train_loader = self._seen().every_sample(labels, self._replay.batch_size)
+        self.loss_fn = self._plain_loss
 
     def _read_from(self, places: str) -> None:
         """Refuse to read elsewhere than the learner beside it does, which keeps its model."""
         if places != self._places:
             raise TrainingError(_STAYS)
 
-    def _squares(
-        self, told: Instructions, loss_fn: LossFn = squared_outputs
+    def squared_gradients(
+        self, task: RoundTask, loss_fn: LossFn = squared_outputs
     ) -> tuple[SquaredGradients, SquaredGradients | None]:
         """Return the squares by the server's outputs, in its order."""
         labels, head = self._seen().classifier.classes.labels, self._layout.head
+        self._count_once(labels)
         places = [labels.index(label) for label in self._classes]
         shapes = dict(zip(self.manifest.names, self.manifest.shapes, strict=True))
 
@@ -251,8 +241,8 @@ class StreamClient(ElasticClient):
             theirs = LabelledWeights(names, self._classes, kept)
             return replace(squares, sums=overlaid(theirs, mine).weights)
 
-        everything, forgotten = super()._squares(
-            told, lambda outputs, targets: loss_fn(outputs[:, places], targets)
+        everything, forgotten = super().squared_gradients(
+            task, lambda outputs, targets: loss_fn(outputs[:, places], targets)
         )
         return ordered(everything), None if forgotten is None else ordered(forgotten)
 
@@ -267,27 +257,32 @@ class StreamClient(ElasticClient):
         refuse_frozen_head(weight, self.manifest.index)
         return sums.with_outputs(self.manifest.shape(weight)[0])
 
-    def _head_sums(self, told: Instructions) -> tuple[HeadSums, ForwardReport | None]:
-        """Return the sums for the server's outputs."""
-        sums, forward = super()._head_sums(told)
-        return sums.of_outputs(self.manifest.shape(sums.weight)[0]), forward
+    def head_sums(self, task: RoundTask) -> tuple[HeadSums, int, ForwardReport | None]:
+        """Return the sums for the server's outputs; those of the learner's own head need no pass."""
+        running = self._running_sums(self._seen())
+        if running is not None:
+            return running, running.num_examples, None
+        self._count_once(self._classes)
+        sums, examples, forward = super().head_sums(task)
+        return sums.of_outputs(self.manifest.shape(sums.weight)[0]), examples, forward
 
-    def sums_apart(self, told: Instructions) -> tuple[HeadSums, HeadSums]:
+    def sums_apart(self, task: SolveHead) -> tuple[HeadSums, HeadSums]:
         """Return the sums for the server's outputs."""
-        total, held = super().sums_apart(told)
+        self._count_once(self._classes)
+        total, held = super().sums_apart(task)
         outputs = self.manifest.shape(total.weight)[0]
         return total.of_outputs(outputs), held.of_outputs(outputs)
 
-    def _take(self, weights: dict[str, NDArray[Any]]) -> None:
+    def _take_in(self, weights: dict[str, NDArray[Any]], task: RoundTask) -> None:
         """Join the global model with the learner's; samples of the store are what is trained on."""
         seen = self._visited()
         received = LabelledWeights(weights, self._classes, self._layout.head)
         if seen.upper is not None:
-            refuse_other_features(seen.upper, self._told, weights, seen.saved.weights)
+            refuse_other_features(seen.upper, self._task, weights, seen.saved.weights)
         drifted = seen.progress.drifts > self._mark.drifts or seen.progress.since_drift is not None
         fixed = self._federations()
         candidates = [
-            Shares(1.0) if not self._told.trains else replace(each, named={**each.named, **fixed})
+            Shares(1.0) if not self._trains else replace(each, named={**each.named, **fixed})
             for each in self.joining.candidates(self._layout, drifted=drifted)
         ]
         for label in self._classes:
@@ -309,13 +304,18 @@ class StreamClient(ElasticClient):
 
     def _federations(self) -> dict[str, float]:
         """Return the tensors that are the federation's in every device, each with a share of 1."""
-        told, names = self._told, set[str]()
-        if told.cut and self._told.trains:
-            graph = self._costs(self._batches()[0], self._options(told)).graph
-            names = below_cut(graph, told.cut, self.manifest.names, self._layout)
-        if told.kept_head:
+        task, names = self._task, set[str]()
+        if task.cut and self._trains:
+            graph = self._costs(self._batches()[0], self._options(task)).graph
+            names = below_cut(graph, task.cut, self.manifest.names, self._layout)
+        if task.kept_head:
             names |= {*self._layout.head}
         return dict.fromkeys(sorted(names), 1.0)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether the joined model is trained or tested: other tasks are about the server's model as it is."""
+        return isinstance(self._task, (Train, Evaluate))
 
     def _known(self, seen: Visit) -> tuple[int, ...]:
         """Return the labels that the learner itself has rows for."""
@@ -401,9 +401,7 @@ class StreamClient(ElasticClient):
         change = change_between(seen.saved, now)
         try:
             RoundInbox(self._folder).leave(
-                RoundChange(
-                    uuid.uuid4().hex, seen.rounds.last, change, new, self._told.feature_precision
-                )
+                RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
             )
             seen.mark(self._mark).save(self._folder)
         except OSError as error:

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.instructions import Instructions
+from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.streaming.adapting import score
@@ -169,7 +171,7 @@ def below_cut(graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: La
 
 def refuse_other_features(
     upper: Upper,
-    told: Instructions,
+    task: RoundTask,
     sent: Mapping[str, NDArray[np.generic]],
     saved: Mapping[str, NDArray[np.generic]],
 ) -> None:
@@ -179,19 +181,19 @@ def refuse_other_features(
     ----------
     upper : Upper
         What the learner trains.
-    told : Instructions
+    task : RoundTask
         Of the round.
     sent, saved : mapping of str to array
         The server's model, and the learner's.
     """
-    if told.trains and not told.cut:
+    if isinstance(task, (Train, Evaluate)) and not task.cut:
         raise StreamError(
             f"the learner keeps features at {upper.place!r}, which rounds without a cut would change: give the "
             f"fleet a cut there, or {_WAYS}"
         )
-    if told.cut and any(name.startswith(f"{told.cut}.") for name in upper.frozen):
+    if task.cut and any(name.startswith(f"{task.cut}.") for name in upper.frozen):
         raise StreamError(
-            f"the fleet trains down to {told.cut!r}, and the learner keeps features at {upper.place!r}, above it: "
+            f"the fleet trains down to {task.cut!r}, and the learner keeps features at {upper.place!r}, above it: "
             f"{_WAYS}, or with more groups above its frozen part"
         )
     for name in upper.frozen:

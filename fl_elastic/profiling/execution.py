@@ -16,7 +16,6 @@ from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, split_batch
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.old_state import json_file
 from fl_elastic.storage import Kind, read_archive, write_archive
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
@@ -128,7 +127,7 @@ def load_or_measure_execution(
     """
     file = Path(path)
     try:
-        kept = read_archive(file, _KIND, old=json_file).facts
+        kept = read_archive(file, _KIND).facts
         threads, last = kept["threads"], kept["channels_last"]
         if kept["case"] == case and threads >= 1 and isinstance(last, bool):
             return Execution(int(threads), last)

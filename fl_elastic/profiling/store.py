@@ -22,7 +22,6 @@ from fl_elastic.groups.graph import (
     Reader,
     Width,
 )
-from fl_elastic.old_state import json_file
 from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors
 from fl_elastic.storage import Archive, Kind, read_archive, write_archive
 
@@ -92,7 +91,7 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     """
     remedy = "delete it to measure anew"
     try:
-        profile = _profile(read_archive(path, KIND, old=json_file))
+        profile = _profile(read_archive(path, KIND))
     except OSError as error:
         raise ProfileError(f"cannot read cost profile {path}: {error.strerror}") from None
     except ArchiveVersionError as error:
@@ -189,8 +188,7 @@ def _profile(stored: Archive) -> CostProfile:
         Block(str(block["module"]), int(block["output_node"]), int(block["input_node"]))
         for block in document["blocks"]
     )
-    # Profiles of earlier releases do not know any.
-    widths = tuple(_width(width) for width in document.get("widths", ()))
+    widths = tuple(_width(width) for width in document["widths"])
     _check_graph(groups, nodes, cuts, blocks)
     _check_widths(widths, len(nodes))
     key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}

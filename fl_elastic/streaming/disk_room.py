@@ -18,7 +18,7 @@ _FACTS = 2**16
 # Samples that a saved state holds at most: the new ones and the window.
 _ROWS = 544
 # All that a stream writes into its folder, besides the store's files.
-_OWN = ("learner.npz", "events.log", "profile.json", "summary.json", "report.html", ".lock")
+_OWN = ("learner.state", "events.log", "profile.state", "summary.json", "report.html", ".lock")
 # Left over by a first start, so that a later one, which finds a few blocks less, needs no smaller store.
 _SPARE = 2**16
 

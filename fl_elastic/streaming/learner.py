@@ -62,6 +62,11 @@ from fl_elastic.training.trainer import check_parts
 __all__ = ["StreamLearner"]
 
 _LOG = logging.getLogger("fl_elastic")
+# Newest labelled samples that are kept for the next adaptation beside the store, predictions that wait for their
+# label, names of senders that are remembered to recognise a sample that is sent again, points of the record.
+_NEW, _WAITING, _NAMES, _POINTS = 512, 10_000, 1000, 256
+# What a sample counts in the prequential accuracy when the next one comes.
+_FADING = 0.99
 
 
 class StreamLearner:
@@ -169,7 +174,7 @@ class StreamLearner:
         assert optimizer_fn is not None and budget is not None
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
-        self.record = StreamRecord(most=self.options.points)
+        self.record = StreamRecord(most=_POINTS)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
         self._replay = REPLAYS.make(replay)
@@ -209,12 +214,12 @@ class StreamLearner:
         )  # fmt: skip
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
-            self.store, self._engine.guard, new=options.new, waiting=options.waiting,
+            self.store, self._engine.guard, new=_NEW, waiting=_WAITING,
             keeps_scores=self._replay.needs_outputs and head is None,
             learned=self._head.learn if self._head else lambda _: None,
             settles=self._first is None,
         )  # fmt: skip
-        self._drift, self._names = DriftMemory(self._detector), SenderIds(options.names)
+        self._drift, self._names = DriftMemory(self._detector), SenderIds(_NAMES)
 
     def __enter__(self) -> Self:
         return self
@@ -621,8 +626,6 @@ class StreamLearner:
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)
             self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
-            if self._head is None:
-                self._memory.keep_features_as(change.precision)
         # It is deleted once the state that knows it is on disk.
         self._claimed = True
         self.save()
@@ -684,7 +687,7 @@ class StreamLearner:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
         correct = prediction == label
         drift = self._drift.update(float(not correct))
-        self.progress.scored(correct, drift, self.options.fading)
+        self.progress.scored(correct, drift, _FADING)
         if self.record.scored(correct, drift, self.progress.labelled):
             self.record.mark(self.progress.labelled, self.store.used_bytes, self.store.classes)
         if drift:
@@ -755,7 +758,7 @@ class StreamLearner:
         if why:
             _LOG.warning("the head reads what enters its last layer: %s", why)
         told, self._first = (self.progress, self.record), None
-        self.progress, self.record = Progress(), StreamRecord(most=self.options.points)
+        self.progress, self.record = Progress(), StreamRecord(most=_POINTS)
         self._classifier.close()
         # A learner whose state was lost may have left some.
         stored = self.store.draw(len(self.store), how="newest", labelled=False).tolist()
@@ -812,14 +815,12 @@ class StreamLearner:
         """Be as the state says, and return how many events it knows of."""
         facts = state.facts
         self.progress = Progress.from_facts(facts["progress"])
-        # A state of an earlier release lacks some.
-        self.record = StreamRecord.from_facts(facts.get("record", {"points": []}))
+        self.record = StreamRecord.from_facts(facts["record"])
         self.selection = SelectionState.from_json(facts["selection"])
         self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
         self.rounds = RoundsTaken(**facts.get("rounds", {}))
-        self._names = SenderIds(self.options.names, facts.get("names"))
-        handled = self.progress.observed + sum(self.progress.rejected.values())
-        self.places = facts.get("places", {"": {"rows": handled}})
+        self._names = SenderIds(_NAMES, facts.get("names"))
+        self.places = facts["places"]
         self._memory.restore(state.under("memory."), int(facts.get("number", 0)))
         self._drift.restore(state.arrays["errors"])
         self._classifier.restore(facts, state.under("model."))

@@ -16,7 +16,6 @@ from fl_elastic.errors import (
     StreamDataError,
     StreamError,
 )
-from fl_elastic.old_state import npz_file
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.streaming.aside import put_aside
@@ -25,7 +24,7 @@ __all__ = ["StateFolder", "load_state", "save_state", "taking_over"]
 
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream")
-_STATE, _PROFILE = "learner.npz", "profile.json"
+_STATE, _PROFILE = "learner.state", "profile.state"
 
 
 def save_state(path: Path, state: Archive) -> None:
@@ -42,7 +41,7 @@ def load_state(path: Path) -> Archive | None:
         If the file cannot be read, or is of another version.
     """
     try:
-        return read_archive(path, _KIND, old=npz_file("facts"))
+        return read_archive(path, _KIND)
     except FileNotFoundError:
         return None
     except ArchiveVersionError as error:

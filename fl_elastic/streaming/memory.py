@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import StoreError
 from fl_elastic.streaming.account import Account
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
@@ -96,7 +95,7 @@ class StreamMemory:
         self._given, self._waits = Account(), False
         self.version: str | None = None
         self.events = 0
-        # Also samples that an earlier release, or somebody else, has added.
+        # Also samples that somebody else has added.
         self.number = int(store.noted("last_id") or 0)
         self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
         store.settled_by(self.settle)
@@ -125,15 +124,6 @@ class StreamMemory:
             self._recent.wait(row.number, prediction)
         self._give([row], np.array(scores) if self._keeps_scores else None)
         return self.store.fits(row.x.nbytes)
-
-    def keep_features_as(self, precision: str) -> None:
-        """Keep features of samples to come as "int8", "fp16" or "fp32"; "" changes nothing."""
-        if not precision or self.version is None:
-            return
-        try:
-            self.store.write_as("raw" if precision == "fp32" else precision)
-        except StoreError as error:
-            _LOG.warning("features are kept as before: %s", error)
 
     def drop(self, numbers: Collection[int]) -> None:
         """Do not give these samples to the store after all: nothing says that they came, if this process dies."""

@@ -34,6 +34,5 @@ def with_place(places: Mapping[str, Mapping[str, Any]], new: Place) -> dict[str,
     >>> with_place({"csv:a": {"offset": 3}, "csv:b": {"offset": 9}}, Place("csv:a", {"offset": 5}))
     {'csv:b': {'offset': 9}, 'csv:a': {'offset': 5}}
     """
-    # Without a name stands what an earlier release has counted.
-    rest = {source: at for source, at in places.items() if source not in (new.source, "")}
+    rest = {source: at for source, at in places.items() if source != new.source}
     return dict([*rest.items(), (new.source, new.at)][-MOST_PLACES:])

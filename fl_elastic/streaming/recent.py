@@ -101,6 +101,5 @@ def _rows(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[Row]:
         return []
     x, t = arrays[f"{name}.x"], arrays[f"{name}.t"].astype(np.float64)
     y = arrays[f"{name}.y"].astype(np.int64)
-    # A state of an earlier release has no numbers.
-    n = arrays.get(f"{name}.n", np.zeros(len(x))).astype(np.int64)
+    n = arrays[f"{name}.n"].astype(np.int64)
     return [Row(*each) for each in zip(x, y.tolist(), t.tolist(), n.tolist(), strict=True)]

@@ -107,19 +107,12 @@ class StreamRecord:
 
     def to_facts(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        return {**asdict(self), "no_label": NO_LABEL}
+        return asdict(self)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> StreamRecord:
         """Read what `to_facts` wrote."""
-        # An earlier release had a number for samples without a label.
-        names = {facts.get("no_label", "-1"): NO_LABEL}
-        points = [
-            Point(**{**point, "stored": {names.get(y, y): n for y, n in point["stored"].items()}})
-            for point in facts["points"]
-        ]
-        rest = {name: value for name, value in facts.items() if name != "no_label"}
-        return cls(**{**rest, "points": points})
+        return cls(**{**facts, "points": [Point(**point) for point in facts["points"]]})
 
 
 def label_name(label: int | None) -> str:

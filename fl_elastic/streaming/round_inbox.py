@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.old_state import npz_file
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming.labelled import LabelledWeights
 
@@ -56,15 +55,12 @@ class RoundChange:
         Differences; of tensors that hold whole numbers, and of the rows of new labels, the values themselves.
     new : tuple of int
         Labels that the saved state did not have.
-    precision : str
-        In which the server wants features kept from now on; empty leaves it to the learner.
     """
 
     name: str
     after: str
     change: LabelledWeights
     new: tuple[int, ...] = ()
-    precision: str = ""
 
 
 def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
@@ -147,14 +143,13 @@ class RoundInbox:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         place = Path(folder) / "inbox"
-        self._left, self._claimed = place / "round.npz", place / "claimed.npz"
+        self._left, self._claimed = place / "round.state", place / "claimed.state"
 
     def leave(self, change: RoundChange) -> None:
         """Leave a result; OSError if the disk does not take it."""
         facts = {
             "name": change.name, "after": change.after, "new": list(change.new),
             "labels": list(change.change.labels), "head": list(change.change.head),
-            "precision": change.precision,
         }  # fmt: skip
         arrays = {f"tensor.{name}": value for name, value in change.change.weights.items()}
         write_archive(self._left, _KIND, facts, arrays)
@@ -170,13 +165,12 @@ class RoundInbox:
             except OSError:
                 return None
         try:
-            found = read_archive(self._claimed, _KIND, old=npz_file("facts"))
+            found = read_archive(self._claimed, _KIND)
             facts, weights = found.facts, found.under("tensor.")
             head = tuple(str(name) for name in facts["head"])
             change = LabelledWeights(weights, _labels(facts["labels"]), head)
             return RoundChange(
                 str(facts["name"]), str(facts["after"]), change, _labels(facts["new"]),
-                str(facts.get("precision", "")),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError) as error:
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)

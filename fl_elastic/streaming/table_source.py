@@ -232,11 +232,7 @@ class TableFile:
         """Go on from a place; return whether the file has the bytes before it that it had then."""
         first = next(self.lines(final=True), None)
         self.header = None if first is None else named(first.text)
-        rows = int(place.get("rows", 0))
-        if "offset" not in place:
-            # An earlier release has counted the rows, without the blank ones.
-            return all(self._skip() for _ in range(rows))
-        end = int(place["offset"])
+        rows, end = int(place["rows"]), int(place["offset"])
         if end > os.fstat(self._file).st_size or self._tail(end) != place.get("tail"):
             return False
         self._buffer, self._start, self._searched, self.rows = b"", end, 0, rows
@@ -316,13 +312,6 @@ class TableFile:
             f"({self.rows} rows): which of its rows are new cannot be told. Append to it, or rename it and begin a "
             "new one in its place"
         )
-
-    def _skip(self) -> bool:
-        for line in self.lines(final=True):
-            if line.text.strip() or line.is_too_long:
-                self.rows += 1
-                return True
-        return False
 
     def _tail(self, end: int) -> int:
         start = max(end - _TAIL, 0)

@@ -18,7 +18,6 @@ from torch import nn
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import chances_kept
-from fl_elastic.old_state import json_file
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
@@ -43,7 +42,7 @@ from fl_elastic.update.running_sums import RunningSums
 
 __all__ = ["Mark", "Visit", "open_store", "visit"]
 
-_STORE, _MARK = "samples.db", "round.json"
+_STORE, _MARK = "samples.db", "mark.state"
 _KIND = Kind("fl_elastic.mark")
 _NEWEST = 512
 _ROOM = 16 * 2**20
@@ -77,7 +76,7 @@ class Mark:
     def load(cls, folder: Path) -> Mark:
         """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
         try:
-            facts = read_archive(folder / _MARK, _KIND, old=json_file).facts
+            facts = read_archive(folder / _MARK, _KIND).facts
             return cls(**{name: int(count) for name, count in facts.items()})
         except (OSError, ValueError, TypeError, OverflowError):
             return cls()

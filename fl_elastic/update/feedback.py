@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, UpdateError
-from fl_elastic.old_state import residuals_file
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import PartialUpdate, trained_part
@@ -153,7 +152,7 @@ def _as_written(delta: NDArray[Any]) -> NDArray[np.float32]:
 def _read(path: str | os.PathLike[str], manifest: Manifest) -> dict[str, NDArray[np.float32]]:
     most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
     most += _OVERHEAD * (len(manifest) + 1)
-    residuals = dict(read_archive(path, _KIND, most=most, old=residuals_file).arrays)
+    residuals = dict(read_archive(path, _KIND, most=most).arrays)
     for name, residual in residuals.items():
         fits = name in manifest.index and manifest.role(name) is Role.PARAMETER
         if not fits or residual.shape != manifest.shape(name) or residual.dtype != np.float32:

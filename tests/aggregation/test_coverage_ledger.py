@@ -23,20 +23,6 @@ PARAMETERS = ("deep", "middle", "head")
 histories = st.lists(st.sets(st.sampled_from(NAMES)), min_size=1, max_size=12)
 
 
-@given(history=histories, quota=st.integers(1, 6))
-def test_overdue_is_what_the_last_rounds_left_out(history: list[set[str]], quota: int) -> None:
-    ledger = CoverageLedger(MANIFEST)
-    for tensors in history:
-        ledger.record("a", "pi", tensors)
-    late = [
-        name
-        for name in PARAMETERS
-        if len(history) >= quota and not any(name in tensors for tensors in history[-quota:])
-    ]
-    assert ledger.overdue("a", quota) == late
-    assert ledger.overdue("a", 0) == ledger.overdue("stranger", quota) == []
-
-
 @given(history=histories)
 def test_probabilities_are_recent_shares_with_one_imagined_round(history: list[set[str]]) -> None:
     ledger = CoverageLedger(MANIFEST)
@@ -68,7 +54,6 @@ def test_a_restart_forgets_nothing(history: list[set[str]]) -> None:
     again.from_arrays(ledger.to_arrays())
     for client in ("0", "1", "2"):
         assert again.probabilities(client) == ledger.probabilities(client)
-        assert again.overdue(client, 2) == ledger.overdue(client, 2)
     assert all(np.array_equal(again.shares()[d], s) for d, s in ledger.shares().items())
 
 

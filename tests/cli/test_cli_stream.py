@@ -229,7 +229,7 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
         (place / "none_fits.csv").write_text("a,b,c,d,label\n" + "1,0\n" * 200)
         with pytest.raises(ElasticError, match=why):
             call(*arguments(place), *given)
-    assert not (place / "state" / "learner.npz").exists()
+    assert not (place / "state" / "learner.state").exists()
     # The next attempt begins at the first row.
     assert "299 samples" in (told := call(*arguments(place)))
     assert "refused: 'a' in column 'a' is no number (1 times)" in told
@@ -348,7 +348,7 @@ def test_a_head_in_closed_form_reads_where_it_is_told_or_chooses(
     solved = ("--closed-form", "--read", "auto", "--json")
     first = call(*arguments(place, *solved, "--limit", "150"))
     assert first["observed"] == 149 and first["reads"] == ""
-    assert not (place / "state" / "learner.npz").exists()
+    assert not (place / "state" / "learner.state").exists()
     second = call(*arguments(place, *solved, "--limit", "100"))
     assert second["observed"] == 249 and second["reads"]
     own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
@@ -371,7 +371,7 @@ def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
         )  # fmt: skip
     try:
         end = time.monotonic() + 120
-        while not (place / "state" / "learner.npz").exists() and time.monotonic() < end:
+        while not (place / "state" / "learner.state").exists() and time.monotonic() < end:
             # One that has ended by itself is not waited for.
             assert service.poll() is None
             time.sleep(0.05)

@@ -78,7 +78,7 @@ def run(place: Path, *more: object) -> tuple[dict[str, Any], str]:
 
 
 def test_killed_and_started_again_it_misses_no_row(place: Path) -> None:
-    state = place / "state" / "learner.npz"
+    state = place / "state" / "learner.state"
     for _ in range(3):
         before = state.read_bytes() if state.exists() else b""
         service = start(
@@ -100,19 +100,19 @@ def test_killed_and_started_again_it_misses_no_row(place: Path) -> None:
 def test_damaged_files_are_put_aside_and_said(place: Path) -> None:
     first, _ = run(place)
     folder = place / "state"
-    for name in ("samples.db", "learner.npz"):
+    for name in ("samples.db", "learner.state"):
         data = bytearray((folder / name).read_bytes())
         data[: len(data) // 2] = os.urandom(len(data) // 2)
         (folder / name).write_bytes(bytes(data))
     second, err = run(place)
     assert "put aside as samples.db.damaged-1" in err
-    assert "put aside as learner.npz.damaged-1" in err and "Traceback" not in err
+    assert "put aside as learner.state.damaged-1" in err and "Traceback" not in err
     assert second["observed"] == first["observed"] == ROWS - 1
     assert sum(second["stored"].values()) > 300
 
 
 def test_a_second_service_on_the_same_folder_is_kept_out_until_the_first_dies(place: Path) -> None:
-    state = place / "state" / "learner.npz"
+    state = place / "state" / "learner.state"
     service = start(place, *arguments(place, f"csv:{place}/table.csv", "--follow"))
     try:
         assert wait_until(state.exists, 60)
@@ -174,14 +174,14 @@ def test_a_full_disk_costs_what_cannot_be_kept_and_the_service_goes_on(place: Pa
         try:
             client = Client(port, service)
             assert not any(each["refused"] for each in client.send(samples(100)))
-            state = load_state(disk / "state" / "learner.npz")
+            state = load_state(disk / "state" / "learner.state")
             assert state is not None and state.facts["progress"]["observed"] == 80
             filler = fill(disk)
             answers = client.send(samples(2500), labelled=False) + client.send(samples(100))
             # Every one is predicted, those that cannot be kept have no id.
             assert not any(each["refused"] or each["prediction"] is None for each in answers)
             assert answers[2499]["sample_id"] is None
-            again = load_state(disk / "state" / "learner.npz")
+            again = load_state(disk / "state" / "learner.state")
             assert again is not None and again.facts == state.facts
             filler.unlink()
             answers = client.send(samples(100))
@@ -193,7 +193,7 @@ def test_a_full_disk_costs_what_cannot_be_kept_and_the_service_goes_on(place: Pa
         assert status == 0 and said["observed"] == 2800 and "Traceback" not in err
         assert "could not be written" in err and "could not be saved" in err
         assert len(err.splitlines()) < 100
-        state = load_state(disk / "state" / "learner.npz")
+        state = load_state(disk / "state" / "learner.state")
         assert state is not None and state.facts["progress"]["observed"] == 2800
         assert state.facts["progress"]["saves_failed"] > 0
         with SampleStore(disk / "state" / "samples.db", 2**19) as store:
@@ -235,7 +235,7 @@ def test_on_a_small_disk_the_store_is_as_large_as_fits_and_everything_is_saved(
         said = json.loads(out)
         assert said["observed"] == 4000 and 500 < sum(said["stored"].values()) < 2000
         assert "could not be" not in err
-        state = load_state(disk / "state" / "learner.npz")
+        state = load_state(disk / "state" / "learner.state")
         assert state is not None and state.facts["progress"]["observed"] == 4000
         assert state.facts["progress"]["saves_failed"] == 0
         # It is opened again with the same size.
@@ -253,7 +253,7 @@ def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(place: Path) -> N
         where = ["--state-dir", disk / "state", "--capacity", 2**19, "--follow"]
         service = start(place, *arguments(place, f"csv:{place}/table.csv", *where))
         try:
-            state = disk / "state" / "learner.npz"
+            state = disk / "state" / "learner.state"
             assert wait_until(state.exists, 60)
             filler = fill(disk)
             with open(place / "table.csv", "a") as table:

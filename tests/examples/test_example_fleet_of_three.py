@@ -55,7 +55,7 @@ def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_p
     assert [each["round"] for each in rounds] == [0, 1, 2]
     assert [len(each["nodes"]) for each in rounds] == [0, 3, 3]
     assert all(said["step_seconds"] > 0 for said in rounds[-1]["nodes"].values())
-    assert len(list((results / "checkpoints").glob("round-*.npz"))) == 2
+    assert len(list((results / "checkpoints").glob("round-*.state"))) == 2
     assert all((tmp_path / f"node{number}" / "metrics.jsonl").exists() for number in (1, 2, 3))
 
 

@@ -21,7 +21,7 @@ def test_a_killed_service_goes_on(rows: int, tmp_path: Path) -> None:
     assert f"rows that were observed: {rows}\n" in said
     assert json.loads((place / "state" / "summary.json").read_text())["observed"] == rows
     # What is held out to test on and what is stored are together every row, each under its own number.
-    state = load_state(place / "state" / "learner.npz")
+    state = load_state(place / "state" / "learner.state")
     assert state is not None
     held = state.under("memory.")["held.n"].tolist()
     with SampleStore(place / "state" / "samples.db", 2**26) as store:

@@ -87,7 +87,7 @@ LIES_BY_METHOD = (
     # What a client may do in the first round, a few others have to make good.
     ({"rule": "contributors", "server": "fedadam"}, 10, ("enormous, once",)),
     (
-        {"rule": "contributors", "policy": "elastic", "plan_source": "server"},
+        {"rule": "contributors", "policy": "elastic", "plan": "server"},
         8,
         ("costs of another group",),
     ),
@@ -119,7 +119,7 @@ def test_a_node_that_lies_about_everything_changes_nothing_for_the_others(tmp_pa
         # A step of digits takes no nanosecond.
         assert all((line["deadline_seconds"] or 1.0) > 1e-4 for line in lines)
         assert max(len(json.dumps(line)) for line in lines) < 50_000
-        checkpoints = list((fleet.folder.results / "checkpoints").glob("*.npz"))
+        checkpoints = list((fleet.folder.results / "checkpoints").glob("*.state"))
         assert checkpoints and max(each.stat().st_size for each in checkpoints) < 4_000_000
         note("a node that lies about itself", lost="nothing")
 
@@ -161,7 +161,7 @@ def test_lies_about_updates_leave_the_fleet_where_an_honest_node_does(
             for lie in lies:
                 lost = honest - end_of_run(lie)
                 note(f"a node that lies: {lie}", lost=lost)
-                assert "plan_source" in method or lost < 0.05, lie
+                assert "plan" in method or lost < 0.05, lie
 
 
 def test_a_node_that_never_answers_costs_one_round_timeout() -> None:

@@ -33,7 +33,7 @@ def test_a_node_whose_disk_fills_up_trains_on(tmp_path: Path) -> None:
                 scenario=scenario_text(2, rounds=5), results=str(fleet.folder.results)
             )
             wait_until(lambda: len(rounds_of(fleet)) >= 1, 120, "the first round")
-            for profile in (disk / "node").rglob("profile-*.json"):
+            for profile in (disk / "node").rglob("profile-*.state"):
                 profile.unlink()
             _fill(disk)
             state = fleet.wait(run)
@@ -41,7 +41,7 @@ def test_a_node_whose_disk_fills_up_trains_on(tmp_path: Path) -> None:
             accepted = [line["accepted"] for line in rounds_of(fleet)]
             assert accepted == [2] * 5
             # It had no room to keep its costs, and measured them anew in every round.
-            assert not list((disk / "node").rglob("profile-*.json"))
+            assert not list((disk / "node").rglob("profile-*.state"))
             assert improved(fleet)
             note("node's disk full", lost="its cost profile, measured again in every round",
                  accepted=accepted)  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_server_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
         state = fleet.wait(run)
         assert state.status == "finished:failed", state
         assert "cannot write checkpoint" in state.details + fleet.log("server")
-        kept = sorted((disk / "results" / "checkpoints").glob("round-*.npz"))
+        kept = sorted((disk / "results" / "checkpoints").glob("round-*.state"))
         assert kept
         more = subprocess.run(
             ["mount", "-o", "remount,size=64m", str(disk)], capture_output=True, check=False

@@ -59,7 +59,7 @@ def test_a_node_whose_power_was_cut_comes_back(off_seconds: int) -> None:
         assert last["round"] == 4 and last["accepted"] == 2
         assert improved(fleet)
         state = fleet.folder.root / "state" / victim
-        assert len(list(state.glob("full/0/profile-*.json"))) == 1
+        assert len(list(state.glob("full/0/profile-*.state"))) == 1
         note(f"power of a node off for {off_seconds} s", lost="its update of one round at most",
              back_after=back)  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
     services = [service(states[0], f"dir:{arriving}"), service(states[1], f"csv:{table}")]
 
     def observed(state: Path) -> int:
-        saved = load_state(state / "learner.npz")
+        saved = load_state(state / "learner.state")
         return 0 if saved is None else int(saved.facts["progress"]["observed"])
 
     def all_taken() -> bool:
@@ -144,7 +144,7 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
     for state, summary in zip(states, summaries, strict=True):
         assert summary["observed"] == BEFORE + LATER and summary["refused"] == {}
         assert summary["prequential_accuracy"] > 0.5
-        saved = load_state(state / "learner.npz")
+        saved = load_state(state / "learner.state")
         assert saved is not None
         # A round that ends before the one before it was looked at takes its place.
         assert 1 <= saved.facts["rounds"]["taken"] <= ROUNDS

@@ -55,7 +55,7 @@ def fit(made: ElasticClient, model: nn.Module | None = None) -> bytes:
 
 def paths(state_dir: Path, model: nn.Module | None = None) -> tuple[Path, Path]:
     key = Manifest.of(model or build()).hash
-    return state_dir / f"profile-{key}.json", state_dir / f"selection-{key}.json"
+    return state_dir / f"profile-{key}.state", state_dir / f"selection-{key}.state"
 
 
 def selection(path: Path) -> SelectionState:

@@ -17,7 +17,6 @@ from small_models import conv_net, flat_profile, sgd
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.flower import ElasticClient, elastic_client_app
 from fl_elastic.flower.records import PACKED, instruction
 from fl_elastic.planning import POLICIES, policies
@@ -152,31 +151,3 @@ def test_without_a_folder_the_counters_are_in_the_nodes_own_context() -> None:
         node.trained(number)
     record = node.context.state["fl_elastic.selection"]
     assert isinstance(record, ConfigRecord) and '"left_out"' in str(record["json"])
-
-
-def test_what_a_client_cannot_train_is_not_overdue_for_ever() -> None:
-    manifest = Manifest(
-        ("frozen", "deep", "head"), ((1,), (1,), (1,)), ("float32",) * 3, (Role.PARAMETER,) * 3
-    )
-    ledger, deep = CoverageLedger(manifest), 0
-    for _ in range(40):
-        overdue = ledger.overdue("node", quota=4)
-        deep += bool(overdue)
-        ledger.record("node", "pi", ["deep", "head"] if overdue else ["head"])
-    # Twice in vain for the frozen one; from then on "deep" alone comes due, every fifth round.
-    assert deep == pytest.approx(40 / 5, abs=3)
-
-
-def test_a_device_that_comes_to_its_groups_one_by_one_is_asked_for_all() -> None:
-    names = tuple(f"group{number}" for number in range(6))
-    manifest = Manifest(names, ((1,),) * 6, ("float32",) * 6, (Role.PARAMETER,) * 6)
-    ledger = CoverageLedger(manifest)
-    left_out = dict.fromkeys(names, 0)
-    trained: list[str] = []
-    for _ in range(60):
-        overdue = ledger.overdue("node", quota=3)
-        choice = max(overdue, key=left_out.__getitem__, default="group0")
-        ledger.record("node", "pi", [choice])
-        left_out = {name: gap + 1 for name, gap in left_out.items()} | {choice: 0}
-        trained.append(choice)
-    assert set(trained[-12:]) >= set(names[1:])

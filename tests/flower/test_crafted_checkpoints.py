@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ from fl_elastic.errors import CheckpointError, ElasticError
 from fl_elastic.flower import (
     Checkpointed,
     PartialUpdates,
-    RoundTerms,
-    checkpoint,
+    RoundConfig,
     load_checkpoint,
 )
 from fl_elastic.storage import Kind, read_archive
@@ -34,7 +31,7 @@ KIND = "fl_elastic.checkpoint"
 def strategy() -> PartialUpdates:
     return PartialUpdates(
         quiet(FedAdam, eta=0.05),
-        terms=RoundTerms(quota=3, blend=0.5, delta_downlink=True),
+        config=RoundConfig(delta_downlink=True),
         server_optimizer=SERVER_OPTIMIZERS.make("momentum", 0.5),
         average=ModelAverage(0.5),
     )
@@ -45,17 +42,13 @@ def trained(folder: Path, rounds: int = 2) -> Any:
     return run(Checkpointed(strategy(), folder), apps, first_arrays(), rounds)[0]
 
 
-@pytest.fixture(params=["archive", "npz"])
-def written(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint as it is written today, or as earlier releases wrote it, and what is in it."""
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint, and what is in it."""
     trained(tmp_path)
-    path = tmp_path / "round-000002.npz"
-    (tmp_path / "round-000001.npz").unlink()
-    entries = entries_of(path)
-    if request.param == "npz":
-        path.write_bytes(b"PK")
-        put(path, entries)
-    return path, entries
+    path = tmp_path / "round-000002.state"
+    (tmp_path / "round-000001.state").unlink()
+    return path, entries_of(path)
 
 
 def entries_of(path: Path) -> dict[str, Any]:
@@ -71,25 +64,20 @@ def about(entries: dict[str, Any], **changes: Any) -> np.ndarray:
 
 
 def put(path: Path, entries: dict[str, Any]) -> None:
-    """Write a checkpoint in the form that the file there has."""
-    if not path.exists() or not path.read_bytes().startswith(b"PK"):
-        arrays = {name: array for name, array in entries.items() if name != "about"}
-        text = entries["about"].tobytes() if "about" in entries else b"{}"
-        try:
-            version = json.loads(text)["version"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            version = 1
-        path.write_bytes(crafted(KIND, version, text, arrays))
-        return
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **entries)
-    path.write_bytes(buffer.getvalue())
+    """Write a checkpoint."""
+    arrays = {name: array for name, array in entries.items() if name != "about"}
+    text = entries["about"].tobytes() if "about" in entries else b"{}"
+    try:
+        version = json.loads(text)["version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        version = 1
+    path.write_bytes(crafted(KIND, version, text, arrays))
 
 
 ONE = np.ones(1)
 STATE: dict[str, np.ndarray] = {
     "state/on_round!number!": ONE,
-    "state/terms!dict!x": ONE,
+    "state/config!dict!x": ONE,
     "state/merge!number!": ONE,
     "state/rule!list!0": ONE,
     "state/server_optimizer!dict!x": ONE,
@@ -110,7 +98,7 @@ STATE: dict[str, np.ndarray] = {
     "state/_manifest!dict!x": ONE,
     "state/inner!object!x": ONE,
     "state/nobody!dict!x": ONE,
-    "state/fleet.terms!dict!x": ONE,
+    "state/fleet.config!dict!x": ONE,
     "state/fleet.capabilities!dict!x": ONE,
     "state/inner.inner.inner!dict!x": ONE,
     "state/": ONE,
@@ -185,22 +173,8 @@ def test_arrays_of_another_kind_are_one_error(written: tuple[Path, dict[str, Any
             load_checkpoint(path.parent, first_arrays())
 
 
-def test_a_file_that_unpacks_to_more_than_a_run_keeps_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A gigabyte, which takes long to write here.
-    monkeypatch.setattr(checkpoint, "_BESIDES", 1 << 24)
-    path = tmp_path / "round-000001.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("state/x.npy", "w", force_zip64=True) as stream:
-            for _ in range(48):
-                stream.write(bytes(1 << 20))
-    with pytest.raises(CheckpointError, match="at most"):
-        load_checkpoint(tmp_path, first_arrays())
-
-
 def test_a_file_that_is_longer_than_what_a_run_keeps_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "round-000001.npz"
+    path = tmp_path / "round-000001.state"
     path.write_bytes(b"FLEA")
     os.truncate(path, 3 << 30)
     with pytest.raises(CheckpointError, match="at most"):

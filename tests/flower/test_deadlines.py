@@ -34,13 +34,13 @@ from fl_elastic.flower import (
     Deadline,
     ElasticClient,
     PartialUpdates,
+    RoundConfig,
     RoundRecord,
-    RoundTerms,
     elastic_client_app,
 )
-from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
-from fl_elastic.flower.instructions import DEADLINE
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
+from fl_elastic.flower.tasks.task import DEADLINE, TASK
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
@@ -68,7 +68,7 @@ def answering_app(node: int, metrics: Any = None, told: list[Any] | None = None)
     @app.evaluate()
     def evaluate(message: Message, context: Any) -> Message:
         _, config = read_instruction("evaluate", message.content)
-        if not config.get(QUERY):
+        if config.get(TASK) != "describe":
             return inner(message, context)
         said = capabilities(node).to_metrics() if metrics is None else metrics
         if isinstance(said, Exception):
@@ -87,20 +87,24 @@ def questions(grid: InProcessGrid) -> list[int]:
         message.metadata.dst_node_id
         for message in grid.sent
         for config in message.content.config_records.values()
-        if config.get(QUERY)
+        if config.get(TASK) == "describe"
     ]
 
 
-def deadlines(terms: RoundTerms, apps: dict[int, ClientApp], rounds: int = 2) -> list[float | None]:
+def deadlines(
+    terms: RoundConfig, apps: dict[int, ClientApp], rounds: int = 2
+) -> list[float | None]:
     records: list[RoundRecord] = []
-    run(PartialUpdates(quiet(), terms=terms, on_round=records.append), apps, first_arrays(), rounds)
+    run(
+        PartialUpdates(quiet(), config=terms, on_round=records.append), apps, first_arrays(), rounds
+    )
     assert all(len(record.accepted) == 4 for record in records)
     return [record.deadline for record in records]
 
 
-def quantile(share: float) -> RoundTerms:
+def quantile(share: float) -> RoundConfig:
     # Grace beyond any wait of these tests.
-    return RoundTerms(deadline=Deadline(quantile=share), grace=100.0)
+    return RoundConfig(deadline=Deadline(quantile=share))
 
 
 @pytest.mark.parametrize(
@@ -122,21 +126,21 @@ def test_sending_is_part_of_what_a_device_needs() -> None:
 def test_every_client_is_told() -> None:
     told: list[Any] = []
     apps = {node: answering_app(node, told=told) for node in EXAMPLES}
-    deadlines(RoundTerms(deadline=Deadline(seconds=7.5), grace=100.0), apps)
+    deadlines(RoundConfig(deadline=Deadline(seconds=7.5)), apps)
     assert told == [7.5] * 8
     told.clear()
-    deadlines(RoundTerms(), apps)
+    deadlines(RoundConfig(), apps)
     assert told == [None] * 8
 
 
 def test_a_fixed_deadline_asks_nobody() -> None:
-    terms = RoundTerms(deadline=Deadline(seconds=60.0))
-    _, grid = run(PartialUpdates(quiet(), terms=terms), fleet(), first_arrays(), 2)
+    terms = RoundConfig(deadline=Deadline(seconds=60.0))
+    _, grid = run(PartialUpdates(quiet(), config=terms), fleet(), first_arrays(), 2)
     assert questions(grid) == []
 
 
 def test_every_node_is_asked_once() -> None:
-    strategy = PartialUpdates(quiet(), terms=quantile(0.5))
+    strategy = PartialUpdates(quiet(), config=quantile(0.5))
     _, grid = run(strategy, fleet(), first_arrays(), 3)
     assert sorted(questions(grid)) == [1, 2, 3, 4]
     assert strategy.fleet.capabilities == {node: capabilities(node) for node in EXAMPLES}
@@ -162,7 +166,7 @@ class Waiting(FedAvg):
 def test_nodes_that_connect_later_are_asked_when_they_are_there() -> None:
     records: list[RoundRecord] = []
     inner = Waiting(fraction_evaluate=0.0, min_available_nodes=2)
-    strategy = PartialUpdates(inner, terms=quantile(1.0), on_round=records.append)
+    strategy = PartialUpdates(inner, config=quantile(1.0), on_round=records.append)
     grid = Growing()
     strategy.start(grid, first_arrays(), num_rounds=2)
     assert [record.deadline for record in records] == [20.0, 40.0]
@@ -211,7 +215,7 @@ def test_a_reply_without_the_records_of_an_answer_is_nonsense_too() -> None:
             reply.content = RecordDict({"other": MetricRecord({"x": 1})})
         return reply
 
-    strategy = PartialUpdates(quiet(), terms=quantile(0.5))
+    strategy = PartialUpdates(quiet(), config=quantile(0.5))
     result, _ = run(strategy, fleet(), first_arrays(), 1, alter=stripped)
     assert strategy.fleet.capabilities == {}
     assert result.arrays
@@ -226,7 +230,7 @@ def test_an_error_from_the_transport_is_nonsense_too() -> None:
         return answered
 
     assert deadlines(quantile(0.5), fleet(), 1) == [30.0]
-    strategy = PartialUpdates(quiet(), terms=quantile(0.5))
+    strategy = PartialUpdates(quiet(), config=quantile(0.5))
     run(strategy, fleet(), first_arrays(), 1, alter=failed)
     assert strategy.fleet.capabilities == {}
 
@@ -294,7 +298,7 @@ def test_both_kinds_of_app_say_what_the_device_can_do(profile: CostProfile) -> N
     expected = Capabilities("pi 4", 24, 8, profile.full_step_seconds, sent, 1e4, groups=costs)
     assert made().capabilities() == expected
     apps = {1: legacy_app(made), 2: elastic_client_app(lambda _: made())}
-    strategy = PartialUpdates(quiet(nodes=2), terms=quantile(0.5))
+    strategy = PartialUpdates(quiet(nodes=2), config=quantile(0.5))
     arrays = weights_of(build(), Manifest.of(build()))
     run(strategy, apps, as_record(arrays))
     assert strategy.fleet.capabilities == {1: expected, 2: expected}
@@ -371,7 +375,7 @@ def test_the_question_is_no_evaluation(profile: CostProfile) -> None:
     """It brings no model, and the client's own stays as it is."""
     made = client(profile, budget=Budget())
     before = [array.copy() for array in made.get_parameters({})]
-    loss, examples, metrics = made.evaluate([], {QUERY: True})
+    loss, examples, metrics = made.evaluate([], {TASK: "describe"})
     assert (loss, examples) == (0.0, 24)
     assert ConfigRecord(metrics)
     after = made.get_parameters({})

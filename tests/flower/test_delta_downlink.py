@@ -33,12 +33,11 @@ from fl_elastic.errors import StaleModelError
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
+    RoundConfig,
     RoundRecord,
-    RoundTerms,
     elastic_client_app,
 )
 from fl_elastic.flower.downlink import Downlink
-from fl_elastic.flower.instructions import KEEP
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
@@ -48,10 +47,12 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.model_wire import decode_weights, encode_weights
 
-DELTA = RoundTerms(delta_downlink=True)
+KEEP = config_key("keep")
+DELTA = RoundConfig(delta_downlink=True)
 BIG = {"big": np.ones(500, np.float32)}
 """Nobody trains it, so that it is worth leaving out."""
 Keep = dict[int, tuple[Weights, int]]
@@ -114,25 +115,25 @@ def test_the_run_is_the_same_and_fewer_bytes_go_out(
     server: Callable[..., FedAvg], evaluating: float, codec: str
 ) -> None:
     found, records = {}, {}
-    for terms in (RoundTerms(), DELTA):
+    for terms in (RoundConfig(), DELTA):
         seen: list[RoundRecord] = []
         strategy = PartialUpdates(
             server(fraction_evaluate=evaluating, min_available_nodes=4),
-            terms=terms, codec=codec, on_round=seen.append,
+            config=terms, codec=codec, on_round=seen.append,
         )  # fmt: skip
         apps = fleet({}) if terms is DELTA else plain_fleet()
         found[terms], _ = run(strategy, apps, first_arrays(BIG), 4)
         records[terms] = seen
-    assert_identical(found[DELTA].arrays, found[RoundTerms()].arrays)
+    assert_identical(found[DELTA].arrays, found[RoundConfig()].arrays)
     assert found[DELTA].evaluate_metrics_clientapp.keys() == ({1, 2, 3, 4} if evaluating else set())
-    whole = [record.downlink_bytes for record in records[RoundTerms()]]
+    whole = [record.downlink_bytes for record in records[RoundConfig()]]
     for number, record in enumerate(records[DELTA]):
         assert record.downlink_bytes == whole[number]
         assert not record.rejected
         assert record.downlink_total_bytes == sum(sizes(record).values())
         assert all((size < whole[number]) is (number > 0) for size in sizes(record).values())
     assert all(each.downlink_total_bytes == 4 * w for each, w in
-               zip(records[RoundTerms()], whole, strict=True))  # fmt: skip
+               zip(records[RoundConfig()], whole, strict=True))  # fmt: skip
 
 
 def test_after_an_evaluation_there_is_next_to_nothing_to_send() -> None:
@@ -141,7 +142,7 @@ def test_after_an_evaluation_there_is_next_to_nothing_to_send() -> None:
     inner = quiet(fraction_evaluate=1.0)
     kept: Keep = {}
     run(
-        PartialUpdates(inner, terms=DELTA, on_round=records.append),
+        PartialUpdates(inner, config=DELTA, on_round=records.append),
         fleet(kept),
         first_arrays(BIG),
         3,
@@ -153,7 +154,7 @@ def test_after_an_evaluation_there_is_next_to_nothing_to_send() -> None:
 
 def test_unchanged_tensors_do_not_travel_and_like_messages_are_one() -> None:
     kept: Keep = {}
-    result, grid = run(PartialUpdates(quiet(), terms=DELTA), fleet(kept), first_arrays(BIG), 2)
+    result, grid = run(PartialUpdates(quiet(), config=DELTA), fleet(kept), first_arrays(BIG), 2)
     second = grid.sent[4:]
     assert len({id(message.content) for message in second}) == 1
     data = read_instruction("train", second[0].content)[0][0].tobytes()
@@ -179,7 +180,7 @@ def test_who_lost_the_model_gets_the_whole_in_the_same_round(lost: set[int]) -> 
                 for node in forget:
                     del kept[node]
 
-        strategy = PartialUpdates(quiet(), terms=DELTA, on_round=on_round)
+        strategy = PartialUpdates(quiet(), config=DELTA, on_round=on_round)
         return as_weights(run(strategy, fleet(kept), first_arrays(BIG), 4)[0].arrays), records
 
     plain, _ = run_with({}, set())
@@ -207,7 +208,7 @@ def test_a_client_that_is_stale_for_ever_is_left_out(caplog: pytest.LogCaptureFi
         return Message(train_reply([], 0, refusal), reply_to=message)
 
     records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(), terms=DELTA, on_round=records.append)
+    strategy = PartialUpdates(quiet(), config=DELTA, on_round=records.append)
     _, grid = run(strategy, apps | {3: stubborn}, first_arrays(BIG), 2)
     for record in records:
         assert [each.node_id for each in record.rejected] == [3]
@@ -219,7 +220,7 @@ def test_a_client_that_is_stale_for_ever_is_left_out(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("claim", [-5, 0, 2, 99, 2**62])
 def test_a_false_claim_costs_at_most_a_second_message(claim: int) -> None:
     records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(), terms=DELTA, on_round=records.append)
+    strategy = PartialUpdates(quiet(), config=DELTA, on_round=records.append)
     found, _ = run(strategy, fleet({}, {2: claim}), first_arrays(BIG), 4)
     plain, _ = run(PartialUpdates(quiet()), plain_fleet(), first_arrays(BIG), 4)
     assert_identical(found.arrays, plain.arrays)
@@ -232,7 +233,7 @@ def test_any_rejection_forgets_the_version() -> None:
             reply.content["fitres.num_examples"]["num_examples"] = 8
         return reply
 
-    strategy = PartialUpdates(quiet(), terms=DELTA)
+    strategy = PartialUpdates(quiet(), config=DELTA)
     run(strategy, fleet({}), first_arrays(BIG), 2, alter=spoilt)
     assert strategy.downlink.held == {1: 2, 3: 2, 4: 2}
 
@@ -267,15 +268,17 @@ def test_elastic_clients_keep_the_model_on_disk(with_folder: bool, tmp_path: Pat
 
     first = weights_of(build(), Manifest.of(build()))
     found = {}
-    for terms in (RoundTerms(), DELTA):
+    for terms in (RoundConfig(), DELTA):
         records: list[RoundRecord] = []
         strategy = PartialUpdates(
-            quiet(nodes=2, fraction_evaluate=1.0), terms=terms, on_round=records.append
+            quiet(nodes=2, fraction_evaluate=1.0), config=terms, on_round=records.append
         )
         found[terms], _ = run(strategy, {node: app(node) for node in (1, 2)}, as_record(first), 3)
         assert not any(record.rejected for record in records)
-    assert_identical(found[DELTA].arrays, found[RoundTerms()].arrays)
-    assert found[DELTA].evaluate_metrics_clientapp == found[RoundTerms()].evaluate_metrics_clientapp
+    assert_identical(found[DELTA].arrays, found[RoundConfig()].arrays)
+    assert (
+        found[DELTA].evaluate_metrics_clientapp == found[RoundConfig()].evaluate_metrics_clientapp
+    )
     assert all("fl_elastic.have" not in record for record in
                found[DELTA].train_metrics_clientapp.values())  # fmt: skip
     smaller = [
@@ -361,5 +364,5 @@ def test_updates_start_from_the_version_that_was_sent() -> None:
         return update
 
     apps = {n: keeping_app(n, watched(u), kept) for kept in [{}] for n, u in scripts().items()}
-    run(PartialUpdates(quiet(), terms=DELTA), apps, first_arrays(BIG), 3)
+    run(PartialUpdates(quiet(), config=DELTA), apps, first_arrays(BIG), 3)
     assert seen == [1] * 4 + [2] * 4 + [3] * 4

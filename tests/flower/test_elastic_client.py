@@ -31,14 +31,15 @@ from fl_elastic import Budget
 from fl_elastic.errors import ElasticError, RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
-from fl_elastic.flower.instructions import RATE
 from fl_elastic.flower.records import ERROR, PACKED, instruction
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
+RATE = config_key("rate")
 PLAIN = (int, float, str, bytes, bool)
 
 
@@ -272,21 +273,6 @@ def test_parameters_are_all_tensors_in_the_manifests_order() -> None:
     assert tuple(state) == client.manifest.names
     for tensor, array in zip(state.values(), arrays, strict=True):
         assert array.tobytes() == tensor.numpy().tobytes()
-
-
-def test_properties_reach_the_server_through_both_kinds_of_app() -> None:
-    def client() -> ElasticClient:
-        return elastic_client(build(), 1, policy="head", budget=Budget(speedup=3), codec="fp16")
-
-    expected = {
-        "manifest": Manifest.of(build()).hash, "policy": "head", "codec": "fp16", "speedup": 3.0,
-    }  # fmt: skip
-    assert client().get_properties({}) == expected
-    direct = replied(elastic_client_app(lambda _: client()), RecordDict(), "query")
-    assert dict(direct["properties"]) == expected
-    asked = RecordDict({"getpropertiesins.config": ConfigRecord({})})
-    legacy = replied(legacy_app(client), asked, "get_properties")
-    assert dict(legacy["getpropertiesres.properties"]) == expected
 
 
 @pytest.mark.parametrize(

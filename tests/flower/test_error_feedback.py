@@ -49,7 +49,7 @@ def norm(deltas: Weights) -> float:
 
 
 def feedback_file(directory: Path) -> Path:
-    return directory / f"feedback-{MANIFEST.hash}.npz"
+    return directory / f"feedback-{MANIFEST.hash}.state"
 
 
 @pytest.fixture(scope="module")

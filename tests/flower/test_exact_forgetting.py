@@ -17,7 +17,7 @@ from fl_elastic import Budget
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
     initial_arrays,
 )
@@ -27,7 +27,7 @@ from fl_elastic.losses import classification_loss
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 NODES = range(1, 7)
-TERMS = RoundTerms(round_zero="closed_form", solve_every=5, forget=True)
+TERMS = RoundConfig(read="last", solve_every=5, forget=True)
 
 
 def build(*, frozen: bool) -> nn.Module:
@@ -75,7 +75,7 @@ class Federation:
         frozen: bool = True,
         rate: float = 0.05,
         optimizer: Any = torch.optim.SGD,
-        terms: RoundTerms = TERMS,
+        terms: RoundConfig = TERMS,
     ) -> None:
         self.records: list[RoundRecord] = []
         self.heads: list[dict[str, Any]] = []
@@ -91,7 +91,7 @@ class Federation:
         self.model = build(frozen=frozen)
         apps = {n: elastic_client_app(lambda _, n=n: self.clients[n]) for n in own}
         self.grid = InProcessGrid(len(own), apps.__getitem__)
-        self.strategy = PartialUpdates(quiet(nodes=3), terms=terms, on_round=self.records.append)
+        self.strategy = PartialUpdates(quiet(nodes=3), config=terms, on_round=self.records.append)
 
     def run(self, rounds: int, after_zero: Any = lambda self: None) -> Federation:
         def evaluate(server_round: int, arrays: ArrayRecord) -> None:
@@ -187,19 +187,19 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = six() | {2: [*data(2), *THEIRS]}
-    found, answers = Federation(own), ElasticClient._answer
+    found, answers = Federation(own), ElasticClient.head_sums
 
     def wish(run: Federation) -> None:
         run.clients[2].forget(range(48, 96))
 
-        def lost(client: ElasticClient, told: Any, metrics: Any) -> Any:
+        def lost(client: ElasticClient, task: Any) -> Any:
             from fl_elastic.errors import TrainingError
 
             if len([each for each in run.records if each.trains]) < 2:
                 raise TrainingError("out of memory")
-            return answers(client, told, metrics)
+            return answers(client, task)
 
-        monkeypatch.setattr(ElasticClient, "_answer", lost)
+        monkeypatch.setattr(ElasticClient, "head_sums", lost)
 
     told: list[bool] = []
     send = found.grid.push_messages
@@ -220,7 +220,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
 @pytest.mark.parametrize("frozen", [True, False])
 def test_examples_that_are_simply_gone_are_in_no_later_head(frozen: bool) -> None:
     """Without a wish; where nothing else is trained the head is due all the same."""
-    terms = RoundTerms(round_zero="closed_form", solve_every=1)
+    terms = RoundConfig(read="last", solve_every=1)
     never = Federation(six(), frozen=frozen, rate=0.0, terms=terms).run(1)
 
     def drop(run: Federation) -> None:
@@ -234,7 +234,7 @@ def test_examples_that_are_simply_gone_are_in_no_later_head(frozen: bool) -> Non
 @pytest.mark.parametrize("easy", [False, True])
 def test_who_leaves_is_in_no_later_head(easy: bool) -> None:
     """Also where the head of those who stay has a larger error, for they have the harder examples."""
-    terms = RoundTerms(round_zero="closed_form", solve_every=1)
+    terms = RoundConfig(read="last", solve_every=1)
     own = {node: data(node, clean=easy and node > 3) for node in NODES}
     stay = {node: own[node] for node in (1, 2, 3)}
     never = Federation(stay, frozen=False, rate=0.0, terms=terms).run(1)
@@ -255,7 +255,7 @@ def test_who_leaves_is_in_no_later_head(easy: bool) -> None:
 def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
     read: str, layer: str
 ) -> None:
-    terms = RoundTerms(round_zero="closed_form", solve_every=1, read=read)
+    terms = RoundConfig(solve_every=1, read=read)
     own = {node: data(node, clean=node <= 4) for node in NODES}
     stay = {node: own[node] for node in (1, 2, 3)}
     never = Federation(stay, frozen=False, rate=0.0, terms=terms).run(1)

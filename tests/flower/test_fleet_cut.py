@@ -15,11 +15,11 @@ from small_models import images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
 from fl_elastic.flower.fleet_cut import LeftAlone
 from fl_elastic.flower.initial import fresh_statistics
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, weights_of
@@ -47,7 +47,7 @@ def build() -> nn.Module:
 def federation(
     folder: Path,
     rounds: int,
-    terms: RoundTerms,
+    terms: RoundConfig,
     policy: str = "full",
     alter: Any = lambda reply: reply,
     **options: Any,
@@ -70,7 +70,7 @@ def federation(
         )  # fmt: skip
 
     apps = {node: elastic_client_app(lambda _, node=node: client_of(node)) for node in range(1, 5)}
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     result, _ = run(strategy, apps, arrays_of(build()), rounds, alter)
     return as_weights(result.arrays), records, reports
 
@@ -81,7 +81,7 @@ def below(name: str) -> bool:
 
 @pytest.mark.parametrize("policy", ["full", "elastic", "last_k", "random"])
 def test_what_lies_below_stays_as_it_is_under_every_policy(tmp_path: Path, policy: str) -> None:
-    found, records, _ = federation(tmp_path, 2, RoundTerms(cut=f"fixed:{CUT}"), policy)
+    found, records, _ = federation(tmp_path, 2, RoundConfig(cut=f"fixed:{CUT}"), policy)
     for name, before in as_weights(arrays_of(build())).items():
         if below(name) or "running" in name:
             np.testing.assert_array_equal(found[name], before)
@@ -90,7 +90,7 @@ def test_what_lies_below_stays_as_it_is_under_every_policy(tmp_path: Path, polic
 
 
 def test_features_are_computed_once_in_a_run(tmp_path: Path) -> None:
-    _, _, reports = federation(tmp_path, 3, RoundTerms(cut=f"fixed:{CUT}"))
+    _, _, reports = federation(tmp_path, 3, RoundConfig(cut=f"fixed:{CUT}"))
     forwards = [each.forward for each in reports if each.forward is not None]
     assert [each.refused for each in forwards] == [""] * 12
     assert sum(each.computed for each in forwards) == sum(each.found for each in forwards) / 2 == 60
@@ -102,17 +102,17 @@ def test_a_round_has_as_many_passes_as_take_as_long_as_one_over_everything(
     steps = {}
     for passes[0] in (1, 3):
         _, _, reports = federation(
-            tmp_path / str(passes[0]), 2, RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
+            tmp_path / str(passes[0]), 2, RoundConfig(cut=f"fixed:{CUT}", read="last")
         )
         steps[passes[0]] = sum(each.steps for each in reports)
     assert steps[3] == 3 * steps[1]
     uncut = tmp_path / "uncut"
-    _, _, reports = federation(uncut, 2, RoundTerms())
+    _, _, reports = federation(uncut, 2, RoundConfig())
     assert sum(each.steps for each in reports) == steps[1]
 
 
 def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:
-    terms = RoundTerms(cut=f"fixed:{CUT}")
+    terms = RoundConfig(cut=f"fixed:{CUT}")
     kept, _, _ = federation(tmp_path / "kept", 3, terms)
     plain, _, reports = federation(tmp_path / "plain", 3, terms, feature_bytes=0)
     assert all(each.forward is not None and each.forward.found == 0 for each in reports)
@@ -121,7 +121,7 @@ def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_the_pass_of_round_zero_leaves_the_features_for_the_rounds(tmp_path: Path) -> None:
-    terms = RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
+    terms = RoundConfig(cut=f"fixed:{CUT}", read="last")
     _, records, reports = federation(tmp_path, 1, terms)
     assert [each.trains for each in records] == [False, True, False] and len(
         records[0].accepted
@@ -130,7 +130,7 @@ def test_the_pass_of_round_zero_leaves_the_features_for_the_rounds(tmp_path: Pat
 
 
 def test_only_what_is_above_is_sent_once_the_model_is_there(tmp_path: Path) -> None:
-    _, records, _ = federation(tmp_path, 3, RoundTerms(cut=f"fixed:{CUT}"))
+    _, records, _ = federation(tmp_path, 3, RoundConfig(cut=f"fixed:{CUT}"))
     first, *later = [[one.downlink_bytes for one in each.accepted] for each in records]
     assert set(first) == {records[0].downlink_bytes}
     assert all(sent < 0.7 * first[0] for each in later for sent in each)
@@ -156,7 +156,7 @@ def test_who_trains_below_the_cut_changes_nothing_there(tmp_path: Path, says: st
             message.content = train_reply(reply, examples, metrics | told)
         return message
 
-    found, records, _ = federation(tmp_path, 1, RoundTerms(cut=f"fixed:{CUT}"), alter=alter)
+    found, records, _ = federation(tmp_path, 1, RoundConfig(cut=f"fixed:{CUT}"), alter=alter)
     (liar,) = [one for one in records[0].accepted if one.node_id == 2]
     assert "0.weight" in liar.steps
     for name, before in as_weights(arrays_of(build())).items():
@@ -167,12 +167,12 @@ def test_who_trains_below_the_cut_changes_nothing_there(tmp_path: Path, says: st
 
 @pytest.mark.parametrize(
     "terms",
-    [RoundTerms(cut=f"fixed:{CUT}"), RoundTerms(round_zero="closed_form"), RoundTerms()],
+    [RoundConfig(cut=f"fixed:{CUT}"), RoundConfig(read="last"), RoundConfig()],
     ids=["cut", "round zero", "neither"],
 )
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_statistics_that_have_never_seen_data_are_not_kept_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, terms: RoundTerms, pretrained: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, terms: RoundConfig, pretrained: bool
 ) -> None:
     caplog.set_level(logging.WARNING, "fl_elastic")
     model = build()
@@ -185,7 +185,7 @@ def test_statistics_that_have_never_seen_data_are_not_kept_without_a_word(
         node: elastic_client_app(lambda _, node=node: plain_client(tmp_path / str(node)))
         for node in range(1, 5)
     }
-    run(PartialUpdates(quiet(), terms=terms), apps, arrays_of(model), 1, lambda reply: reply)
+    run(PartialUpdates(quiet(), config=terms), apps, arrays_of(model), 1, lambda reply: reply)
     said = "those of 3 of them have never seen data (1.running_mean)" in caplog.text
     assert said == (terms.keeps_statistics and not pretrained)
 
@@ -201,12 +201,12 @@ def test_a_cut_that_the_model_does_not_have_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fl_elastic")
-    federation(tmp_path, 1, RoundTerms(cut="fixed:nowhere"))
+    federation(tmp_path, 1, RoundConfig(cut="fixed:nowhere"))
     assert "no group 'nowhere' to cut below" in caplog.text
 
 
 def test_another_models_features_are_never_used(tmp_path: Path) -> None:
-    terms = RoundTerms(cut=f"fixed:{CUT}")
+    terms = RoundConfig(cut=f"fixed:{CUT}")
     federation(tmp_path, 1, terms)
     with torch.no_grad():
         other = build()
@@ -260,7 +260,7 @@ def test_test_data_pass_below_the_cut_once(tmp_path: Path, monkeypatch: pytest.M
             feature_bytes=kept,
         )  # fmt: skip
 
-    told = Instructions(cut=CUT).to_config()
+    told = Train(cut=CUT).to_config()
     whole = [len(targets) for _, targets in images(2, seed=99)]
     found = {}
     for kept in (0, 1 << 20):

@@ -25,13 +25,14 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
 )
 from fl_elastic.flower.forgetting import Wishes
-from fl_elastic.flower.instructions import SQUARES, Instructions
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
+from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.training.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
@@ -103,14 +104,14 @@ def start(
     known: ArrayRecord,
     rounds: int = 1,
     *,
-    terms: RoundTerms | None = None,
+    terms: RoundConfig | None = None,
     alter: Callable[[Message], Message] = lambda reply: reply,
     **options: Any,
 ) -> tuple[dict[str, Any], list[RoundRecord], dict[int, ElasticClient]]:
     """Rounds in which nobody trains on what is to be forgotten; clients live as long as the run."""
     records: list[RoundRecord] = []
     strategy = PartialUpdates(
-        quiet(FedAvg), terms=terms or RoundTerms(forget=ALPHA), on_round=records.append
+        quiet(FedAvg), config=terms or RoundConfig(forget=ALPHA), on_round=records.append
     )
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
@@ -122,7 +123,7 @@ def start(
 def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(known: ArrayRecord) -> None:
     before = as_weights(known)
     assert accuracy(before, 4) > 0.9 and accuracy(before, 0, 1, 2, 3) > 0.9
-    without, _, _ = start(known, terms=RoundTerms())
+    without, _, _ = start(known, terms=RoundConfig())
     assert accuracy(without, 4) > 0.6, "rounds alone have forgotten it"
     after, records, _ = start(known)
     assert accuracy(after, 4) < 0.2
@@ -137,8 +138,8 @@ def test_it_is_what_one_device_with_all_the_data_would_do(
     known: ArrayRecord, alpha: float | None
 ) -> None:
     """The dampened model of a round against the same round's model, dampened by everybody's examples at once."""
-    plain, _, _ = start(known, terms=RoundTerms())
-    after, _, _ = start(known, terms=RoundTerms(forget=alpha or True))
+    plain, _, _ = start(known, terms=RoundConfig())
+    after, _, _ = start(known, terms=RoundConfig(forget=alpha or True))
     model = build()
     model.load_state_dict({n: torch.from_numpy(np.array(each)) for n, each in plain.items()})
     everything = [batch for node in range(1, 5) for batch in data(node, 0, 1, 2, 3)] + THEIRS
@@ -155,7 +156,7 @@ def test_a_wish_is_met_once_and_the_client_hears_of_it(known: ArrayRecord) -> No
 
 
 def test_a_server_that_does_not_listen_says_nothing_and_does_nothing(known: ArrayRecord) -> None:
-    _, records, clients = start(known, rounds=2, terms=RoundTerms())
+    _, records, clients = start(known, rounds=2, terms=RoundConfig())
     assert all(each.trains for each in records) and not clients[2].forgotten
 
 
@@ -255,7 +256,7 @@ def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: Arr
     own = data(8, 3)
     records: list[RoundRecord] = []
     strategy = PartialUpdates(
-        quiet(FedAvg), terms=RoundTerms(forget=ALPHA), on_round=records.append
+        quiet(FedAvg), config=RoundConfig(forget=ALPHA), on_round=records.append
     )
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
     clients[3].wish = own
@@ -277,7 +278,7 @@ def test_a_wish_is_tried_again_after_a_failure_and_given_up_after_three(known: A
 def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
     known: ArrayRecord,
 ) -> None:
-    strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))
+    strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
     clients[1].wish = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
@@ -288,8 +289,10 @@ def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
 def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for_all() -> None:
     own = client(2, trains_it=False)
     manifest = Manifest.of(own.model)
-    hurried, _ = own._answer(Instructions(squares=True, deadline=1e-6), {})
-    whole, _ = own._answer(Instructions(squares=True), {})
+    hurried, whole = (
+        SumSquaredGradients(deadline).answer(own, 0, {}).arrays[0].tobytes()
+        for deadline in (1e-6, None)
+    )
     everything, forgotten = decode_squares(hurried, manifest)
     of_all, of_them = decode_squares(whole, manifest)
     assert forgotten is not None and of_them is not None
@@ -303,10 +306,10 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
 def test_privacy_by_noise_and_numbers_that_mean_nothing_are_refused() -> None:
     private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
     with pytest.raises(RegistryError, match="differential privacy does not cover"):
-        PartialUpdates(private, terms=RoundTerms(forget=3))
+        PartialUpdates(private, config=RoundConfig(forget=3))
     for value in (-1.0, math.inf, math.nan):
         with pytest.raises(RegistryError, match="forget"):
-            RoundTerms(forget=value)
+            RoundConfig(forget=value)
 
 
 def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
@@ -439,7 +442,7 @@ def pointing(message: Message) -> Message:
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("lie", [claiming(2, 1.0), claiming(2, 1e6), pointing])
 def test_lies_about_squares_cost_hardly_anything(known: ArrayRecord, rounds: int, lie: Any) -> None:
-    plain, _, _ = start(known, rounds, terms=RoundTerms())
+    plain, _, _ = start(known, rounds, terms=RoundConfig())
     after, _, _ = start(known, rounds, alter=lie)
     assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
 
@@ -450,7 +453,7 @@ def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
 ) -> None:
     """Whatever squares would come through."""
     monkeypatch.setattr("fl_elastic.update.squared_gradients._ROUNDED", math.inf)
-    plain, _, _ = start(known, rounds, terms=RoundTerms())
+    plain, _, _ = start(known, rounds, terms=RoundConfig())
     after, records, clients = start(known, rounds, alter=claiming(2, 1e6))
     assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
     assert not any(each.dampened for each in records) and not clients[2].forgotten
@@ -459,9 +462,9 @@ def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
 
 @pytest.mark.parametrize("squares", [0.0, 1e-42, 1e-36])
 def test_squares_next_to_nothing_end_no_round(known: ArrayRecord, squares: float) -> None:
-    plain, _, _ = start(known, 2, terms=RoundTerms())
+    plain, _, _ = start(known, 2, terms=RoundConfig())
     after, records, _ = start(
-        known, 2, terms=RoundTerms(forget=True), alter=claiming(2, squares, examples=3)
+        known, 2, terms=RoundConfig(forget=True), alter=claiming(2, squares, examples=3)
     )
     assert sum(each.trains for each in records) == 2
     assert accuracy(after, 0, 1, 2, 3) > accuracy(plain, 0, 1, 2, 3) - 0.02
@@ -503,9 +506,8 @@ def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
 
 
 def test_the_question_is_one_that_only_the_librarys_clients_know() -> None:
-    told = Instructions(squares=True)
-    assert not told.trains and told.to_config() == {SQUARES: True}
-    assert Instructions.from_config(told.to_config()) == told
+    task = SumSquaredGradients()
+    assert not task.known_to_flower and task_in(task.to_config()) == task
 
 
 def test_what_a_policy_looked_at_goes_as_well() -> None:
@@ -543,7 +545,7 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
         made.wish = shuffling if node == 2 else None
         return made
 
-    strategy = PartialUpdates(quiet(FedAvg), terms=RoundTerms(forget=ALPHA))
+    strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}
     run(strategy, apps, known, 3)
     tried = strategy.fleet.wishes.to_arrays()["tried"]

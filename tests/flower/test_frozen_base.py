@@ -22,7 +22,7 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
     initial_arrays,
 )
@@ -137,8 +137,8 @@ def test_clients_follow_a_server_that_holds_the_whole_model(
     """It costs its bytes, and gives devices a base that they do not have."""
     models = four(lambda: adapted(seed=77))
     records: list[Any] = []
-    terms = RoundTerms(delta_downlink=True)
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    terms = RoundConfig(delta_downlink=True)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     result, _ = run(strategy, apps_of(models, tmp_path), arrays(), 2)
     assert [len(each.accepted) for each in records] == [4, 4]
     assert "the server sends the frozen part of the model as well, 11 of 19 tensors" in caplog.text
@@ -155,8 +155,8 @@ def test_clients_follow_a_server_that_holds_the_whole_model(
 
 def test_a_client_keeps_the_adapters_and_is_sent_what_changed(tmp_path: Path) -> None:
     records: list[Any] = []
-    terms = RoundTerms(cut="fixed:blocks.2")
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    terms = RoundConfig(cut="fixed:blocks.2")
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     result, _ = run(strategy, apps_of(four(), tmp_path), initial_arrays(adapted()), 3)
     kept = [path.stat().st_size for path in tmp_path.rglob("model-*.bin")]
     assert len(kept) == 4 and max(kept) < trained_bytes(adapted()) + 6000
@@ -233,9 +233,7 @@ def test_lists_of_stock_strategies_hold_the_adapters_or_all() -> None:
 
 def test_a_head_in_closed_form_needs_a_head_that_may_change() -> None:
     records: list[Any] = []
-    strategy = PartialUpdates(
-        quiet(), terms=RoundTerms(round_zero="closed_form"), on_round=records.append
-    )
+    strategy = PartialUpdates(quiet(), config=RoundConfig(read="last"), on_round=records.append)
     run(strategy, apps_of(four()), initial_arrays(adapted()))
     zero = records[0]
     assert zero.server_round == 0 and len(zero.rejected) == 4

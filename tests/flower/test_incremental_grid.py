@@ -19,7 +19,7 @@ from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, sc
 from small_federation import as_weights, assert_identical, quiet, scripted_app
 
 from fl_elastic.aggregation import MergeOptions
-from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundRecord, RoundTerms
+from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.incremental_grid import IncrementalGrid, incremental
 from fl_elastic.flower.interruption import Interrupted
@@ -198,7 +198,7 @@ def test_a_late_reply_is_forgotten_in_time(forget_after: int) -> None:
 
 
 def test_what_streams_already_is_not_wrapped_again() -> None:
-    strategy = PartialUpdates(quiet(), terms=RoundTerms(late="merge"))
+    strategy = PartialUpdates(quiet(), merge=LATE)
     plain = Scripted({})
     wrapped = incremental(plain, strategy)
     assert isinstance(wrapped, IncrementalGrid)
@@ -251,18 +251,20 @@ def node_2_in_rounds(late: int) -> Callable[[Message], bool]:
     return delayed
 
 
-def late_run(terms: RoundTerms, late: int = 1, **options: Any) -> tuple[list[RoundRecord], Any]:
+LATE = MergeOptions(late="merge")
+
+
+def late_run(terms: RoundConfig, late: int = 1, **options: Any) -> tuple[list[RoundRecord], Any]:
     records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append, **options)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append, **options)
     grid = Slow(node_2_in_rounds(late))
     return records, strategy.start(grid, first_arrays(), num_rounds=2, timeout=0.05)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 2.0])
 def test_a_late_update_is_merged_with_less_weight(power: float) -> None:
-    records, result = late_run(
-        RoundTerms(late="merge"), 2, merge=MergeOptions(staleness_power=power)
-    )
+    merge = MergeOptions(late="merge", staleness_power=power)
+    records, result = late_run(RoundConfig(), 2, merge=merge)
     assert [len(record.accepted) for record in records] == [3, 4]
     late = [reply for reply in records[1].accepted if reply.staleness]
     assert [(reply.node_id, reply.staleness, reply.downlink_bytes) for reply in late] == [(2, 1, 0)]
@@ -289,7 +291,7 @@ def test_a_late_update_is_merged_with_less_weight(power: float) -> None:
 
 
 def test_a_node_has_one_update_in_a_round_the_newest() -> None:
-    records, _ = late_run(RoundTerms(late="merge"))
+    records, _ = late_run(RoundConfig(), merge=LATE)
     second = records[1]
     assert sorted((each.node_id, each.staleness) for each in second.accepted) == [
         (1, 0), (2, 0), (3, 0), (4, 0),
@@ -312,7 +314,7 @@ def test_updates_that_were_held_back_do_not_arrive_as_many_voices() -> None:
             return numbers
 
     records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(), terms=RoundTerms(late="merge"), on_round=records.append)
+    strategy = PartialUpdates(quiet(), merge=LATE, on_round=records.append)
     grid = Withholding(lambda _: False)
     strategy.start(grid, first_arrays(), num_rounds=4, timeout=0.05)
     late = [(each.node_id, each.staleness) for each in records[3].accepted if each.staleness]
@@ -323,7 +325,7 @@ def test_updates_that_were_held_back_do_not_arrive_as_many_voices() -> None:
 
 def test_a_late_update_is_left_out_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fl_elastic")
-    records, _ = late_run(RoundTerms())
+    records, _ = late_run(RoundConfig())
     assert [len(record.accepted) for record in records] == [3, 4]
     assert [record.silent for record in records] == [[2], []]
     assert (
@@ -335,15 +337,15 @@ def test_a_late_update_is_left_out_if_not_wanted(caplog: pytest.LogCaptureFixtur
 
 def test_the_line_of_a_round_counts_late_ones_apart(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fl_elastic")
-    late_run(RoundTerms(late="merge"), 2)
+    late_run(RoundConfig(), 2, merge=LATE)
     assert "round 2: 4 asked, 3 merged, 1 late ones merged, 0 refused, 1 did not" in caplog.text
 
 
 def test_a_round_waits_for_the_deadline_with_grace_and_no_longer() -> None:
     """The node that never answers in time would otherwise be waited for for an hour."""
     records: list[RoundRecord] = []
-    terms = RoundTerms(deadline=Deadline(seconds=0.02), grace=1.5)
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    terms = RoundConfig(deadline=Deadline(seconds=0.02))
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     strategy.start(Slow(lambda each: each.metadata.dst_node_id == 2), first_arrays(), num_rounds=2)
     assert strategy.patience() == pytest.approx(0.03)
     assert [len(record.accepted) for record in records] == [3, 3]
@@ -458,8 +460,8 @@ class Wrapper(Strategy):
 
 
 def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
-    terms = RoundTerms(deadline=Deadline(seconds=7.0), late="merge", grace=2.0)
-    inner = PartialUpdates(quiet(), terms=terms)
+    terms = RoundConfig(deadline=Deadline(seconds=7.0))
+    inner = PartialUpdates(quiet(), config=terms, merge=LATE)
     grid = incremental(Scripted({}), Wrapper(Wrapper(inner)))
     assert isinstance(grid, IncrementalGrid)
     assert grid._late and grid._patience == inner.patience and grid._listener is inner.attendance
@@ -469,8 +471,8 @@ def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
 def test_a_wrapper_that_waits_for_all_is_said(
     around: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    terms = RoundTerms(deadline=Deadline(seconds=60.0))
-    inner = PartialUpdates(quiet(), terms=terms)
+    terms = RoundConfig(deadline=Deadline(seconds=60.0))
+    inner = PartialUpdates(quiet(), config=terms)
     apps = {node: scripted_app(manifest(), scripts()[node]) for node in EXAMPLES}
     grid = InProcessGrid(len(apps), apps.__getitem__)
     strategy = Wrapper(inner) if around else inner

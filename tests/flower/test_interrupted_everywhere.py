@@ -17,25 +17,25 @@ from small_federation import Weights, assert_identical, quiet
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import CheckpointError, StaleModelError
-from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundTerms, load_checkpoint
-from fl_elastic.flower.capabilities import QUERY, Capabilities, GroupCosts
-from fl_elastic.flower.instructions import IMPORTANCE, KEEP, Instructions
+from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundConfig, load_checkpoint
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.records import (
     ERROR,
     HAVE,
+    IMPORTANCE,
     STALE,
     evaluate_reply,
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.task import TASK, RoundTask, config_key, task_in
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.update import PartialUpdate, encode
 from fl_elastic.update.model_wire import decode_weights
 
+KEEP = config_key("keep")
 ROUNDS = 3
-RICH = RoundTerms(
-    deadline=Deadline(quantile=0.5), quota=2, blend=0.3, share_change=True, delta_downlink=True,
-    plan_source="shared_rng",
-)  # fmt: skip
+RICH = RoundConfig(deadline=Deadline(quantile=0.5), delta_downlink=True, plan="server")
 
 
 def optimized(name: str) -> PartialUpdates:
@@ -50,11 +50,11 @@ STRATEGIES: dict[str, Callable[[], PartialUpdates]] = {
     "all terms": lambda: PartialUpdates(
         quiet(fraction_evaluate=1.0),
         rule="inverse_probability",
-        terms=RICH,
+        config=RICH,
         server_optimizer=SERVER_OPTIMIZERS.make("momentum"),
     ),
     "server's plan": lambda: PartialUpdates(
-        quiet(fraction_evaluate=1.0), terms=RoundTerms(plan_source="server", quota=1)
+        quiet(fraction_evaluate=1.0), config=RoundConfig(plan="server")
     ),
 }
 COSTS = GroupCosts(("head", "stem"), (1.0, 1.0), (0.0, 1.0), (8.0, 8.0), 1.0, 0)
@@ -91,9 +91,8 @@ class Crashing(InProcessGrid):
 def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     """Does what it is told in every respect, and depends on nothing else."""
     app, update_of = ClientApp(), scripts()[node]
-    everything = scripts(everything=True)[node]
 
-    def received(arrays: list[np.ndarray], told: Instructions) -> tuple[Weights, int]:
+    def received(arrays: list[np.ndarray], told: RoundTask) -> tuple[Weights, int]:
         weights, version = decode_weights(arrays[0].tobytes(), manifest(), kept.get(node))
         if told.keep:
             kept[node] = weights, version
@@ -102,19 +101,19 @@ def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     @app.train()
     def train(message: Message, _: object) -> Message:
         arrays, config = read_instruction("train", message.content)
-        told = Instructions.from_config(config)
+        told = Train.from_config(config)
         try:
             weights, version = received(arrays, told)
         except StaleModelError as error:
             return Message(train_reply([], 0, {ERROR: str(error), STALE: True}), reply_to=message)
-        update = (everything if told.overdue else update_of)(weights, version)
+        update = update_of(weights, version)
         # Whatever the server says leaves its mark on the update.
-        said = json.dumps([told.importance, told.change, told.deadline, told.seed, told.groups])
+        said = json.dumps([told.deadline, told.groups, told.rate])
         factor = np.float32(1 + sum(said.encode()) % 97 / 1000)
         deltas = {name: delta * factor for name, delta in update.deltas.items()}
         update = PartialUpdate(deltas, update.steps, update.num_examples, version)
         metrics = {"train-loss": 1.0, HAVE: version} if told.keep else {"train-loss": 1.0}
-        if told.wants_importance:
+        if told.groups:
             metrics[IMPORTANCE] = json.dumps({"stem": node, "head": version + 1})  # type: ignore[assignment]
         packed = np.frombuffer(encode(update, manifest()), np.uint8)
         return Message(train_reply([packed], EXAMPLES[node], metrics), reply_to=message)
@@ -122,14 +121,14 @@ def obedient_app(node: int, kept: dict[int, tuple[Weights, int]]) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, _: object) -> Message:
         arrays, config = read_instruction("evaluate", message.content)
-        if config.get(QUERY):
+        if config.get(TASK) == "describe":
             mine = Capabilities(
                 f"class {node % 2}", EXAMPLES[node], 10, float(node), 100.0,
                 allowed_step_seconds=2.5, groups=COSTS,
             )  # fmt: skip
             return Message(evaluate_reply(0.0, 1, mine.to_metrics()), reply_to=message)
         try:
-            weights, version = received(arrays, Instructions.from_config(config))
+            weights, version = received(arrays, task_in(config, "evaluate"))
         except StaleModelError as error:
             return Message(evaluate_reply(0, 0, {ERROR: str(error), STALE: True}), reply_to=message)
         loss = float(np.abs(weights["head.weight"]).sum())
@@ -212,7 +211,6 @@ def test_many_crashes_in_a_row_change_nothing(seed: int, tmp_path: Path) -> None
 
 
 def test_the_ledger_counts_on_after_a_restart(tmp_path: Path) -> None:
-    """Without its memory a server would wait anew before it asks for what was left out."""
     make = STRATEGIES["all terms"]
     with pytest.raises(Crash):
         life(make(), tmp_path, {}, messages=4 + 2 * 8)
@@ -220,9 +218,8 @@ def test_the_ledger_counts_on_after_a_restart(tmp_path: Path) -> None:
     life(strategy, tmp_path, {})
     ledger = strategy.fleet.ledger
     assert ledger is not None
-    # Quota 2: what node 2 left out in two rounds it trains in the third.
     assert {entry.rounds for entry in ledger.clients.values()} == {ROUNDS}
-    assert ledger.clients["2"].trained.tolist() == [1, 1, 1, 3, 1]
+    assert ledger.clients["2"].trained.tolist() == [0, 0, 0, 3, 0]
     assert {entry.device for entry in ledger.clients.values()} == {"class 0", "class 1"}
 
 

@@ -20,8 +20,8 @@ from small_models import Batch, images, loss_fn
 from torch import Tensor, nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, client, elastic_client_app
-from fl_elastic.flower.instructions import Instructions
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.storage import only_one
 from fl_elastic.training import ForwardOptions, TrainerOptions
 from fl_elastic.training.report import ForwardReport
@@ -68,7 +68,7 @@ def trained(
 ) -> tuple[Weights, ForwardReport]:
     """One round in a process of its own, from the model's weights."""
     one = client_of(model, data, folder, **options)
-    weights, _, _ = one.fit(one.get_parameters({}), Instructions(cut=cut).to_config())
+    weights, _, _ = one.fit(one.get_parameters({}), Train(cut=cut).to_config())
     assert one.report is not None and one.report.forward is not None
     return weights, one.report.forward
 
@@ -328,7 +328,7 @@ def test_features_go_when_none_may_be_kept_any_more(tmp_path: Path) -> None:
     tests = images(2, seed=9)
     for keeps, left in ((1 << 20, 2), (0, 0)):
         one = client_of(net(), images(2), tmp_path, keeps=keeps, tests=tests)
-        start, told = one.get_parameters({}), Instructions(cut=CUT).to_config()
+        start, told = one.get_parameters({}), Train(cut=CUT).to_config()
         one.fit(start, told)
         one.evaluate(start, told)
         assert len([*tmp_path.glob("*features*")]) == left
@@ -345,7 +345,7 @@ def test_features_go_when_none_may_be_kept_any_more(tmp_path: Path) -> None:
     ids=["those of training", "other batches", "larger images", "smaller images"],
 )  # fmt: skip
 def test_tests_say_what_they_say_without_features(tmp_path: Path, tests: list[Batch]) -> None:
-    told = Instructions(cut=CUT).to_config()
+    told = Train(cut=CUT).to_config()
     said = []
     for keeps in (0, 1 << 20, 1 << 20):
         one = client_of(net(), images(2), tmp_path / str(keeps), keeps=keeps, tests=tests)
@@ -373,8 +373,8 @@ def test_clients_that_are_away_for_rounds(tmp_path: Path) -> None:
             )
 
         random.seed(1)
-        terms = RoundTerms(cut=f"fixed:{CUT}")
-        strategy = PartialUpdates(quiet(fraction_train=0.25, min_train_nodes=1), terms=terms)
+        terms = RoundConfig(cut=f"fixed:{CUT}")
+        strategy = PartialUpdates(quiet(fraction_train=0.25, min_train_nodes=1), config=terms)
         result, _ = run(strategy, {n: app_of(n) for n in range(1, 5)}, arrays_of(net()), 12)
         ended[keeps] = as_weights(result.arrays)
     before = as_weights(arrays_of(net()))

@@ -50,7 +50,7 @@ def start(directory: Path, slowly: bool) -> subprocess.Popen[bytes]:
 
 
 def rounds_done(directory: Path) -> int:
-    found = sorted(directory.glob("round-*.npz"))
+    found = sorted(directory.glob("round-*.state"))
     return int(found[-1].stem.removeprefix("round-")) if found else 0
 
 

@@ -17,7 +17,7 @@ from fl_elastic import Budget
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
     initial_arrays,
 )
@@ -219,7 +219,7 @@ def test_below_the_fleets_cut_nothing_is_trained_and_features_are_kept(tmp_path:
 
     reports: list[ElasticClient] = []
     found, _ = federated(
-        Fresh.fromkeys(DEPTHS), adapted(), 2, terms=RoundTerms(cut="fixed:blocks.2")
+        Fresh.fromkeys(DEPTHS), adapted(), 2, config=RoundConfig(cut="fixed:blocks.2")
     )
     start = weights_of(adapted(), Manifest.of(adapted()), Manifest.of(adapted()).names)
     for name, before in start.items():

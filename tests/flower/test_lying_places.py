@@ -18,8 +18,8 @@ from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import Tensor, nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import PLACES
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Place, Readout, loaded, places_of
 from fl_elastic.readout.choice import Sample
@@ -168,7 +168,7 @@ def chosen_by(fleet: str, liars: int, lie: Lie | None, **budgets: Any) -> str:
 
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, count, metrics = super().fit(parameters, config)
-            if config.get(PLACES) and self.node <= liars and lie is not None:
+            if config.get(TASK) == "rank-places" and self.node <= liars and lie is not None:
                 told = lie(decode_places(packed[0].tobytes(), manifest))
                 packed = [np.frombuffer(encode_places(told, manifest, self.node), np.uint8)]
             return packed, count, metrics
@@ -185,11 +185,11 @@ def chosen_by(fleet: str, liars: int, lie: Lie | None, **budgets: Any) -> str:
         node: elastic_client_app(lambda _, node=node: client(node))
         for node in range(1, CLIENTS + 1)
     }
-    terms = RoundTerms(round_zero="closed_form", read="auto", steps=False)
+    terms = RoundConfig(read="auto", plan="none")
     models: list[Any] = []
     inner = FedAvg(min_available_nodes=CLIENTS, fraction_evaluate=0.0)
     run(
-        PartialUpdates(inner, terms=terms), apps, arrays_of(build()), 0,
+        PartialUpdates(inner, config=terms), apps, arrays_of(build()), 0,
         evaluate_fn=lambda _, arrays: models.append(arrays),
     )  # fmt: skip
     return places_of(as_weights(models[-1]))

@@ -19,11 +19,11 @@ from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import ROUND_ZERO
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_zero import with_closed_form_head
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights, weights_of
@@ -137,7 +137,7 @@ def fleet(
 
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, count, metrics = super().fit(parameters, config)
-            if config.get(ROUND_ZERO) and self.node in lies:
+            if config.get(TASK) == "solve-head" and self.node in lies:
                 asked[self.node] += 1
                 if not later or asked[self.node] > 1:
                     told = lies[self.node](self.model, parts[self.node - 1])
@@ -163,7 +163,7 @@ def fleet(
             seen.append(100 * float((model(TEST[0]).argmax(dim=1) == TEST[1]).float().mean()))
         return MetricRecord({"accuracy": seen[-1]})
 
-    strategy = PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=1))
+    strategy = PartialUpdates(quiet(), config=RoundConfig(read="last", solve_every=1))
     apps = {n: elastic_client_app(lambda _, n=n: client(n)) for n in range(1, len(parts) + 1)}
     run(strategy, apps, arrays_of(build()), rounds, evaluate_fn=evaluate)
     return seen

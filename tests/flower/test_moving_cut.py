@@ -25,16 +25,15 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
 )
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
-from fl_elastic.flower.instructions import IMPORTANCE
-from fl_elastic.flower.records import train_reply
+from fl_elastic.flower.records import IMPORTANCE, train_reply
 from fl_elastic.readout.place import places_of
 
-MOVING = RoundTerms(cut="moving", solve_every=2)
+MOVING = RoundConfig(cut="moving", solve_every=2)
 # From the head down; "6" is a convolution with a norm above it.
 UPPER, LOWER, ALL = "6", "3", "0"
 
@@ -47,7 +46,7 @@ def federation(
     folder: Path,
     rounds: int,
     worth: Mapping[str, float] | None = None,
-    terms: RoundTerms = MOVING,
+    terms: RoundConfig = MOVING,
     alter: Any = lambda reply: reply,
     strategy_of: Any = lambda each: each,
     memory: float | None = None,
@@ -57,8 +56,8 @@ def federation(
     asked: list[int] = []
 
     class Scripted(ElasticClient):
-        def _cut_worth(self, told: Any) -> dict[str, float]:
-            found = super()._cut_worth(told)
+        def cut_worth(self, task: Any) -> dict[str, float]:
+            found = super().cut_worth(task)
             assert set(worth or ()) <= set(found)
             return found if worth is None else dict(worth)
 
@@ -76,7 +75,7 @@ def federation(
             asked.extend(each.node_id for each in record.accepted if not each.uplink_bytes)
 
     apps = {node: elastic_client_app(lambda _, node=node: client_of(node)) for node in range(1, 5)}
-    strategy = strategy_of(PartialUpdates(quiet(), terms=terms, on_round=note))
+    strategy = strategy_of(PartialUpdates(quiet(), config=terms, on_round=note))
     result, _ = run(strategy, apps, arrays_of(build()), rounds, alter)
     return as_weights(result.arrays), records, asked
 
@@ -108,7 +107,7 @@ def test_three_of_the_fleet_are_asked_and_then_ever_more_rarely(tmp_path: Path) 
 
 
 def test_what_they_really_say_moves_it_somewhere(tmp_path: Path) -> None:
-    terms = RoundTerms(cut="moving", round_zero="closed_form", deadline=Deadline(seconds=600))
+    terms = RoundConfig(cut="moving", read="last", deadline=Deadline(seconds=600))
     found, records, asked = federation(tmp_path, 3, terms=terms)
     # They go by the head of all, and the first round keeps the features at the cut.
     assert [each.server_round for each in records[:3]] == [0, 1, 1] and len(asked) == 3
@@ -132,7 +131,7 @@ def test_the_preset_for_pretrained_models_turns_it_all_on(
     preset = PartialUpdates.for_unequal_devices(quiet(), deadline=600, pretrained=True)
     assert "cut='moving'" in caplog.text and "read='auto'" in caplog.text
     found, records, asked = federation(
-        tmp_path, 1, strategy_of=lambda _: preset, terms=preset.terms
+        tmp_path, 1, strategy_of=lambda _: preset, terms=preset.config
     )
     assert not records and not asked  # which are the other strategy's
     # Labels by chance: any place is as good as another one.
@@ -163,7 +162,7 @@ def test_the_preset_sees_whether_a_model_was_trained_before(name: str) -> None:
     cuts = [
         PartialUpdates.for_unequal_devices(
             quiet(), deadline=9, initial_arrays=ArrayRecord(model.state_dict()), pretrained=told
-        ).terms.cut
+        ).config.cut
         for model in fresh_and_trained(name)
         for told in (None, False, True)
     ]
@@ -183,7 +182,7 @@ def test_start_decides_where_nobody_said_whether_the_model_was_trained(
     arrays = ArrayRecord(model.state_dict())
     for _ in range(1 + restarted):
         preset = PartialUpdates.for_unequal_devices(quiet(), deadline=600)
-        assert preset.terms.round_zero == "none"
+        assert not preset.config.solves_head
         strategy = Checkpointed(preset, tmp_path / "kept") if restarted else preset
         apps = {
             node: elastic_client_app(
@@ -195,8 +194,8 @@ def test_start_decides_where_nobody_said_whether_the_model_was_trained(
             for node in range(1, 5)
         }  # fmt: skip
         run(strategy, apps, arrays, 1)
-        assert (preset.terms.read, preset.terms.cut) == (
-            ("auto", "moving") if trained else ("last", "none")
+        assert (preset.config.read, preset.config.cut) == (
+            ("auto", "moving") if trained else ("none", "none")
         )
         assert bool(preset.solved.weights) == trained
 
@@ -204,7 +203,7 @@ def test_start_decides_where_nobody_said_whether_the_model_was_trained(
 def test_a_model_without_norms_counts_as_fresh() -> None:
     arrays = ArrayRecord(nn.Linear(3, 2).state_dict())
     preset = PartialUpdates.for_unequal_devices(quiet(), deadline=9, initial_arrays=arrays)
-    assert preset.terms.cut == "none"
+    assert preset.config.cut == "none"
 
 
 def test_one_liar_moves_nothing(tmp_path: Path) -> None:
@@ -298,8 +297,8 @@ def test_few_that_lie_about_many_places_move_it_nowhere_that_others_do_not_say(l
         assert cut.group == "3"
 
 
-@pytest.mark.parametrize("terms", [RoundTerms(), RoundTerms(cut="fixed:6")])
-def test_a_cut_that_does_not_move_is_not_asked_about(terms: RoundTerms) -> None:
+@pytest.mark.parametrize("terms", [RoundConfig(), RoundConfig(cut="fixed:6")])
+def test_a_cut_that_does_not_move_is_not_asked_about(terms: RoundConfig) -> None:
     cut = FleetCut(terms)
     assert not any(cut.due(number) for number in range(1, 50)) and not cut.to_arrays()
     cut.from_arrays({"group": np.array("3"), "pause": np.array([1, 1])})
@@ -318,10 +317,10 @@ def test_its_state_is_put_back() -> None:
 def test_it_is_refused_where_noise_must_cover_what_clients_say() -> None:
     noisy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4)
     with pytest.raises(RegistryError, match="differential privacy does not cover"):
-        PartialUpdates(noisy, terms=MOVING)
-    PartialUpdates(noisy, terms=RoundTerms(cut="fixed:6"))
+        PartialUpdates(noisy, config=MOVING)
+    PartialUpdates(noisy, config=RoundConfig(cut="fixed:6"))
 
 
 def test_unknown_cuts_are_refused() -> None:
     with pytest.raises(RegistryError, match="known are none, fixed:GROUP, moving"):
-        RoundTerms(cut="wandering")
+        RoundConfig(cut="wandering")

@@ -29,11 +29,11 @@ from fl_elastic.aggregation import SERVER_OPTIMIZERS
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.fleet.inventory import Inventory, Node, Server, load_inventory, save_inventory
 from fl_elastic.fleet.node_settings import load_node_settings
-from fl_elastic.flower import Deadline, PartialUpdates, RoundTerms
+from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import PACKED
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights, encode_weights
@@ -135,9 +135,7 @@ def test_what_clients_are_told(times: int) -> None:
     model = conv_net("batch")
     known = Manifest.of(model)
     packed = encode_weights(weights_of(model, known), known, version=1)
-    told = Instructions(
-        deadline=30.0, importance='{"head": 1.0}', blend=0.5, seed=3, change='{"w": 1.0}', keep=True
-    ).to_config()
+    told = Train(deadline=30.0, groups='["head"]', rate=0.5, kept_head="11", keep=True).to_config()
     made = elastic_client(model, 1)
     # What torch loads the first time is not counted.
     made.fit([np.frombuffer(packed, np.uint8)], {**told, PACKED: True})
@@ -199,10 +197,7 @@ RULES = ("contributors", "median", "trimmed_mean", "norm_clipping", "krum", "inv
 @pytest.mark.parametrize("source", ["local", "server"])
 def test_replies(times: int, source: Any) -> None:
     """One node of four is spoilt in every way; the run ends, the model is finite, and nothing piles up."""
-    terms = RoundTerms(
-        deadline=Deadline(quantile=0.5), quota=4, blend=0.5, plan_source=source, late="merge",
-        share_change=True, delta_downlink=True, grace=100.0,
-    )  # fmt: skip
+    terms = RoundConfig(deadline=Deadline(quantile=0.5), plan=source, delta_downlink=True)
     with flat():
         for seed in range(6 * times):
             rng = random.Random(seed)
@@ -217,7 +212,7 @@ def test_replies(times: int, source: Any) -> None:
                 (None, SERVER_OPTIMIZERS.make("adam"), SERVER_OPTIMIZERS.make("agreement"))
             )
             made = PartialUpdates(
-                quiet(rng.choice((FedAdam, type(quiet())))), rule=rng.choice(RULES), terms=terms,
+                quiet(rng.choice((FedAdam, type(quiet())))), rule=rng.choice(RULES), config=terms,
                 server_optimizer=optimizer,
             )  # fmt: skip
             result, _ = run(made, apps, first_arrays(), 8, alter=alter)
@@ -241,14 +236,14 @@ def test_capabilities(times: int) -> None:
 @many
 def test_checkpoints(times: int, tmp_path: Path) -> None:
     trained(tmp_path, 2)
-    path = tmp_path / "round-000002.npz"
-    (tmp_path / "round-000001.npz").unlink()
+    path = tmp_path / "round-000002.state"
+    (tmp_path / "round-000001.state").unlink()
     whole = path.read_bytes()
     entries = entries_of(path)
     about = json.loads(entries["about"].tobytes())
     for seed in range(20 * times):
         rng = random.Random(seed)
-        for old in tmp_path.glob("*.npz"):
+        for old in tmp_path.glob("*.state"):
             old.unlink()
         what = rng.randrange(4)
         if what == 0:

@@ -22,9 +22,9 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.fleet import node_app
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.node_app import JOURNAL
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport
@@ -83,7 +83,7 @@ def test_each_round_leaves_a_line_a_log_and_the_clients_state(tmp_path: Path) ->
         assert all(line["message_seconds"] > 0 and line["drift"] > 0 for line in lines)
         state = tmp_path / f"node{node}"
         assert (state / "node.log").exists()
-        assert list(state.glob("client-*/profile-*.json"))
+        assert list(state.glob("client-*/profile-*.state"))
 
 
 def test_a_client_with_a_folder_of_its_own_keeps_it(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_client_with_a_folder_of_its_own_keeps_it(tmp_path: Path) -> None:
         return own_client(context, state_dir=tmp_path / "mine" / str(context.node_id))
 
     rounds_of(tmp_path, client_fn)
-    assert len(list((tmp_path / "mine").glob("*/client-*/profile-*.json"))) == NODES
+    assert len(list((tmp_path / "mine").glob("*/client-*/profile-*.state"))) == NODES
     assert not list((tmp_path / "node1").glob("client-*"))
 
 

@@ -16,7 +16,7 @@ from fl_elastic import Budget
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
     initial_arrays,
 )
@@ -190,7 +190,7 @@ def test_the_fleet_can_cut_between_the_blocks_of_a_language_model(tmp_path: Path
         return reports[-1]
 
     apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
-    strategy = PartialUpdates(quiet(nodes=3), terms=RoundTerms(cut=f"fixed:{place}"))
+    strategy = PartialUpdates(quiet(nodes=3), config=RoundConfig(cut=f"fixed:{place}"))
     result, _ = run(strategy, apps, initial_arrays(gpt2()), 2)
     start = as_weights(initial_arrays(gpt2()))
     for name, each in as_weights(result.arrays).items():
@@ -219,7 +219,7 @@ def test_clients_keep_features_of_batches_that_are_dicts(tmp_path: Path) -> None
         return clients[-1]
 
     apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
-    strategy = PartialUpdates(quiet(nodes=3), terms=RoundTerms(cut=f"fixed:{place}"))
+    strategy = PartialUpdates(quiet(nodes=3), config=RoundConfig(cut=f"fixed:{place}"))
     run(strategy, apps, initial_arrays(gpt2().model), 2)
     for client in clients[-3:]:
         assert client.report is not None and client.report.forward is not None

@@ -22,12 +22,12 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     SecurePartialUpdates,
     elastic_client_app,
 )
-from fl_elastic.flower.instructions import ROUND_ZERO
 from fl_elastic.flower.records import ERROR, train_reply
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
@@ -87,9 +87,9 @@ def start(strategy: Any, rounds: int = 0, arrays: ArrayRecord | None = None) -> 
 
 
 def test_the_fleet_reads_where_the_last_layer_cannot_see() -> None:
-    strategy = PartialUpdates(FedAvg(), terms=RoundTerms(round_zero="closed_form", read="auto"))
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto"))
     found = start(strategy)
-    last = start(PartialUpdates(FedAvg(), terms=RoundTerms(round_zero="closed_form")))
+    last = start(PartialUpdates(FedAvg(), config=RoundConfig(read="last")))
     assert places_of(as_weights(found)) and not places_of(as_weights(last))
     assert accuracy(model_of(found)) > 0.95
     assert accuracy(model_of(last)) < 0.6
@@ -97,8 +97,8 @@ def test_the_fleet_reads_where_the_last_layer_cannot_see() -> None:
 
 def test_named_places_are_those_of_one_device_with_all_examples() -> None:
     places = "input@grid2+1@grid2"
-    terms = RoundTerms(round_zero="closed_form", read=places)
-    found = model_of(start(PartialUpdates(FedAvg(), terms=terms)))
+    terms = RoundConfig(read=places)
+    found = model_of(start(PartialUpdates(FedAvg(), config=terms)))
     alone = Readout(build(), places, data(0)[0][0], 4)
     sums = [head_sums(alone, data(node), together=8) for node in range(1, 7)]
     put_head(alone, closed_form_head(*sums), "head.weight")
@@ -109,9 +109,9 @@ def test_named_places_are_those_of_one_device_with_all_examples() -> None:
 
 
 def test_rounds_of_training_go_on_from_it() -> None:
-    terms = RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=2)
-    before = start(PartialUpdates(FedAvg(), terms=terms))
-    after = start(PartialUpdates(FedAvg(), terms=terms), rounds=3)
+    terms = RoundConfig(read="1@grid4", solve_every=2)
+    before = start(PartialUpdates(FedAvg(), config=terms))
+    after = start(PartialUpdates(FedAvg(), config=terms), rounds=3)
     assert places_of(as_weights(after)) == "1@grid4"
     assert not np.array_equal(
         as_weights(after)["body.0.weight"], as_weights(before)["body.0.weight"]
@@ -120,16 +120,16 @@ def test_rounds_of_training_go_on_from_it() -> None:
 
 
 def test_a_run_that_begins_with_such_a_model_keeps_its_places() -> None:
-    terms = RoundTerms(round_zero="closed_form", read="1@grid4")
-    before = start(PartialUpdates(FedAvg(), terms=terms))
-    after = start(PartialUpdates(FedAvg(), terms=RoundTerms()), rounds=1, arrays=before)
+    terms = RoundConfig(read="1@grid4")
+    before = start(PartialUpdates(FedAvg(), config=terms))
+    after = start(PartialUpdates(FedAvg(), config=RoundConfig()), rounds=1, arrays=before)
     assert places_of(as_weights(after)) == "1@grid4"
     assert not np.array_equal(as_weights(after)["head.weight"], as_weights(before)["head.weight"])
 
 
 def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:
-    terms = RoundTerms(round_zero="closed_form", read="nowhere@grid4")
-    found = start(PartialUpdates(FedAvg(), terms=terms))
+    terms = RoundConfig(read="nowhere@grid4")
+    found = start(PartialUpdates(FedAvg(), config=terms))
     assert list(as_weights(found)) == list(as_weights(arrays_of(build())))
     assert not np.array_equal(as_weights(found)["6.weight"], build()[6].weight.detach().numpy())
 
@@ -137,12 +137,7 @@ def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:
 @pytest.mark.parametrize("read", ["features", "a@grid4+a@grid4", "@grid2", "x@"])
 def test_what_is_no_place_is_refused_at_once(read: str) -> None:
     with pytest.raises(RegistryError, match="read"):
-        RoundTerms(round_zero="closed_form", read=read)
-
-
-def test_a_place_without_a_head_in_closed_form_is_refused() -> None:
-    with pytest.raises(RegistryError, match="round_zero"):
-        RoundTerms(read="auto")
+        RoundConfig(read=read)
 
 
 @pytest.mark.parametrize("read", ["auto", "1@grid4"])
@@ -151,23 +146,21 @@ def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_cle
 ) -> None:
     privacy = SumsPrivacy(epsilon=4.0, delta=1e-5, clip=20.0)
     with pytest.raises(RegistryError, match=r"without noise: give server and clients a .*Readout"):
-        RoundTerms(round_zero="closed_form", solve_every=0, read=read, sums_privacy=privacy)
-    terms = RoundTerms(plan_source="server", round_zero="closed_form", solve_every=0, read=read)
+        RoundConfig(solve_every=0, read=read, sums_privacy=privacy)
+    terms = RoundConfig(plan="server", solve_every=0, read=read)
     with pytest.raises(RegistryError, match=r"the server sees: give server and clients"):
-        SecurePartialUpdates(LegacyFedAvg(), terms=terms, workflow=SecAggPlusWorkflow(3, 2))
+        SecurePartialUpdates(LegacyFedAvg(), config=terms, workflow=SecAggPlusWorkflow(3, 2))
 
 
 def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -> None:
     def checkpointed(rounds: int) -> ArrayRecord:
-        terms = RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=0)
-        return start(Checkpointed(PartialUpdates(FedAvg(), terms=terms), tmp_path), rounds)
+        terms = RoundConfig(read="1@grid4", solve_every=0)
+        return start(Checkpointed(PartialUpdates(FedAvg(), config=terms), tmp_path), rounds)
 
     checkpointed(1)
     after = checkpointed(3)
     at_once = start(
-        PartialUpdates(
-            FedAvg(), terms=RoundTerms(round_zero="closed_form", read="1@grid4", solve_every=0)
-        ),
+        PartialUpdates(FedAvg(), config=RoundConfig(read="1@grid4", solve_every=0)),
         rounds=3,
     )
     for name, array in as_weights(at_once).items():
@@ -176,9 +169,9 @@ def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -
 
 def test_under_a_head_that_reads_the_input_alone_there_is_nothing_to_train() -> None:
     records: list[Any] = []
-    terms = RoundTerms(round_zero="closed_form", read="input@grid2")
-    strategy = PartialUpdates(FedAvg(), terms=terms, on_round=records.append)
-    before = start(PartialUpdates(FedAvg(), terms=terms))
+    terms = RoundConfig(read="input@grid2")
+    strategy = PartialUpdates(FedAvg(), config=terms, on_round=records.append)
+    before = start(PartialUpdates(FedAvg(), config=terms))
     after = start(strategy, rounds=2)
     assert not any(record.trains for record in records)
     for name, array in as_weights(before).items():
@@ -190,13 +183,13 @@ def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
 
     def silent(reply: Message) -> Message:
         asked = next(iter(sent[-1].content.config_records.values()))
-        if asked.get(ROUND_ZERO):
+        if asked.get(TASK) == "solve-head":
             reply.content = train_reply([np.zeros(0, np.uint8)], 0, {ERROR: "no time"})
         return reply
 
     models: list[ArrayRecord] = []
-    terms = RoundTerms(round_zero="closed_form", read="1@grid4")
-    strategy = PartialUpdates(FedAvg(fraction_evaluate=0.0), terms=terms)
+    terms = RoundConfig(read="1@grid4")
+    strategy = PartialUpdates(FedAvg(fraction_evaluate=0.0), config=terms)
     grid = InProcessGrid(6, apps().__getitem__, silent)
     sent = grid.sent
     strategy.start(
@@ -210,9 +203,9 @@ def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
 
 
 def test_without_steps_the_head_of_round_zero_is_the_result() -> None:
-    terms = RoundTerms(round_zero="closed_form", read="1@grid4", steps=False)
-    before = start(PartialUpdates(FedAvg(), terms=terms))
-    after = start(PartialUpdates(FedAvg(), terms=terms), rounds=3)
+    terms = RoundConfig(read="1@grid4", plan="none")
+    before = start(PartialUpdates(FedAvg(), config=terms))
+    after = start(PartialUpdates(FedAvg(), config=terms), rounds=3)
     for name, array in as_weights(before).items():
         assert np.array_equal(as_weights(after)[name], array), name
 
@@ -239,9 +232,9 @@ def test_a_fleet_reads_inside_a_vision_transformer() -> None:
         node: elastic_client_app(lambda _, node=node: vit_client(node)) for node in range(1, 4)
     }
     models: list[ArrayRecord] = []
-    terms = RoundTerms(round_zero="closed_form", read=place)
+    terms = RoundConfig(read=place)
     run(
-        PartialUpdates(FedAvg(), terms=terms), fleet, arrays_of(vit()), 1,
+        PartialUpdates(FedAvg(), config=terms), fleet, arrays_of(vit()), 1,
         evaluate_fn=lambda _, arrays: models.append(arrays),
     )  # fmt: skip
     assert [places_of(as_weights(each)) for each in models[1:]] == [place]

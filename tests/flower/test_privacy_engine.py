@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig
 from fl_elastic.planning import policies
 
 opacus = pytest.importorskip("opacus")
@@ -149,9 +149,9 @@ def test_sums_over_the_data_are_not_sent(caplog: pytest.LogCaptureFixture) -> No
             optimizer_fn=lambda _: optimizer, client_id="1",
         )  # fmt: skip
 
-    terms = RoundTerms(round_zero="closed_form")
+    terms = RoundConfig(read="last")
     run(
-        PartialUpdates(quiet(nodes=2), terms=terms),
+        PartialUpdates(quiet(nodes=2), config=terms),
         {node: legacy_app(client_of) for node in (1, 2)},
         ArrayRecord(net().state_dict()), 1,
     )  # fmt: skip

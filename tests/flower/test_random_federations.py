@@ -35,7 +35,7 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
 )
 from fl_elastic.update import CODECS
@@ -77,12 +77,10 @@ class Federation:
         one, self._make = draw.choice, draw.choice(MODELS)
         places = [group.name for group in self._profile(plain_sgd).graph.groups]
         cut = one(["none", "none", "moving", f"fixed:{one(places)}"])
-        self._terms = RoundTerms(
-            blend=one([0.0, 0.0, 0.5]), plan_source=one(["local", "local", "shared_rng"]),
-            share_change=one([False, True]), delta_downlink=one([False, True]), quota=one([0, 0, 2]),
-            round_zero=one(["none", "closed_form"]), solve_every=one([1, 2, 5]), cut=cut,
-            codecs=one([(), (), ("int8", "topk"), ("bf16",)]), forget=one([False, False, True]),
-            feature_precisions=() if cut == "none" else one([(), ("fp16", "int8")]),
+        self._config = RoundConfig(
+            delta_downlink=one([False, True]), read=one(["none", "last"]),
+            solve_every=one([1, 2, 5]), cut=cut, forget=one([False, False, True]),
+            plan=one(["local", "local", "server"]),
         )  # fmt: skip
         self._merge = MergeOptions(
             weighting=one(["examples", "uniform"]), normalise_steps=one([False, True]),
@@ -115,7 +113,7 @@ class Federation:
         kind, options = self._inner
         return PartialUpdates(
             quiet(kind, nodes=len(NODES), fraction_evaluate=self._tests, **options),
-            rule=self._rule, merge=self._merge, terms=self._terms, codec=self._codec,
+            rule=self._rule, merge=self._merge, config=self._config, codec=self._codec,
             server_optimizer=self._server and SERVER_OPTIMIZERS.make(self._server),
             average=self._average and ModelAverage(self._average),
         )  # fmt: skip

@@ -31,12 +31,13 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
-    RoundTerms,
+    RoundConfig,
     elastic_client_app,
 )
-from fl_elastic.flower.instructions import RATE, ROUND_ZERO, Instructions
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round_zero import LastSolved, Solved
+from fl_elastic.flower.tasks.task import TASK, config_key
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
@@ -44,7 +45,8 @@ from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
-TERMS = RoundTerms(round_zero="closed_form")
+RATE = config_key("rate")
+TERMS = RoundConfig(read="last")
 Alter = Callable[[HeadSums], HeadSums]
 
 
@@ -132,14 +134,14 @@ def changed(node: int, change: Alter) -> Callable[[Message], Message]:
 
 @pytest.mark.parametrize("wrap", [elastic_client_app, legacy_app], ids=["message", "legacy"])
 def test_the_head_is_there_before_anybody_took_a_step(wrap: Callable[..., ClientApp]) -> None:
-    _, seen = start(PartialUpdates(quiet(), terms=TERMS), rounds=2, apps=apps(wrap))
+    _, seen = start(PartialUpdates(quiet(), config=TERMS), rounds=2, apps=apps(wrap))
     _, without = start(PartialUpdates(quiet()), rounds=0)
     assert without[0] < 0.6
     assert seen[0] > 0.95
 
 
 def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
-    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), rounds=0, apps=apps())
+    arrays, _ = start(PartialUpdates(quiet(), config=TERMS), rounds=0, apps=apps())
     weights, before = as_weights(arrays), as_weights(arrays_of(build()))
     together = closed_form_head(*(sums_at(n) for n in range(1, 5)))
     np.testing.assert_allclose(weights["3.weight"], together.weight, rtol=1e-3, atol=1e-4)
@@ -172,7 +174,7 @@ def test_who_is_unlike_the_others_is_left_out_and_named(
 ) -> None:
     caplog.set_level(logging.INFO, "fl_elastic")
     arrays, _ = start(
-        PartialUpdates(quiet(), terms=TERMS), alter=changed(2, scaled(factor, "features"))
+        PartialUpdates(quiet(), config=TERMS), alter=changed(2, scaled(factor, "features"))
     )
     others = closed_form_head(*(sums_at(n) for n in (1, 3, 4)))
     np.testing.assert_allclose(as_weights(arrays)["3.weight"], others.weight, rtol=1e-3, atol=1e-4)
@@ -181,7 +183,7 @@ def test_who_is_unlike_the_others_is_left_out_and_named(
 
 def test_claimed_examples_do_not_outvote_the_others() -> None:
     arrays, seen = start(
-        PartialUpdates(quiet(), terms=TERMS), alter=changed(2, scaled(1e6, "everything"))
+        PartialUpdates(quiet(), config=TERMS), alter=changed(2, scaled(1e6, "everything"))
     )
     expected = closed_form_head(*(sums_at(n) for n in range(1, 5)))
     np.testing.assert_allclose(
@@ -196,7 +198,7 @@ def test_bytes_that_are_no_sums_are_left_out() -> None:
             message.content = train_reply([np.zeros(40, dtype=np.uint8)], 5, {})
         return message
 
-    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), alter=alter)
+    arrays, _ = start(PartialUpdates(quiet(), config=TERMS), alter=alter)
     others = closed_form_head(*(sums_at(n) for n in (1, 3, 4)))
     np.testing.assert_allclose(as_weights(arrays)["3.weight"], others.weight, rtol=1e-3, atol=1e-4)
 
@@ -219,7 +221,7 @@ def test_where_nobody_can_send_sums_the_model_stays_and_the_run_goes_on(
     torch.manual_seed(0)
     first = arrays_of(nn.Sequential(nn.Linear(8, 4), nn.Tanh()))
     made = {n: elastic_client_app(lambda _, n=n: without_head(n)) for n in range(1, 5)}
-    result, _ = run(PartialUpdates(quiet(), terms=TERMS), made, first, 1)
+    result, _ = run(PartialUpdates(quiet(), config=TERMS), made, first, 1)
     assert "no client sent sums" in caplog.text and "is that of a linear layer" in caplog.text
     moved = as_weights(result.arrays)["0.weight"] - as_weights(first)["0.weight"]
     assert np.isfinite(moved).all() and moved.any()
@@ -228,7 +230,7 @@ def test_where_nobody_can_send_sums_the_model_stays_and_the_run_goes_on(
 def test_a_resumed_run_has_no_round_zero_of_its_own(tmp_path: Path) -> None:
     records: list[Any] = []
     for rounds in (1, 2):
-        strategy = PartialUpdates(quiet(), terms=TERMS, on_round=records.append)
+        strategy = PartialUpdates(quiet(), config=TERMS, on_round=records.append)
         start(Checkpointed(strategy, tmp_path), rounds)
     assert [each.server_round for each in records if not each.trains] == [0, 1, 2]
 
@@ -243,28 +245,28 @@ def test_a_server_that_dies_in_the_first_round_asks_for_no_sums_again(tmp_path: 
     records: list[Any] = []
 
     def strategy() -> Checkpointed:
-        return Checkpointed(PartialUpdates(quiet(), terms=TERMS, on_round=records.append), tmp_path)
+        return Checkpointed(
+            PartialUpdates(quiet(), config=TERMS, on_round=records.append), tmp_path
+        )
 
     with pytest.raises(Killed):
         run(strategy(), apps(), arrays_of(build()), 2, evaluate_fn=dies)
     resumed, _ = run(strategy(), apps(), arrays_of(build()), 2)
     assert [each.server_round for each in records].count(0) == 1
-    whole, _ = run(PartialUpdates(quiet(), terms=TERMS), apps(), arrays_of(build()), 2)
+    whole, _ = run(PartialUpdates(quiet(), config=TERMS), apps(), arrays_of(build()), 2)
     assert_identical(resumed.arrays, whole.arrays)
 
 
 @pytest.mark.parametrize("inner", [FedAvg, FedAdam])
 def test_rounds_go_on_from_the_head(inner: type[FedAvg]) -> None:
-    _, seen = start(PartialUpdates(quiet(inner), terms=TERMS), rounds=2)
+    _, seen = start(PartialUpdates(quiet(inner), config=TERMS), rounds=2)
     assert len(seen) == 3 and seen[0] > 0.95
 
 
 def test_it_does_not_go_with_differential_privacy() -> None:
     inner = DifferentialPrivacyServerSideFixedClipping(quiet(), 0.1, 1.0, 4)
     with pytest.raises(RegistryError, match="differential privacy"):
-        PartialUpdates(inner, terms=TERMS)
-    with pytest.raises(RegistryError, match="known are none, closed_form"):
-        RoundTerms(round_zero="open")  # type: ignore[arg-type]
+        PartialUpdates(inner, config=TERMS)
 
 
 def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +280,7 @@ def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
     manifest = Manifest.of(build())
     packed = encode_weights(weights_of(build(), manifest), manifest, version=0)
-    content = instruction("train", packed, ConfigRecord({"fl_elastic.round-zero": True}))
+    content = instruction("train", packed, ConfigRecord({TASK: "solve-head"}))
     arrays, config = read_instruction("train", content)
     reply, examples, _ = slow.fit(arrays, config)
     assert decode_head_sums(reply[0].tobytes(), manifest).num_examples == 8
@@ -296,7 +298,7 @@ def test_who_had_no_time_for_all_of_its_data_counts_as_if_it_had(claim: int, cou
             message.content = train_reply([packed], claim, {})
         return message
 
-    arrays, _ = start(PartialUpdates(quiet(), terms=TERMS), alter=alter)
+    arrays, _ = start(PartialUpdates(quiet(), config=TERMS), alter=alter)
     seen = (3 * 24 + 8) / (3 * 24 + counted)
     sums = [
         part.times(seen * counted / 8) if n == 2 else sums_at(n).times(seen) for n in range(1, 5)
@@ -306,16 +308,16 @@ def test_who_had_no_time_for_all_of_its_data_counts_as_if_it_had(claim: int, cou
     np.testing.assert_allclose(weights["3.weight"], expected.weight, rtol=1e-3, atol=1e-4)
 
 
-def models_of(rounds: int, terms: RoundTerms, **options: Any) -> tuple[PartialUpdates, list[Any]]:
+def models_of(rounds: int, terms: RoundConfig, **options: Any) -> tuple[PartialUpdates, list[Any]]:
     """Run with real clients; return the strategy and the records of its rounds."""
     records: list[Any] = []
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     start(strategy, rounds, **options)
     return strategy, records
 
 
 def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
-    strategy, records = models_of(5, RoundTerms(round_zero="closed_form", solve_every=2))
+    strategy, records = models_of(5, RoundConfig(read="last", solve_every=2))
     assert [(each.server_round, each.trains) for each in records] == [
         (0, False), (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True),
         (5, False),
@@ -344,7 +346,7 @@ def test_what_is_tested_is_the_model_that_was_solved_for_last() -> None:
         tested.append(b"".join(each.tobytes() for each in as_weights(arrays).values()))
         return MetricRecord({"accuracy": accuracy(arrays)})
 
-    strategy = PartialUpdates(quiet(), terms=RoundTerms(round_zero="closed_form", solve_every=5))
+    strategy = PartialUpdates(quiet(), config=RoundConfig(read="last", solve_every=5))
     run(strategy, apps(), arrays_of(build()), 6, evaluate_fn=evaluate)
     assert [one == other for one, other in pairwise(tested)] == [
         True, False, True, True, False, False,
@@ -355,14 +357,14 @@ def test_after_the_second_round_a_head_is_solved_for_to_test_and_training_goes_o
     None
 ):
     heads: list[tuple[int, Any, Any]] = []
-    terms = RoundTerms(round_zero="closed_form", solve_every=4)
+    terms = RoundConfig(read="last", solve_every=4)
 
     def note(record: Any) -> None:
         if record.trains:
             pair = (strategy._weights["3.weight"], strategy.solved.weights["3.weight"])
             heads.append((record.server_round, *(each.copy() for each in pair)))
 
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=note)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=note)
     start(strategy, 5)
     first = heads[0][1]
     for number, trained_under, tested in heads:
@@ -371,13 +373,13 @@ def test_after_the_second_round_a_head_is_solved_for_to_test_and_training_goes_o
 
 
 def test_without_solving_again_the_head_is_trained_like_the_rest() -> None:
-    _, records = models_of(2, RoundTerms(round_zero="closed_form", solve_every=0))
+    _, records = models_of(2, RoundConfig(read="last", solve_every=0))
     assert [each.trains for each in records] == [False, True, True]
     assert all("3.weight" in one.steps for each in records[1:] for one in each.accepted)
 
 
 def test_norms_keep_their_statistics_under_a_head_that_was_solved_for() -> None:
-    strategy, _ = models_of(2, RoundTerms(round_zero="closed_form"))
+    strategy, _ = models_of(2, RoundConfig(read="last"))
     before = as_weights(arrays_of(build()))
     for name in ("1.running_mean", "1.running_var"):
         np.testing.assert_array_equal(strategy._weights[name], before[name])
@@ -385,9 +387,9 @@ def test_norms_keep_their_statistics_under_a_head_that_was_solved_for() -> None:
 
 
 def test_a_resumed_run_still_leaves_the_head_to_the_server(tmp_path: Path) -> None:
-    terms, records = RoundTerms(round_zero="closed_form", solve_every=3), []
+    terms, records = RoundConfig(read="last", solve_every=3), []
     for rounds in (2, 3):
-        strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+        strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
         _, seen = start(Checkpointed(strategy, tmp_path), rounds)
     assert [(each.server_round, each.trains) for each in records] == [
         (0, False), (1, True), (2, True), (2, False), (3, True), (3, False),
@@ -402,7 +404,7 @@ def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
             message.content = train_reply([np.zeros(40, dtype=np.uint8)], 5, {})
         return message
 
-    _, records = models_of(2, RoundTerms(round_zero="closed_form", solve_every=2), alter=alter)
+    _, records = models_of(2, RoundConfig(read="last", solve_every=2), alter=alter)
     again = records[-1]
     assert not again.trains and sorted(each.node_id for each in again.accepted) == [1, 3, 4]
 
@@ -413,7 +415,7 @@ def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
 )  # fmt: skip
 def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) -> None:
     with pytest.raises(RegistryError, match=said):
-        RoundTerms(**terms)
+        RoundConfig(**terms)
 
 
 def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
@@ -454,7 +456,7 @@ def told_rates(rounds: int, wrap: Any = lambda strategy: strategy) -> tuple[Any,
 
     class Noted(ElasticClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-            if not config.get(ROUND_ZERO):
+            if config.get(TASK) != "solve-head":
                 rates.append(config.get(RATE, 1.0))
             return super().fit(parameters, config)
 
@@ -465,8 +467,8 @@ def told_rates(rounds: int, wrap: Any = lambda strategy: strategy) -> tuple[Any,
         )  # fmt: skip
 
     records: list[Any] = []
-    terms = RoundTerms(round_zero="closed_form", solve_every=1)
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    terms = RoundConfig(read="last", solve_every=1)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     nodes = {node: elastic_client_app(lambda _, node=node: noted(node)) for node in range(1, 5)}
     _, seen = start(wrap(strategy), rounds, apps=nodes)
     return strategy, records, rates[::4], seen
@@ -503,7 +505,7 @@ def test_who_says_that_others_examples_are_of_another_class_later_on_is_undone()
     class Liar(ElasticClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             packed, examples, metrics = super().fit(parameters, config)
-            if config.get(ROUND_ZERO):
+            if config.get(TASK) == "solve-head":
                 asked[0] += 1
                 if asked[0] > 1:
                     sums = lie(self.model)
@@ -519,8 +521,8 @@ def test_who_says_that_others_examples_are_of_another_class_later_on_is_undone()
         )  # fmt: skip
 
     records: list[Any] = []
-    terms = RoundTerms(round_zero="closed_form", solve_every=1)
-    strategy = PartialUpdates(quiet(), terms=terms, on_round=records.append)
+    terms = RoundConfig(read="last", solve_every=1)
+    strategy = PartialUpdates(quiet(), config=terms, on_round=records.append)
     nodes = {node: elastic_client_app(lambda _, node=node: client_at(node)) for node in range(1, 5)}
     _, seen = start(strategy, 3, apps=nodes)
     again = [each for each in records if each.server_round and not each.trains]
@@ -550,7 +552,7 @@ def test_a_part_of_the_learning_rate_is_that_of_every_group_of_weights(momentum:
 @pytest.mark.parametrize("rate", [0, 0.0, -1.0, 1.5, float("nan"), "half", True])
 def test_a_rate_that_makes_no_sense_is_refused(rate: Any) -> None:
     with pytest.raises(UpdateError, match="rate"):
-        Instructions.from_config({RATE: rate})
+        Train.from_config({RATE: rate})
 
 
 def test_who_cannot_train_still_counts_for_the_head() -> None:
@@ -562,7 +564,7 @@ def test_who_cannot_train_still_counts_for_the_head() -> None:
             message.content = train_reply([], 0, {ERROR: "the step does not fit into memory"})
         return message
 
-    terms = RoundTerms(round_zero="closed_form", solve_every=2)
+    terms = RoundConfig(read="last", solve_every=2)
     _, records = models_of(2, terms, alter=alter)
     trained, again = [each for each in records if each.server_round == 2]
     assert sorted(each.node_id for each in trained.accepted) == [1, 3, 4]

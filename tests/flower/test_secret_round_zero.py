@@ -19,7 +19,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.flower import ElasticClient, RoundTerms, SecurePartialUpdates
+from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
@@ -33,7 +33,7 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.secret_sums import with_held_out
 from fl_elastic.update.sums_privacy import SumsPrivacy, noised
 
-TERMS = RoundTerms(plan_source="server", round_zero="closed_form", solve_every=0)
+TERMS = RoundConfig(plan="server", read="last", solve_every=0)
 NODES = (1, 2, 3, 4, 5)
 STEP = 2.0**-27
 
@@ -70,7 +70,7 @@ def secured(
     rounds: int = 1,
     *,
     dropped: Collection[int] = (),
-    terms: RoundTerms = TERMS,
+    terms: RoundConfig = TERMS,
     loaders: Any = data,
     **options: Any,
 ) -> tuple[Seen, list[Message]]:
@@ -96,7 +96,7 @@ def secured(
         initial_parameters=ndarrays_to_parameters(list(weights_of(build(), MANIFEST).values())),
     )  # fmt: skip
     workflow = SecAggPlusWorkflow(5, 3, timeout=30.0, **options)
-    strategy = Seen(inner, terms=terms, workflow=workflow)
+    strategy = Seen(inner, config=terms, workflow=workflow)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
     legacy = LegacyContext(context, ServerConfig(num_rounds=rounds), strategy)
     DefaultWorkflow(fit_workflow=workflow)(grid, legacy)
@@ -203,9 +203,7 @@ def test_noise_is_on_the_total_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "noised", watched)
     privacy = SumsPrivacy(epsilon=8.0, clip=2.0)
-    terms = RoundTerms(
-        plan_source="server", round_zero="closed_form", solve_every=0, sums_privacy=privacy
-    )
+    terms = RoundConfig(plan="server", read="last", solve_every=0, sums_privacy=privacy)
     strategy, _ = secured(terms=terms)
     ((total, noise),) = given
     assert noise == privacy.noise and np.isfinite(head_of(strategy)[0]).all()
@@ -222,11 +220,11 @@ def test_what_cannot_be_done_is_said_before_a_run() -> None:
     workflow = SecAggPlusWorkflow(5, 3)
     for terms, given in (
         (TERMS, None),
-        (RoundTerms(plan_source="server", round_zero="closed_form"), workflow),
+        (RoundConfig(plan="server", read="last"), workflow),
     ):
         with pytest.raises(RegistryError, match="solves for the head once"):
-            SecurePartialUpdates(FedAvg(), terms=terms, workflow=given)
+            SecurePartialUpdates(FedAvg(), config=terms, workflow=given)
     with pytest.raises(UpdateError, match="too coarse"):
         SecurePartialUpdates(
-            FedAvg(), terms=TERMS, workflow=SecAggPlusWorkflow(5, 3, quantization_range=16)
+            FedAvg(), config=TERMS, workflow=SecAggPlusWorkflow(5, 3, quantization_range=16)
         )

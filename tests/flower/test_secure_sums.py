@@ -22,18 +22,19 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower import Deadline, ElasticClient, RoundTerms, SecurePartialUpdates
+from fl_elastic.flower import Deadline, ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
     secaggplus_mod,
 )
-from fl_elastic.flower.instructions import GROUPS
 from fl_elastic.flower.records import TENSORS
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 
+GROUPS = config_key("groups")
 NODES = (1, 2, 3)
 QUANTUM = 2e-5
 """Secure aggregation rounds weights, multiplied by examples over ``max_weight``, to 16 / 2**22."""
@@ -107,7 +108,7 @@ def secured(profile: CostProfile, speedups: dict[int, float], rounds: int = 1) -
 def test_the_secure_sum_is_the_weighted_mean_of_what_all_trained(profile: CostProfile) -> None:
     speedups = {1: 1.0, 2: 2.0, 3: 1.4}
     strategy, (model,), _, _, _ = secured(profile, speedups)
-    groups = strategy.fleet.instructions(1, 1).groups
+    groups = strategy.fleet.training(1).groups
     assert groups
     start = weights_of(build(), MANIFEST)
     # The same clients once more, each on its own and without masks.
@@ -155,19 +156,15 @@ def test_over_rounds_everything_is_trained_and_no_update_is_seen_in_the_clear(
             assert all(head not in array.data for array in record.values())
 
 
-@pytest.mark.parametrize(
-    "terms",
-    [
-        RoundTerms(),
-        RoundTerms(plan_source="shared_rng"),
-        RoundTerms(plan_source="server", delta_downlink=True),
-    ],
-)
-def test_terms_that_cannot_be_kept_are_refused(terms: RoundTerms) -> None:
+@pytest.mark.parametrize("config", [RoundConfig(delta_downlink=True), RoundConfig(cut="fixed:11")])
+def test_a_config_that_cannot_be_kept_is_refused(config: RoundConfig) -> None:
     with pytest.raises(RegistryError, match="secure aggregation"):
-        SecurePartialUpdates(FedAvg(), terms=terms)
-    deadline = RoundTerms(plan_source="server", deadline=Deadline(seconds=5.0), quota=3)
-    assert SecurePartialUpdates(FedAvg(), terms=deadline).fleet.terms.quota == 3
+        SecurePartialUpdates(FedAvg(), config=config)
+
+
+def test_the_plan_is_the_servers_in_any_case() -> None:
+    config = RoundConfig(deadline=Deadline(seconds=5.0))
+    assert SecurePartialUpdates(FedAvg(), config=config).fleet.config.plan == "server"
 
 
 class Fit:

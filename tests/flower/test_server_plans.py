@@ -29,20 +29,22 @@ from fl_elastic.flower import (
     Deadline,
     ElasticClient,
     PartialUpdates,
+    RoundConfig,
     RoundRecord,
-    RoundTerms,
     elastic_client_app,
 )
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
-from fl_elastic.flower.instructions import GROUPS, read_groups
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.server_plan import ServerPlanner
+from fl_elastic.flower.tasks.task import config_key
+from fl_elastic.flower.tasks.train import read_groups
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
-SERVER = RoundTerms(plan_source="server")
+GROUPS = config_key("groups")
+SERVER = RoundConfig(plan="server")
 
 
 def build() -> nn.Module:
@@ -77,7 +79,7 @@ def federated(
         for node in clients
     }
     records: list[RoundRecord] = []
-    settings = {"terms": SERVER} | options
+    settings = {"config": SERVER} | options
     strategy = PartialUpdates(quiet(nodes=len(apps)), on_round=records.append, **settings)
     run(strategy, apps, as_record(weights_of(build(), MANIFEST)), rounds)
     return records, strategy
@@ -122,8 +124,8 @@ def test_krum_can_then_compare_whole_updates(profile: CostProfile) -> None:
 
 def test_a_deadline_limits_the_plan_as_well(profile: CostProfile) -> None:
     whole = 4 * profile.full_step_seconds
-    terms = replace(SERVER, deadline=Deadline(seconds=0.6 * whole), grace=100.0)
-    records, _ = federated(profile, {4: 1.0} | {1: 1.0, 2: 1.0, 3: 1.0}, 3, terms=terms)
+    terms = replace(SERVER, deadline=Deadline(seconds=0.6 * whole))
+    records, _ = federated(profile, {4: 1.0} | {1: 1.0, 2: 1.0, 3: 1.0}, 3, config=terms)
     for record in records:
         (names,) = {frozenset(reply.steps) for reply in record.accepted}
         assert len(names) < len(MANIFEST.names) - 3

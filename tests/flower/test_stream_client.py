@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,13 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.instructions import RATE, Instructions
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.solve_head import SolveHead
+from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
+from fl_elastic.flower.tasks.task import RoundTask, config_key
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
@@ -32,7 +35,7 @@ from fl_elastic_simulations.engine.client_rounds import client_rounds
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, weights
 
-QUESTIONS = ["round_zero", "cut_worth", "squares", "losses"]
+RATE = config_key("rate")
 BLIND = Guard(tolerance=1.0, loss_tolerance=1e9)
 
 
@@ -240,7 +243,7 @@ def test_evaluation_is_of_the_joined_model_on_the_held_out_window(tmp_path: Path
 
 
 def asked(
-    folder: Path, model: nn.Module, told: Instructions
+    folder: Path, model: nn.Module, task: RoundTask
 ) -> tuple[bytes, dict[str, Any], list[Any]]:
     """What a client answers to a question, and its samples; the learner's inbox and mark are as they were."""
     learner = streamed(folder, labels=(2, 0, 1))
@@ -249,7 +252,7 @@ def asked(
         (torch.tensor(x)[None], torch.tensor([y])) for x, y in zip(stored.x, stored.y, strict=True)
     ]
     mark = Mark.load(folder)
-    arrays, _, metrics = client_of(folder).fit(packed(model), {PACKED: True, **told.to_config()})
+    arrays, _, metrics = client_of(folder).fit(packed(model), {PACKED: True, **task.to_config()})
     assert ERROR not in metrics, metrics
     assert not learner.take_up() and learner.rounds.taken == 0
     assert RoundInbox(folder).claim() is None and Mark.load(folder) == mark
@@ -258,18 +261,16 @@ def asked(
 
 
 @pytest.mark.parametrize(
-    "told",
-    [Instructions(**{each.name: True}) for each in fields(Instructions) if each.name in QUESTIONS],
-    ids=QUESTIONS,
+    "task",
+    [SolveHead(), RateCuts(), SumSquaredGradients(), MeasureLoss()],
 )
-def test_a_question_is_no_training(tmp_path: Path, told: Instructions) -> None:
-    assert not told.trains
-    asked(tmp_path, net(seed=5), told)
+def test_a_question_is_no_training(tmp_path: Path, task: RoundTask) -> None:
+    asked(tmp_path, net(seed=5), task)
 
 
 def test_squares_are_those_of_the_servers_model_over_every_sample(tmp_path: Path) -> None:
     server = net(seed=5)
-    data, _, rows = asked(tmp_path, server, Instructions(squares=True))
+    data, _, rows = asked(tmp_path, server, SumSquaredGradients())
     found, _ = decode_squares(data, Manifest.of(server))
     assert found.examples == len(rows)
     expected = squared_gradients(server, squared_outputs, rows)
@@ -279,7 +280,7 @@ def test_squares_are_those_of_the_servers_model_over_every_sample(tmp_path: Path
 
 def test_losses_are_those_of_the_servers_model_over_every_sample(tmp_path: Path) -> None:
     server = net(seed=5)
-    _, metrics, rows = asked(tmp_path, server, Instructions(losses=True))
+    _, metrics, rows = asked(tmp_path, server, MeasureLoss())
     expected = evaluate(server, classification_loss, rows)
     assert metrics["train-loss"] == pytest.approx(expected.loss, rel=1e-2)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,13 @@ from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
-from fl_elastic.flower.instructions import IMPORTANCE, Instructions
-from fl_elastic.flower.records import PACKED
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
+from fl_elastic.flower.records import IMPORTANCE, PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.solve_head import SolveHead
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming import Latent, StreamLearner
@@ -31,7 +32,7 @@ from fl_elastic.update import Manifest, PartialUpdate, decode, load_weights
 from fl_elastic.update.head_sums import decode_head_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
-from toy_streams import blobs, closed, learner_in, net, run, weights
+from toy_streams import blobs, closed, net, run, weights
 
 CUT = "3"
 TRAINED = {"3.weight", "3.bias", "5.weight", "5.bias"}
@@ -51,8 +52,10 @@ def run_below(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passed
 
 
-def asked(client: StreamClient, model: nn.Module, **told: Any) -> tuple[bytes, dict[str, Any]]:
-    config = {PACKED: True, **Instructions(**told).to_config()}
+def asked(
+    client: StreamClient, model: nn.Module, kind: type[RoundTask] = Train, **told: Any
+) -> tuple[bytes, dict[str, Any]]:
+    config = {PACKED: True, **kind(**told).to_config()}
     arrays, _, metrics = client.fit(packed(model), config)
     return (arrays[0].tobytes() if arrays else b""), metrics
 
@@ -104,7 +107,7 @@ def test_each_sample_passes_below_the_cut_once_and_deleted_ones_go(
 ) -> None:
     learner, server = streamed(tmp_path), net(seed=5)
     client = client_of(tmp_path)
-    data, _ = asked(client, server, round_zero=True, cut=CUT)
+    data, _ = asked(client, server, SolveHead, cut=CUT)
     assert decode_head_sums(data, Manifest.of(server)).num_examples == len(learner.store)
     file = tmp_path / "rounds" / "features.bin"
     for _ in range(3):
@@ -136,7 +139,7 @@ def test_sums_are_over_every_sample_once_in_the_servers_order(
     learner = streamed(tmp_path, model=net(), latent=latent, labels=(2, 0, 1, 7))
     assert learner.classes[:3] != (0, 1, 2)
     before = learner.store.used_bytes
-    data, metrics = asked(client_of(tmp_path), server, round_zero=True, cut=cut)
+    data, metrics = asked(client_of(tmp_path), server, SolveHead, cut=cut)
     assert "fl_elastic.error" not in metrics, metrics
     found = decode_head_sums(data, Manifest.of(server))
     # The server has no output for 7.
@@ -184,7 +187,7 @@ def test_rounds_above_the_place_of_the_features_train_what_is_above_the_cut(tmp_
     update = round_above(client_of(tmp_path), server, cut="5")
     assert set(update.deltas) == {"5.weight", "5.bias"}
     accuracy = client_of(tmp_path).evaluate(
-        packed(server), {PACKED: True, **Instructions(cut="5").to_config()}
+        packed(server), {PACKED: True, **Train(cut="5").to_config()}
     )[2]
     assert 0 <= accuracy["accuracy"] <= 1
     closed(learner)
@@ -197,7 +200,7 @@ def test_what_would_change_the_features_is_refused_with_a_sentence(tmp_path: Pat
     assert "give the fleet a cut there" in refusal(client, same)
     assert "trains down to '3', and the learner keeps features at" in refusal(client, same, cut="3")
     assert "'0.weight' differs" in refusal(client, other, cut="5")
-    assert "'0.weight' differs" in refusal(client, other, round_zero=True)
+    assert "'0.weight' differs" in refusal(client, other, kind=SolveHead)
     assert round_above(client, same, cut="5").deltas
     closed(learner)
 
@@ -210,7 +213,7 @@ def test_a_round_that_changed_what_is_below_is_not_taken_up(tmp_path: Path) -> N
     other = streamed(inputs, model=net())
     client_of(inputs, left="trained", joining="replace").fit(packed(net(seed=5)), {PACKED: True})
     closed(other)
-    (left,) = inputs.rglob("round.npz")
+    (left,) = inputs.rglob("round.state")
     before = weights(learner)
     place = tmp_path / left.relative_to(inputs)
     place.parent.mkdir(exist_ok=True)
@@ -233,7 +236,7 @@ def test_a_model_whose_frozen_part_is_another_is_refused(tmp_path: Path) -> None
             return self.layers(x * self.scale)
 
     learner = streamed(tmp_path, model=Other(), latent=Latent(1))
-    file = tmp_path / "learner.npz"
+    file = tmp_path / "learner.state"
     assert round_above(client_of(tmp_path, Other()), Other(), cut="layers.5").deltas
     assert "of another model" in refusal(client_of(tmp_path, net()), net(), cut="5")
     kept = read_archive(file, Kind("fl_elastic.stream"))
@@ -266,8 +269,8 @@ def test_a_federation_of_streams_and_loaders_from_round_zero_on(tmp_path: Path) 
 
     apps = {n: elastic_client_app(lambda _, n=n: client_at(n)) for n in (1, 2, 3)}
     records: list[Any] = []
-    terms = RoundTerms(cut=f"fixed:{CUT}", round_zero="closed_form")
-    strategy = PartialUpdates(quiet(nodes=3), terms=terms, on_round=records.append)
+    terms = RoundConfig(cut=f"fixed:{CUT}", read="last")
+    strategy = PartialUpdates(quiet(nodes=3), config=terms, on_round=records.append)
     result, _ = run_rounds(strategy, apps, arrays_of(server), 2)
     assert [len(each.accepted) for each in records] == [3] * len(records) and len(records) == 4
     found = as_weights(result.arrays)
@@ -287,45 +290,11 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
 ) -> None:
     learner = streamed(tmp_path, model=net(), latent=latent)
     client = client_of(tmp_path, policy="elastic")
-    _, metrics = asked(client, net(), cut_worth=True)
+    _, metrics = asked(client, net(), RateCuts)
     assert "fl_elastic.error" not in metrics, metrics
     places = json.loads(metrics[IMPORTANCE])
     # Below the place of its features it has nothing to train.
     assert "3" in places and ("0" in places) == (latent is None)
-    assert client.capabilities(Instructions(cut=CUT)).num_examples > 0
+    assert client.capabilities(Train(cut=CUT)).num_examples > 0
     assert not learner.take_up()
     closed(learner)
-
-
-@pytest.mark.parametrize("latent", [None, Latent(1)])
-def test_later_features_are_stored_in_the_bits_that_the_server_says(
-    tmp_path: Path, latent: Latent | None
-) -> None:
-    """For 16 features int8 takes 24 bytes, fp16 32; a learner that keeps inputs keeps them as they are."""
-    encoding = "raw" if latent is None else "int8"
-    learner = streamed(tmp_path, model=net(), latent=latent, encoding=encoding)
-    before, server = bytes_of_samples(learner), with_head(net())
-    inputs = {24} if latent is None else set()
-    assert set(before) == (inputs or {24})
-    # What the server does not say, or nobody here knows, changes nothing.
-    for told in ("", "fp7", "fp16"):
-        round_above(client_of(tmp_path), server, cut="5", feature_precision=told)
-        assert learner.take_up()
-        run(learner, blobs(20, seed=len(told)))
-        assert set(bytes_of_samples(learner)) == (inputs or ({24, 32} if told == "fp16" else {24}))
-    # Rounds and the next life read both, and that life goes on with what it was told.
-    assert round_above(client_of(tmp_path), server, cut="5").deltas
-    closed(learner)
-    again = learner_in(tmp_path, net(), latent=latent, encoding=encoding)
-    known = len(bytes_of_samples(again))
-    run(again, blobs(20, seed=9))
-    assert set(bytes_of_samples(again)[known:]) == (inputs or {32})
-    assert again.adapt() is not None
-    closed(again)
-
-
-def bytes_of_samples(learner: StreamLearner) -> list[int]:
-    """Return how many bytes each sample takes, from old to new."""
-    learner.store.sample(1)
-    with closing(sqlite3.connect(learner.store._database.path)) as opened:
-        return [n for (n,) in opened.execute("SELECT LENGTH(x) FROM samples ORDER BY id")]

@@ -11,13 +11,16 @@ import pytest
 import torch
 from small_federation import arrays_of, as_weights, quiet
 from small_federation import run as run_rounds
-from test_stream_client import client_of
+from test_stream_client import client_of, packed
 from test_stream_cut import asked, refusal
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower import PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import PartialUpdates, RoundConfig, elastic_client_app
+from fl_elastic.flower.records import PACKED
+from fl_elastic.flower.tasks.rank_places import RankPlaces
+from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.streaming.visit import Visit
 from fl_elastic.training import evaluate
@@ -25,6 +28,7 @@ from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
+from fl_elastic.update.sums_privacy import decode_noisy_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import blobs, closed, net, run, same, weights
@@ -43,7 +47,7 @@ def solved(folder: Path, labels: tuple[int, ...] = (2, 0, 1), **how: Any) -> Str
 
 
 def sums_of(folder: Path, server: nn.Module, **settings: Any) -> HeadSums:
-    data, metrics = asked(client_of(folder, **settings), server, round_zero=True)
+    data, metrics = asked(client_of(folder, **settings), server, SolveHead)
     assert "fl_elastic.error" not in metrics, metrics
     return decode_head_sums(data, Manifest.of(server))
 
@@ -131,7 +135,7 @@ def test_training_that_would_change_its_features_is_refused(tmp_path: Path) -> N
     learner = solved(tmp_path)
     assert "keeps features at '5'" in refusal(client_of(tmp_path, budget=Budget()), net())
     other = net(seed=5)
-    assert "is another one below '5'" in refusal(client_of(tmp_path), other, round_zero=True)
+    assert "is another one below '5'" in refusal(client_of(tmp_path), other, kind=SolveHead)
     closed(learner)
 
 
@@ -145,8 +149,8 @@ def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
         node: elastic_client_app(lambda _, n=node: client_of(tmp_path / str(n))) for node in (1, 2)
     }
     records: list[Any] = []
-    terms = RoundTerms(cut="fixed:5", round_zero="closed_form")
-    strategy = PartialUpdates(quiet(nodes=2), terms=terms, on_round=records.append)
+    terms = RoundConfig(cut="fixed:5", read="last")
+    strategy = PartialUpdates(quiet(nodes=2), config=terms, on_round=records.append)
     result, _ = run_rounds(strategy, apps, arrays_of(server), 1)
     assert [len(each.accepted) for each in records] == [2] * len(records) and len(records) == 3
     load_weights(server, Manifest.of(server), as_weights(result.arrays))
@@ -164,6 +168,22 @@ def test_it_keeps_its_model_and_says_so_where_the_server_would_read_elsewhere(
     tmp_path: Path,
 ) -> None:
     solved(tmp_path / "stream")
-    for told in ({"places": "auto", "examples": 8}, {"round_zero": True, "read": "0@flat"}):
-        _, metrics = asked(client_of(tmp_path / "stream"), net(), **told)
+    for task in (RankPlaces(examples=8), SolveHead(read="0@flat")):
+        config = {PACKED: True, **task.to_config()}
+        metrics = client_of(tmp_path / "stream").fit(packed(net()), config)[2]
         assert "keeps the model" in str(metrics["fl_elastic.error"])
+
+
+def test_asked_for_noise_it_sends_no_exact_sums(tmp_path: Path) -> None:
+    solved(tmp_path)
+    server = net()
+    first, second = (
+        decode_noisy_sums(
+            asked(client_of(tmp_path), server, SolveHead, clip=1.0, noise=2.0)[0],
+            Manifest.of(server),
+            2.0,
+        )
+        for _ in range(2)
+    )
+    assert first.weight == second.weight == "5.weight"
+    assert np.abs(first.products - second.products).max() > 1.0

@@ -162,7 +162,7 @@ def test_one_that_dies_after_saving_does_not_take_it_twice(
         learner.take_up()
     taken = weights(learner)
     learner.store.close()
-    assert inbox_files(tmp_path) == ["claimed.npz"]
+    assert inbox_files(tmp_path) == ["claimed.state"]
     # Another result comes before it is back: it is not lost behind the claimed one.
     inbox.leave(change_of(learner, slightly, "two", after="one"))
     again = learner_in(tmp_path)
@@ -198,7 +198,7 @@ def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None
     learner = learned(tmp_path)
     before = weights(learner)
     (tmp_path / "inbox").mkdir()
-    (tmp_path / "inbox" / "round.npz").write_bytes(content)
+    (tmp_path / "inbox" / "round.state").write_bytes(content)
     run(learner, blobs(2, seed=9))
     assert same(weights(learner), before) and inbox_files(tmp_path) == []
     closed(learner)
@@ -208,7 +208,7 @@ def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None
 def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: Any) -> None:
     learner = learned(tmp_path)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
-    path = tmp_path / "inbox" / "round.npz"
+    path = tmp_path / "inbox" / "round.state"
     honest = read_archive(path, Kind("fl_elastic.round"))
     for number, name in enumerate(honest.facts):
         fresh = {**honest.facts, "name": f"the {number}th", "after": learner.rounds.last}
@@ -289,7 +289,7 @@ def test_learner_and_rounds_are_killed_again_and_again(tmp_path: Path) -> None:
         assert all(np.isfinite(value).all() for value in weights(learner).values())
         assert len(learner.store) == sum(learner.store.classes.values())
         assert not list(tmp_path.rglob("*.damaged*"))
-        assert set(inbox_files(tmp_path)) <= {"round.npz", "claimed.npz"} | {
+        assert set(inbox_files(tmp_path)) <= {"round.state", "claimed.state"} | {
             name for name in inbox_files(tmp_path) if name.endswith(".tmp")
         }
         learner.store.close()

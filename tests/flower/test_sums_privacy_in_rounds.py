@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
@@ -25,7 +25,7 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.sums_privacy import SumsPrivacy, encode_noisy_sums
 
 PRIVACY = SumsPrivacy(epsilon=20.0, clip=4.0)
-TERMS = RoundTerms(round_zero="closed_form", solve_every=0, sums_privacy=PRIVACY)
+TERMS = RoundConfig(read="last", solve_every=0, sums_privacy=PRIVACY)
 NODES = range(1, 5)
 
 
@@ -43,7 +43,7 @@ def data(node: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def start(
-    terms: RoundTerms = TERMS,
+    terms: RoundConfig = TERMS,
     *,
     rounds: int = 0,
     alter: Callable[[Message], Message] = lambda reply: reply,
@@ -65,7 +65,7 @@ def start(
         seen.append(float(found["accuracy"]))
         return MetricRecord({"accuracy": seen[-1]})
 
-    strategy = PartialUpdates(inner or quiet(), terms=terms, on_round=records.append)
+    strategy = PartialUpdates(inner or quiet(), config=terms, on_round=records.append)
     apps = {n: elastic_client_app(lambda _, n=n: client(n)) for n in NODES}
     run(strategy, apps, arrays_of(build()), rounds, alter=alter, evaluate_fn=evaluate)
     return seen, records
@@ -73,7 +73,7 @@ def start(
 
 def test_the_head_is_there_and_everybody_counts() -> None:
     (found,), records = start()
-    (without,), _ = start(RoundTerms())
+    (without,), _ = start(RoundConfig())
     assert found > 0.8 > without + 0.2
     (zero,) = records
     assert len(zero.accepted) == 4 and not zero.rejected
@@ -86,7 +86,7 @@ def test_under_a_strategy_with_privacy_it_is_allowed_and_plain_sums_are_not() ->
         return DifferentialPrivacyServerSideFixedClipping(quiet(), 0.01, 1.0, 4)
 
     with pytest.raises(RegistryError, match="or sums_privacy"):
-        PartialUpdates(private(), terms=RoundTerms(round_zero="closed_form"))
+        PartialUpdates(private(), config=RoundConfig(read="last"))
     seen, records = start(rounds=1, inner=private())
     assert seen[0] > 0.8 and [each.server_round for each in records] == [0, 1]
 
@@ -139,9 +139,7 @@ def test_what_has_no_known_length_sends_nothing(caplog: pytest.LogCaptureFixture
     assert len(zero.rejected) == 4 and "has no known length" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "given", [{"round_zero": "none", "solve_every": 0}, {"round_zero": "closed_form"}]
-)
+@pytest.mark.parametrize("given", [{"solve_every": 0}, {"read": "last"}])
 def test_more_than_one_solve_would_spend_it_again(given: dict[str, Any]) -> None:
     with pytest.raises(RegistryError, match="spend its epsilon again"):
-        RoundTerms(**given, sums_privacy=PRIVACY)
+        RoundConfig(**given, sums_privacy=PRIVACY)

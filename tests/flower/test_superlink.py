@@ -224,7 +224,7 @@ def test_the_run_completes_when_a_node_dies_in_training(fleet: Fleet) -> None:
     # The clients' processes lived for one message each; what they know is on disk.
     assert all(len(list((fleet.place / f"state{node}").iterdir())) == 2 for node in (1, 2))
     stored = sorted((fleet.results / "checkpoints").iterdir())
-    assert [path.name for path in stored] == ["round-000001.npz", "round-000002.npz"]
+    assert [path.name for path in stored] == ["round-000001.state", "round-000002.state"]
     one, two = (read_archive(path, Kind("fl_elastic.checkpoint")).arrays for path in stored)
     assert not np.array_equal(one["array/2.weight"], two["array/2.weight"])
 
@@ -233,14 +233,14 @@ LASTING = (
     APP.replace(
         "nn.Linear(6, 12), nn.ReLU()", "nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU()"
     )
-    .replace("import Checkpointed, ElasticClient,", "import ElasticClient, RoundTerms,")
+    .replace("import Checkpointed, ElasticClient,", "import ElasticClient, RoundConfig,")
     .replace('Checkpointed(strategy, results / "checkpoints")', "strategy")
     .replace("num_rounds=2", "num_rounds=3")
     # Nobody dies here, and a busy machine takes its time to start processes.
     .replace("timeout=TIMEOUT", "timeout=150")
     .replace(
         "        on_round=",
-        '        terms=RoundTerms(round_zero="closed_form", solve_every=2, cut="fixed:2"),\n        on_round=',
+        '        config=RoundConfig(read="last", solve_every=2, cut="fixed:2"),\n        on_round=',
     )
 )
 

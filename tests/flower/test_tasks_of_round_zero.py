@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundTerms, elastic_client_app
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.losses import own_loss_or_cross_entropy
 
 NODES = 4
@@ -105,7 +105,7 @@ def text(node: int) -> list[Any]:
     return [{"input_ids": rows, "labels": rows} for rows in given.split(4)]
 
 
-def losses(task: Task, terms: RoundTerms, rounds: int = 0) -> list[float]:
+def losses(task: Task, terms: RoundConfig, rounds: int = 0) -> list[float]:
     """Test loss before the first round and after each."""
     make, data, loss_fn = task
 
@@ -122,11 +122,13 @@ def losses(task: Task, terms: RoundTerms, rounds: int = 0) -> list[float]:
         own = client(0)
         seen.append(own.evaluate(list(as_weights(arrays).values()), {})[0])
 
-    run(PartialUpdates(quiet(), terms=terms), apps, arrays_of(make()), rounds, evaluate_fn=evaluate)
+    run(
+        PartialUpdates(quiet(), config=terms), apps, arrays_of(make()), rounds, evaluate_fn=evaluate
+    )
     return seen
 
 
-TERMS = RoundTerms(round_zero="closed_form", solve_every=1)
+TERMS = RoundConfig(read="last", solve_every=1)
 SOLVED: dict[str, Task] = {
     "maps": (maps, map_data, functional.cross_entropy),
     "labels": (labels, label_data, functional.binary_cross_entropy_with_logits),
@@ -145,7 +147,7 @@ def test_the_head_is_solved_for_and_rounds_go_on_under_it(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fl_elastic")
-    (plain,) = losses(SOLVED[name], RoundTerms())
+    (plain,) = losses(SOLVED[name], RoundConfig())
     before, *after = losses(SOLVED[name], TERMS, rounds=2)
     assert before < 0.7 * plain and max(after) < 1.1 * before
     assert "left out" not in caplog.text and "from 4 clients" not in caplog.text
@@ -155,7 +157,7 @@ def test_the_head_is_solved_for_and_rounds_go_on_under_it(
 def test_where_there_is_none_the_log_says_so_and_rounds_begin_as_without(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = losses(OTHERS[name], RoundTerms(), rounds=2)
+    plain = losses(OTHERS[name], RoundConfig(), rounds=2)
     with caplog.at_level(logging.WARNING, "fl_elastic"):
         found = losses(OTHERS[name], TERMS, rounds=2)
     assert "no client sent sums for a head; it stays as it is" in caplog.text

@@ -260,8 +260,8 @@ def test_the_preset_says_what_it_chose(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level("INFO", "flwr"):
         strategy = PartialUpdates.for_unequal_devices(FedAvg())
     assert "agreement at 1.5" in caplog.text and "quantile=0.25" in caplog.text
-    assert strategy.terms.needs_capabilities and strategy.merges_late
+    assert strategy.config.needs_capabilities and strategy.merges_late
     fixed = PartialUpdates.for_unequal_devices(FedAvg(), deadline=Deadline(seconds=9))
-    assert fixed.terms.deadline == Deadline(seconds=9)
+    assert fixed.config.deadline == Deadline(seconds=9)
     with pytest.raises(BudgetError):
         PartialUpdates.for_unequal_devices(FedAvg(), deadline=-1)

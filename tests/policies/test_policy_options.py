@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
 from torch import nn
 
-from fl_elastic import Budget, ElasticClient, ElasticTrainer
+from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.aggregation import RULES, PartialMean
 from fl_elastic.errors import PlanError, RegistryError
 from fl_elastic.flower import PartialUpdates
@@ -44,12 +44,6 @@ def test_a_trainer_takes_a_policy_with_options(group: int) -> None:
     )  # fmt: skip
     names = trainer.fit(batches).plan.groups[group].parameters
     assert set(trainer.update().deltas) == set(names)
-
-
-def test_a_client_says_the_name_of_its_policy() -> None:
-    for policy, name in (("head", "head"), (POLICIES.make("head"), "head"), (Second(1), "Second")):
-        client = ElasticClient(chain(), vectors(2), [], budget=Budget(), policy=policy)
-        assert client.get_properties({})["policy"] == name
 
 
 def test_importance_may_be_an_object() -> None:

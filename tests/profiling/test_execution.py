@@ -119,7 +119,7 @@ def test_channels_last_changes_no_update(policy: str) -> None:
 
 
 def test_settings_are_kept_per_case_and_measured_anew_when_damaged(tmp_path: Path) -> None:
-    path, asked = tmp_path / "execution.json", []
+    path, asked = tmp_path / "execution.state", []
 
     def measure() -> Execution:
         asked.append(1)

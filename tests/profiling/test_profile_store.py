@@ -124,8 +124,6 @@ def test_another_version_is_named(stored: Path, version: Any) -> None:
     facts = json.dumps(document_of(stored)).encode()
     stored.write_bytes(crafted(KIND.name, version, facts, {}))
     assert f"has version {version!r}, expected {KIND.version}" in one_line_error(stored)
-    stored.write_text(json.dumps({"format": KIND.name, "version": version}))
-    assert f"has version {version!r}, expected {KIND.version}" in one_line_error(stored)
 
 
 def test_a_profile_of_another_case_says_what_differs(stored: Path) -> None:

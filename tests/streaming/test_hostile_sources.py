@@ -125,11 +125,6 @@ def test_a_table_goes_on_where_it_was_also_when_it_has_grown_or_was_copied(tmp_p
     (tmp_path / "copy").write_bytes(path.read_bytes())
     os.replace(tmp_path / "copy", path)
     assert [float(r.x[0]) for r in open_source(f"csv:{path}", after=after)] == list(range(10, 25))
-    # As an earlier release has counted.
-    counted = list(open_source(f"csv:{path}", after={"rows": 12}))
-    assert [float(r.x[0]) for r in counted] == list(range(12, 25))
-    with pytest.raises(StreamError, match="not as it was when 26 rows"):
-        list(open_source(f"csv:{path}", after={"rows": 26}))
 
 
 def test_a_table_that_was_rotated_while_nobody_read(tmp_path: Path) -> None:

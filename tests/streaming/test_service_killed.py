@@ -42,7 +42,7 @@ def rows_from(start: int, count: int) -> list[tuple[list[float], int]]:
 
 
 def saved(folder: Path) -> Archive:
-    state = load_state(folder / "state" / "learner.npz")
+    state = load_state(folder / "state" / "learner.state")
     assert state is not None
     return state
 
@@ -82,7 +82,7 @@ def each_once(folder: Path, rows: int, refused: int = 0) -> None:
 def marks(folder: Path) -> tuple[Any, ...]:
     """What changes whenever the service keeps something."""
     found = []
-    for name in ("events.log", "learner.npz", "samples.db-wal"):
+    for name in ("events.log", "learner.state", "samples.db-wal"):
         try:
             told = os.stat(folder / "state" / name)
         except OSError:

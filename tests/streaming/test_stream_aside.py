@@ -22,25 +22,25 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_newest_stay_under_numbers_that_only_grow(tmp_path: Path) -> None:
-    path = tmp_path / "learner.npz"
+    path = tmp_path / "learner.state"
     (tmp_path / "other.npz.damaged-1").write_text("")
-    (tmp_path / "learner.npz.damaged-x").write_text("")
+    (tmp_path / "learner.state.damaged-x").write_text("")
     for number in range(12):
         path.write_text(str(number))
         path.rename(name_aside(path))
         forget_oldest(path)
     assert names(tmp_path) == [
-        "learner.npz.damaged-10", "learner.npz.damaged-11", "learner.npz.damaged-12",
-        "learner.npz.damaged-x", "other.npz.damaged-1",
+        "learner.state.damaged-10", "learner.state.damaged-11", "learner.state.damaged-12",
+        "learner.state.damaged-x", "other.npz.damaged-1",
     ]  # fmt: skip
-    assert (tmp_path / "learner.npz.damaged-12").read_text() == "11"
+    assert (tmp_path / "learner.state.damaged-12").read_text() == "11"
 
 
 def test_damaged_states_do_not_pile_up(tmp_path: Path) -> None:
     for _ in range(KEPT + 2):
-        (tmp_path / "learner.npz").write_text("nonsense")
+        (tmp_path / "learner.state").write_text("nonsense")
         assert StateFolder(tmp_path).load() is None
-    assert names(tmp_path) == [f"learner.npz.damaged-{number}" for number in (3, 4, 5)]
+    assert names(tmp_path) == [f"learner.state.damaged-{number}" for number in (3, 4, 5)]
 
 
 def test_damaged_stores_do_not_pile_up(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_opening_a_state_folder_deletes_what_killed_processes_left(tmp_path: Pat
     ended.wait()
     for place in ("", "inbox", "rounds"):
         (tmp_path / place).mkdir(exist_ok=True)
-        (tmp_path / place / f".learner.npz.{ended.pid}.tmp").write_bytes(b"half")
-        (tmp_path / place / f".learner.npz.{os.getpid()}.tmp").write_bytes(b"mine")
+        (tmp_path / place / f".learner.state.{ended.pid}.tmp").write_bytes(b"half")
+        (tmp_path / place / f".learner.state.{os.getpid()}.tmp").write_bytes(b"mine")
     StateFolder(tmp_path).load()
     left = [path.name for path in tmp_path.rglob("*.tmp")]
-    assert left == [f".learner.npz.{os.getpid()}.tmp"] * 3
+    assert left == [f".learner.state.{os.getpid()}.tmp"] * 3
 
 
 def test_a_second_learner_is_kept_out_with_one_line(tmp_path: Path) -> None:

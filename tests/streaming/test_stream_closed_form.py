@@ -321,7 +321,7 @@ def test_without_a_state_it_learns_what_the_store_holds(tmp_path: Path) -> None:
     learner = solved_in(tmp_path)
     run(learner, blobs(200, LABELS))
     closed(learner)
-    (tmp_path / "learner.npz").unlink()
+    (tmp_path / "learner.state").unlink()
     again = solved_in(tmp_path)
     assert is_least_squares(again) and accuracy(again, blobs(100, LABELS, seed=5)) > 0.9
     closed(again)

@@ -119,11 +119,8 @@ def test_a_folder_has_nan_for_no_label(tmp_path: Path) -> None:
     assert [reading.y for reading in open_source(f"dir:{tmp_path}")] == [-1, None, 1]
 
 
-def test_the_record_of_an_earlier_release_is_read() -> None:
+def test_a_record_comes_back_with_its_labels() -> None:
     record = StreamRecord(every=2)
     record.mark(2, 10, {None: 3, -1: 4, 0: 1})
     assert record.points[0].stored == {"none": 3, "-1": 4, "0": 1}
     assert StreamRecord.from_facts(record.to_facts()) == record
-    old = {name: value for name, value in record.to_facts().items() if name != "no_label"}
-    old["points"][0]["stored"] = {"-1": 3, "0": 1}
-    assert StreamRecord.from_facts(old).points[0].stored == {"none": 3, "0": 1}

@@ -319,7 +319,7 @@ def test_a_model_without_class_scores_is_an_error(made: Any) -> None:
 
 
 def test_settings_that_mean_nothing(made: Any) -> None:
-    for settings in ({"steps": 0}, {"fading": 0.0}, {"save_every": -1}, {"most_classes": 0}):
+    for settings in ({"steps": 0}, {"history": 0}, {"save_every": -1}, {"most_classes": 0}):
         with pytest.raises(StreamError):
             StreamOptions(**settings)  # type: ignore[arg-type]
     for wrong in ({"detector": "adwinn"}, {"replay": "er_ace"}, {"classes": (1, 1)}):

@@ -16,6 +16,7 @@ from toy_streams import CENTRES, adam, closed, learner_state, net
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleStore, StreamLearner
+from fl_elastic.streaming import learner as stream_learner
 from fl_elastic.streaming.replay import DarkReplay, ExperienceReplay
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.training import TrainerOptions
@@ -35,8 +36,8 @@ class Settings:
 
     draw: random.Random
 
-    def maker(self) -> Callable[[Path], StreamLearner]:
-        """Return what makes such a learner in a folder."""
+    def maker(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], StreamLearner]:
+        """Return what makes such a learner in a folder, which keeps few or many samples in mind."""
         one = self.draw.choice
         latent, outputs, dropout = one([None, None, 1, 2]), one([2, 3]), one([0.0, 0.2])
         store: dict[str, Any] = {
@@ -44,10 +45,15 @@ class Settings:
             "policy": one(["reservoir", "ring", "class_balanced"]),
         }  # fmt: skip
         options = StreamOptions(
-            steps=one([1, 4]), save_every=one([0, 1, 7, 40]), new=one([5, 60, 512]),
-            waiting=one([3, 50, 10_000]), most_classes=one([2, 3, 1000]), names=one([2, 1000]),
+            steps=one([1, 4]), save_every=one([0, 1, 7, 40]), most_classes=one([2, 3, 1000]),
             training=TrainerOptions(closed_loop=False),
         )  # fmt: skip
+        for name, counts in {
+            "_NEW": [5, 60, 512],
+            "_WAITING": [3, 50, 10_000],
+            "_NAMES": [2, 1000],
+        }.items():
+            monkeypatch.setattr(stream_learner, name, one(counts))
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),
             "detector": one(["none", "adwin", "ddm", "page_hinkley", "hddm_a"]),
@@ -126,9 +132,9 @@ def born_again(learner: StreamLearner, folder: Path, ends: str) -> None:
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 200))]
 )
-def test_many_lives_are_one(seed: int, tmp_path: Path) -> None:
+def test_many_lives_are_one(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
-    made = Settings(draw).maker()
+    made = Settings(draw).maker(monkeypatch)
     all_acts = [*acts(draw, 100)]
     one, lives = made(tmp_path / "one"), 0
     many = made(tmp_path / "many-0")

@@ -252,7 +252,7 @@ def test_what_a_lost_state_has_left_is_in_no_sums(tmp_path: Path, few: None) -> 
     with opened(tmp_path) as lost:
         told(lost, x, y)
         assert lost.reads != "" and lost.save()
-    (tmp_path / "learner.npz").write_bytes(b"nothing")
+    (tmp_path / "learner.state").write_bytes(b"nothing")
     with opened(tmp_path) as learner:
         assert learner.reads == "" and learner.progress.observed == 0
         told(learner, x[:150], y[:150])

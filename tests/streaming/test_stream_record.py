@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.errors import StreamError
-from fl_elastic.streaming import StreamOptions
 from fl_elastic.streaming.record import StreamRecord
 
 
@@ -58,8 +56,3 @@ def test_drifts_are_bounded_too() -> None:
     for labelled in range(1, 11):
         record.scored(True, drift=True, labelled=labelled)
     assert record.drifts == [8, 9, 10]
-
-
-def test_points_must_be_some() -> None:
-    with pytest.raises(StreamError, match="points 0"):
-        StreamOptions(points=0)

@@ -23,7 +23,7 @@ from fl_elastic.streaming.learner_state import load_state, save_state
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
-STATE = "learner.npz"
+STATE = "learner.state"
 
 
 class EveryHundredth(DriftDetector):
@@ -62,8 +62,8 @@ def test_two_halves_are_the_whole(
     seen = run(first, stream[:150])
     assert first.progress.adaptations == 5 and first.save()
     (tmp_path / "whole").mkdir()
-    profile = (tmp_path / "halves" / "profile.json").read_bytes()
-    (tmp_path / "whole" / "profile.json").write_bytes(profile)
+    profile = (tmp_path / "halves" / "profile.state").read_bytes()
+    (tmp_path / "whole" / "profile.state").write_bytes(profile)
     first.store.close()
     second = as_last_saved(tmp_path / "halves", **given())
     seen += run(second, stream[150:])
@@ -191,7 +191,8 @@ def test_a_damaged_state_is_put_aside_and_said(
     path = tmp_path / STATE
     data = bytearray(path.read_bytes())
     if damage == "foreign":
-        np.savez(path, weights=np.zeros(3))
+        with path.open("wb") as file:
+            np.savez(file, weights=np.zeros(3))
     else:
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(
@@ -199,8 +200,8 @@ def test_a_damaged_state_is_put_aside_and_said(
         )
     with caplog.at_level(logging.ERROR):
         again = learner_in(tmp_path)
-    assert "put aside as learner.npz.damaged-1" in caplog.text
-    assert (tmp_path / "learner.npz.damaged-1").exists()
+    assert "put aside as learner.state.damaged-1" in caplog.text
+    assert (tmp_path / "learner.state.damaged-1").exists()
     # What the store has is learned from all the same.
     assert again.progress.observed == 0 and set(again.classes) == {0, 1, 2}
     assert again.adapt() is not None

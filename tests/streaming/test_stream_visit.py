@@ -139,18 +139,18 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     learner = learner_in(tmp_path)
     run(learner, blobs(60))
     closed(learner)
-    state = load_state(tmp_path / "learner.npz")
+    state = load_state(tmp_path / "learner.state")
     assert state is not None
     for name in state.facts:
         for value in (None, "x", [[1]], {"x": []}):
             save_state(
-                tmp_path / "learner.npz", Archive({**state.facts, name: value}, state.arrays)
+                tmp_path / "learner.state", Archive({**state.facts, name: value}, state.arrays)
             )
             try:
                 seen_of(tmp_path).store.close()
             except StreamError as error:
                 assert "\n" not in str(error)
-    save_state(tmp_path / "learner.npz", Archive({}, {}))
+    save_state(tmp_path / "learner.state", Archive({}, {}))
     with pytest.raises(StreamError, match="is no learner's state"):
         seen_of(tmp_path)
 
@@ -163,7 +163,7 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     ],
 )  # fmt: skip
 def test_a_damaged_mark_is_that_of_the_beginning(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "round.json").write_bytes(content)
+    (tmp_path / "mark.state").write_bytes(content)
     assert Mark.load(tmp_path) == Mark()
     Mark(1, 2, 3, 4, 5).save(tmp_path)
     assert Mark.load(tmp_path) == Mark(1, 2, 3, 4, 5)

@@ -117,7 +117,7 @@ def test_where_state_and_log_are_gone_the_store_knows_what_it_was_given(tmp_path
         learner.observe_batch([x], [y], [float(row)], place=Place("csv:a", {"row": row}))
     learner.save()
     learner.store.close()
-    for name in ("learner.npz", "events.log"):
+    for name in ("learner.state", "events.log"):
         (tmp_path / name).unlink()
     again = learner_in(tmp_path, trigger=NEVER)
     assert again.places == {"csv:a": {"row": 30}} and again.progress.observed == 0
@@ -131,12 +131,12 @@ def test_events_of_another_state_are_left_out(
     learner = learner_in(tmp_path, trigger=NEVER)
     run(learner, blobs(10))
     learner.save()
-    old = (tmp_path / "learner.npz").read_bytes()
+    old = (tmp_path / "learner.state").read_bytes()
     run(learner, blobs(10))
     learner.save()
     run(learner, blobs(10))
     abandoned(learner)
-    (tmp_path / "learner.npz").write_bytes(old)
+    (tmp_path / "learner.state").write_bytes(old)
     with caplog.at_level(logging.WARNING):
         again = learner_in(tmp_path, trigger=NEVER)
     assert "do not join on" in caplog.text and again.progress.observed == 10
@@ -186,7 +186,7 @@ def learner_state_after_a_kill(folder: Path) -> Any:
     """A learner in a copy of a folder."""
     copy = folder / "copy"
     copy.mkdir()
-    for name in ("learner.npz", "events.log"):
+    for name in ("learner.state", "events.log"):
         if (folder / name).exists():
             (copy / name).write_bytes((folder / name).read_bytes())
     return learner_in(copy, trigger=NEVER)

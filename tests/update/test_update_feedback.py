@@ -192,7 +192,7 @@ def test_residuals_are_kept_in_a_file(tmp_path: Path) -> None:
     generator = np.random.default_rng(6)
     one_round(feedback, update_of(generator), "int8")
     feedback.residuals["file"] = np.array(0.5, np.float32)
-    path = tmp_path / "state" / "residuals.npz"
+    path = tmp_path / "state" / "residuals.state"
     assert feedback.save(path)
     back = ErrorFeedback.load(path, MANIFEST)
     assert back.residuals.keys() == feedback.residuals.keys()
@@ -210,7 +210,7 @@ def test_no_file_is_no_residual(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def saved(tmp_path: Path, residuals: dict[str, Any]) -> Path:
-    path = tmp_path / "residuals.npz"
+    path = tmp_path / "residuals.state"
     assert ErrorFeedback(residuals).save(path)
     return path
 
@@ -262,5 +262,5 @@ def test_a_full_disk_is_logged_not_raised(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
-    assert ErrorFeedback().save(tmp_path / "residuals.npz") is False
+    assert ErrorFeedback().save(tmp_path / "residuals.state") is False
     assert "No space left" in caplog.text

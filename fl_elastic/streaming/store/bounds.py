@@ -20,8 +20,6 @@ _SPARE_PAGES = 12
 # Pages that placing a row may touch besides its own: of the table, three indices and two counters, for it and for
 # one or two that leave for it, and their splits.
 _PAGES_BESIDE_ROW = 12
-# For each further one that leaves for a row that takes more room: its own page, and three of indices.
-_PAGES_BESIDE_LEAVING = 4
 # And once for a transaction: the first page, the list of free ones, what a split reaches further up.
 _PAGES_ONCE = 12
 # What a row has besides sample and scores: number, label, draw, time, version, lengths.
@@ -29,11 +27,10 @@ _ROW_HEADER = 96
 
 
 class Rows(NamedTuple):
-    """How many rows are written, bytes of the largest, and how many leave for one at most."""
+    """How many rows are written, and the bytes of the largest."""
 
     many: int
     size: int
-    leaving: int = 1
 
 
 class StoreBounds:
@@ -42,8 +39,6 @@ class StoreBounds:
     >>> bounds = StoreBounds(2**20, page=1024)
     >>> bounds.log, bounds.pages, bounds.largest_row, bounds.rows_per_transaction(100)
     (253952, 744, 222263, 8)
-
-    Where more than one row leaves for one that comes, say how many: ``leaving``.
     """
 
     def __init__(self, capacity_bytes: int, page: int) -> None:
@@ -55,21 +50,18 @@ class StoreBounds:
         )
         self.page, self.pages = page, (capacity_bytes - index - self.log) // page
         self._frames = (self.log - _LOG_HEADER) // frame
-        self.largest_row = self.largest_row_for(1)
+        most = self._frames - _PAGES_ONCE - _PAGES_BESIDE_ROW
+        # Of the largest row that the log can take.
+        self.largest_row = most * (self.page - 4) - _ROW_HEADER - 1
 
-    def largest_row_for(self, leaving: int) -> int:
-        """Return the bytes of the largest row that the log can take."""
-        most = self._frames - _PAGES_ONCE - _beside(leaving)
-        return most * (self.page - 4) - _ROW_HEADER - 1
-
-    def rows_per_transaction(self, row_bytes: int, leaving: int = 1) -> int:
+    def rows_per_transaction(self, row_bytes: int) -> int:
         """Return how many rows may be written together: half of the log, not to shorten it before each of them."""
-        per_row = _beside(leaving) + self._pages_of_row(row_bytes)
+        per_row = _PAGES_BESIDE_ROW + self._pages_of_row(row_bytes)
         return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
     def log_of(self, rows: Rows) -> int:
         """Return what a transaction that writes these rows may add to the log, in bytes."""
-        pages = _PAGES_ONCE + rows.many * (_beside(rows.leaving) + self._pages_of_row(rows.size))
+        pages = _PAGES_ONCE + rows.many * (_PAGES_BESIDE_ROW + self._pages_of_row(rows.size))
         return pages * (self.page + _FRAME_HEADER)
 
     def rooms(self, used_pages: int, row_bytes: int) -> int:
@@ -85,10 +77,6 @@ class StoreBounds:
 
     def _pages_of_row(self, row_bytes: int) -> int:
         return (row_bytes + _ROW_HEADER) // (self.page - 4) + 1
-
-
-def _beside(leaving: int) -> int:
-    return _PAGES_BESIDE_ROW + _PAGES_BESIDE_LEAVING * (leaving - 1)
 
 
 def page_size_for(capacity_bytes: int) -> int:

@@ -81,20 +81,10 @@ class Writer:
 
     def __init__(self, database: Database, policy: StoragePolicy, encoding: str, seed: int) -> None:
         self.database, self.policy, self.encoding, self.seed = database, policy, encoding, seed
-        self._wanted = ""
 
-    def form(self, facts: Facts | None = None) -> Encoding | None:
-        """Return shape, type and form on disk of samples to come; None before the first."""
-        form = (facts or self.database.facts()).form
-        return form.written_as(self._wanted) if form and self._wanted else form
-
-    def write_as(self, encoding: str) -> None:
-        """Write the samples to come in this encoding; see `SampleStore.write_as`."""
-        if form := self.database.facts().form:
-            form.written_as(encoding)
-        self._wanted = self.encoding = encoding
-        # Noted now, for a later life to go on with it; where the disk is full, with the next sample.
-        self._write((), Rows(0, 0), "", {})
+    def form(self) -> Encoding | None:
+        """Return shape, type and form on disk of samples; None before the first."""
+        return self.database.facts().form
 
     def change(self, changes: Sequence[Change], version: str, note: Note) -> list[int | None]:
         """Make changes in their order; return the id of each whose sample is here, or was until now."""
@@ -115,7 +105,7 @@ class Writer:
 
         while True:
             form = self.form()
-            size = form.most_row_bytes if form else 0
+            size = form.row_bytes if form else 0
             most = self.database.bounds.rows_per_transaction(size)
             count = self.database.write(some_deleted, "a deletion", Rows(most, size)) or 0
             gone += count
@@ -126,19 +116,18 @@ class Writer:
     def _together(self, changes: Sequence[Change]) -> Rows:
         """Return how many changes go into one transaction."""
         form, size = self.form(), 0
-        leaving = form.leave_for_one if form else 1
         for many, change in enumerate(changes):
-            larger = max(size, self._bytes(change, form, leaving))
+            larger = max(size, self._bytes(change, form))
             # The first sample alone decides what the others look like.
-            most = self.database.bounds.rows_per_transaction(larger, leaving) if form else 1
+            most = self.database.bounds.rows_per_transaction(larger) if form else 1
             if many >= most:
-                return Rows(many, size, leaving)
+                return Rows(many, size)
             size = larger
-        return Rows(len(changes), size, leaving)
+        return Rows(len(changes), size)
 
-    def _bytes(self, change: Change, form: Encoding | None, leaving: int) -> int:
+    def _bytes(self, change: Change, form: Encoding | None) -> int:
         """Return what a change writes, at most; 0 where it is refused, being more than the log takes."""
-        size = form.most_row_bytes if form else 0
+        size = form.row_bytes if form else 0
         if isinstance(change, Offer):
             try:
                 form = form or Encoding.of(self.encoding, checked_sample(change.x, None))
@@ -149,7 +138,7 @@ class Writer:
             # SQLite writes the whole row anew for another label.
             query = "SELECT COALESCE(LENGTH(outputs), 0) + LENGTH(x) FROM samples WHERE id = ?"
             size = sum(row[0] for row in self.database.read(query, change.number))
-        return size if size <= self.database.bounds.largest_row_for(leaving) else 0
+        return size if size <= self.database.bounds.largest_row else 0
 
     def _write(
         self, changes: Sequence[Change], rows: Rows, version: str, noted: Mapping[str, object]
@@ -160,8 +149,7 @@ class Writer:
             transaction.note(noted)
             return made, transaction.refused
 
-        what = f"{len(changes)} samples" if changes else "the form of samples"
-        done = self.database.write(written, what, rows)
+        done = self.database.write(written, f"{len(changes)} samples", rows)
         if done is None:
             self.database.lost["disk"] += len(changes)
             return [None] * len(changes)
@@ -179,7 +167,6 @@ class _Transaction:
         # Another process may have written since the last transaction.
         self._texts = texts_of(self._connection)
         self._facts = Facts.of(self._texts)
-        self._facts.form = writer.form(self._facts)
         self._rooms: int | None = None
         self.refused: Counter[str] = Counter()
 
@@ -219,7 +206,7 @@ class _Transaction:
         when = time.time() if offer.t is None else checked_time(offer.t)
         told = None if offer.outputs is None else np.asarray(offer.outputs, np.float32).tobytes()
         size = form.row_bytes + len(told or b"")
-        if size > self._bounds.largest_row_for(form.leave_for_one):
+        if size > self._bounds.largest_row:
             raise Refused(f"{size} bytes are too many for a store of this capacity")
         # The first sample that makes sense decides what the others look like.
         facts.form, facts.seen = form, facts.seen + 1
@@ -228,7 +215,7 @@ class _Transaction:
         newcomer = Newcomer(label, lottery(self._writer.seed, facts.seen))
         slot = None
         if self._is_full(size):
-            slot = self._place_for(newcomer, size, form.leave_for_one)
+            slot = self._place_for(newcomer, size)
             if slot is None:
                 return None
         row = (slot, number, label, newcomer.draw, when, self._version, told, form.encode(x))
@@ -245,7 +232,7 @@ class _Transaction:
         self._rooms = self._rooms - 1 or None
         return False
 
-    def _place_for(self, newcomer: Newcomer, row_bytes: int, leaving: int) -> int | None:
+    def _place_for(self, newcomer: Newcomer, row_bytes: int) -> int | None:
         """Return the place that a newcomer takes, in which another one still may be; None if it is turned away."""
         connection, policy = self._connection, self._writer.policy
         slot = policy.victim(connection, newcomer)
@@ -254,7 +241,6 @@ class _Transaction:
         ):
             # A further row leaves: rows come and go at random, and leave gaps in the indices.
             connection.execute(_LEAVE, (slot,))
-            for _ in range(leaving):
-                connection.execute(_LEAVE, (policy.victim(connection, newcomer),))
+            connection.execute(_LEAVE, (policy.victim(connection, newcomer),))
             self._rooms = None
         return slot

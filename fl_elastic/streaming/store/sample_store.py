@@ -113,18 +113,6 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self._settle: Callable[[], object] = lambda: None
         self._drawable: tuple[object, _Table] | None = None
 
-    def write_as(self, encoding: str) -> None:
-        """Write the features of samples to come in another encoding; those that are here stay as they are.
-
-        Raises
-        ------
-        StoreError
-            If it is unknown, or samples are not of float32, or are of eight numbers: lengths tell nothing then.
-        """
-        check_encoding(encoding)
-        self._settle()
-        self._writer.write_as(encoding)
-
     def settled_by(self, settle: Callable[[], object]) -> None:
         """Call this before anybody looks: somebody gathers changes to write many of them at once."""
         self._settle = settle
@@ -220,7 +208,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
 
     @property
     def encoding(self) -> str:
-        """In which the samples to come are written."""
+        """In which samples are written."""
         return self._writer.encoding
 
     def as_kept(self, x: NDArray[Any]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ _FULL: Table = {"policy": "full"}
 # still while rounds agree, and tests and hands out the mean of its last models. With BatchNorm it never goes
 # further than the clients did.
 _SERVER: Table = {"server_optimizer": "agreement", "server_rate": 1.5, "average": 0.9}
-_OURS: Table = {"policy": "elastic", "rule": "contributors", "blend": 0.5} | _SERVER
+_OURS: Table = {"policy": "elastic", "rule": "contributors"} | _SERVER
 
 METHODS: dict[str, Table] = {
     REFERENCE: _FULL | {"budgeted": False, "stragglers": "wait"},
@@ -49,11 +49,11 @@ client's first fit, and for a choice in each fit where not everything fits; ``fe
 """
 
 _SOLVED: Table = {"round_zero": "closed_form"}
-_ELASTIC: Table = {"policy": "elastic", "blend": 0.5}
+_ELASTIC: Table = {"policy": "elastic"}
 # Slow devices train everything, or everything above the cut, for as many steps as the deadline allows.
 _FEWER: Table = _FULL | {"budgeted": True}
 
-_ONE_PASS: Table = _FEWER | _SOLVED | {"steps": False}
+_ONE_PASS: Table = _FEWER | _SOLVED | {"plan": "none"}
 
 CLOSED_FORM: dict[str, Table] = {
     "closed form, last layer": _ONE_PASS,

@@ -154,7 +154,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
             replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
             latent=Latent(kind.latent) if how.latent else None, head=head, prepare=kind.prepare,
-            options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000, points=64),
+            options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000),
         ) as learner,
     ):  # fmt: skip
         if how.along:

@@ -21,7 +21,6 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ProfileError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE, Instructions
 from fl_elastic.flower.records import (
     ERROR,
     evaluate_reply,
@@ -29,6 +28,10 @@ from fl_elastic.flower.records import (
     read_instruction,
     train_reply,
 )
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.rank_places import RankPlaces
+from fl_elastic.flower.tasks.solve_head import SolveHead
+from fl_elastic.flower.tasks.task import DEADLINE, config_key, task_in
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile_key import profile_key
@@ -58,6 +61,7 @@ CHARGES = "charged.json"
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
 
+READ, CUT, KEPT_HEAD = map(config_key, ("read", "cut", "kept_head"))
 _LOG = logging.getLogger("fl_elastic")
 _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
@@ -125,7 +129,7 @@ class _Role:
         scenario = _scenario(str(config["scenario"]))
         data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
         slot = ClientSlot.of(scenario, config, index, data_root)
-        read = Instructions.from_config(config).read
+        read = str(config.get(READ, ""))
         measured = _profile(str(config.get("profile", "")))
         return cls(
             slot=slot,
@@ -160,8 +164,8 @@ class _Role:
     def capabilities(self) -> Capabilities:
         """Return what the device can do, in its own seconds."""
         batches, device = self.slot.batches(), self.client.device
-        told = Instructions.from_config(self.config)
-        options = self.slot.options(cut=told.cut, kept_head=told.kept_head)
+        cut, head = (str(self.config.get(key, "")) for key in (CUT, KEPT_HEAD))
+        options = self.slot.options(cut=cut, kept_head=head)
         profile = lasting_costs(self.profile, options, batches.dataset_size)
         passes = passes_above_cut(self.profile, options, batches.dataset_size)
         return Capabilities(
@@ -177,16 +181,17 @@ class _Role:
 
     def fit(self, arrays: list[NDArray[Any]]) -> _Reply:
         """Train as the method says, unless the update would come too late."""
-        told = Instructions.from_config(self.config)
-        if told.cut_worth:
-            return self._cut_worth(arrays)
-        if told.places:
-            return self._places(arrays, told)
-        if told.round_zero:
-            return self._sums(arrays, told)
+        task = task_in(self.config)
+        match task:
+            case RateCuts():
+                return self._cut_worth(arrays)
+            case RankPlaces():
+                return self._places(arrays, task)
+            case SolveHead():
+                return self._sums(arrays, task)
         if not self.method.budgeted:
             self.slot.check_memory(self.profile)
-        deadline = told.deadline
+        deadline = task.deadline
         needed = self.capabilities().full_round_seconds
         if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
             raise TrainingError(
@@ -204,7 +209,7 @@ class _Role:
         charges.save(self.charges_file)
         return packed, examples, metrics
 
-    def _places(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
+    def _places(self, arrays: list[NDArray[Any]], task: RankPlaces) -> _Reply:
         """Send what ranks places, for a pass by all of them, or for one to those that are named."""
         client = self.elastic_client()
         # Its time is simulated, and this host's says nothing of it.
@@ -212,60 +217,60 @@ class _Role:
         client.train_loader = self.slot.batches(whole=True)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
-        asked = min(told.examples, examples)
-        if told.places == "auto":
+        asked = min(task.examples, examples)
+        if task.places == "auto":
             spent = self._head_costs.answering(asked)
         else:
-            named = _profile_of(self.slot, told.places, str(self.config.get("profile", "")))
+            named = _profile_of(self.slot, task.places, str(self.config.get("profile", "")))
             spent = asked / self.scenario.training.batch_size * _inference_batch(named)
         return packed, examples, metrics | _no_steps(spent)
 
-    def _sums(self, arrays: list[NDArray[Any]], told: Instructions) -> _Reply:
+    def _sums(self, arrays: list[NDArray[Any]], task: SolveHead) -> _Reply:
         """Send sums for a head in closed form, for what inference takes and the products of features."""
         client, batches = self.elastic_client(), self.slot.batches(whole=True)
         # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
-        client.budget, client.train_loader = Budget(), self._passed_in_time(batches, told)
+        client.budget, client.train_loader = Budget(), self._passed_in_time(batches, task)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         # Who keeps features at a cut must know where it lies.
-        profile = self._first_profile() if told.cut else 0.0
+        profile = self._first_profile() if task.cut else 0.0
         packed, summed, metrics = client.fit(arrays, config)
         if packed:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
             summed, features = sums.num_examples, len(sums.products)
-            profile += self._inference_seconds(told, summed, metrics)
+            profile += self._inference_seconds(task, summed, metrics)
             costs = self._head_costs
             profile += costs.adding(summed, features) + costs.writing(summed, features - 1)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
     def _inference_seconds(
-        self, told: Instructions, examples: int, metrics: Mapping[str, Any]
+        self, task: SolveHead, examples: int, metrics: Mapping[str, Any]
     ) -> float:
         """Return what a pass over so many examples takes on this host, of which features were found for some."""
         per_batch = self.scenario.training.batch_size
-        if not told.cut:
+        if not task.cut:
             return examples / per_batch * _inference_batch(self.profile)
-        options = self.slot.options(cut=told.cut)
+        options = self.slot.options(cut=task.cut)
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
-        cut = self.profile.graph.cut_below(self.profile.graph.groups_above(told.cut) - 1)
+        cut = self.profile.graph.cut_below(self.profile.graph.groups_above(task.cut) - 1)
         if cut is not None:
             place = self.profile.graph.cuts.index(cut)
             prefix = float(self.profile.cut_inference_seconds[place])
             seconds += prefix * float(metrics.get("features-computed", 0))
         return seconds / per_batch
 
-    def _passed_in_time(self, batches: Batches, told: Instructions) -> Iterable[Batch]:
+    def _passed_in_time(self, batches: Batches, task: SolveHead) -> Iterable[Batch]:
         """Return the batches that the device can run through the model until the deadline, at least one."""
-        if told.deadline is None or self.method.stragglers != "fit" or not self.method.budgeted:
+        if task.deadline is None or self.method.stragglers != "fit" or not self.method.budgeted:
             return batches
         profile = self.profile
         # The first pass finds no features as yet.
         if self.slot.server_round:
-            options = self.slot.options(cut=told.cut)
+            options = self.slot.options(cut=task.cut)
             profile = lasting_costs(profile, options, batches.dataset_size)
-        each = float(profile.forward_seconds[0]) if told.cut else _inference_batch(self.profile)
+        each = float(profile.forward_seconds[0]) if task.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
-        count = max(1, int(told.deadline / each))
+        count = max(1, int(task.deadline / each))
         return batches if count >= len(batches) else _Begun(batches, count)
 
     def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
@@ -333,7 +338,7 @@ class _Role:
     ) -> ElasticClient:
         slot, batches = self.slot, self.slot.batches()
         # Another loader than the one that is trained on: each pass over one has an order of its own.
-        read = Instructions.from_config(self.config).read
+        read = str(self.config.get(READ, ""))
         model = method_model(self.scenario, self.method, slot.data_root, slot.seed, read)
         first = next(iter(slot.batches()))
         # Simulated time goes by these costs, whichever host or release measured them: a client that found them not

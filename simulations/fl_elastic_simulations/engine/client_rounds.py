@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from fl_elastic.flower.app import elastic_client_app
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import as_record
-from fl_elastic.flower.terms import RoundTerms
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
 __all__ = ["client_rounds"]
@@ -26,7 +26,7 @@ def client_rounds(
     rounds: int,
     *,
     rule: str = "contributors",
-    terms: RoundTerms | None = None,
+    terms: RoundConfig | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Return the global model after so many rounds, in which all clients take part one after the other.
@@ -43,7 +43,7 @@ def client_rounds(
         How many.
     rule : str
         Registered aggregation rule.
-    terms : RoundTerms, optional
+    terms : RoundConfig, optional
         Of all rounds.
     on_round : callable, optional
         Told of each round.
@@ -51,7 +51,7 @@ def client_rounds(
     app = elastic_client_app(lambda context: client_of(int(context.node_config["partition-id"])))
     strategy = PartialUpdates(
         FedAvg(fraction_evaluate=0.0, min_available_nodes=clients),
-        rule=rule, terms=terms or RoundTerms(), on_round=on_round,
+        rule=rule, config=terms or RoundConfig(), on_round=on_round,
     )  # fmt: skip
     result = strategy.start(
         grid=InProcessGrid(clients, app), initial_arrays=as_record(weights), num_rounds=rounds

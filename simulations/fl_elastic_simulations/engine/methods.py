@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
@@ -12,8 +13,8 @@ from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.terms import RoundTerms
 from fl_elastic.importance import IMPORTANCES
 from fl_elastic.planning import POLICIES
 from fl_elastic.registry import Factories, closest
@@ -39,7 +40,7 @@ def check_methods(scenario: Scenario) -> None:
             (PEERS, method.peer),
             (IMPORTANCES, method.importance),
             (RULES, method.rule),
-            *((CODECS, codec) for codec in (method.codec, *method.codecs)),
+            (CODECS, method.codec),
             (SERVER_OPTIMIZERS, method.server_optimizer),
         )
         for registry, name in plug_ins:
@@ -57,20 +58,12 @@ def check_methods(scenario: Scenario) -> None:
                 f"method {method.name}: a peer knows no cut: choose a policy, or no cut"
             )
         try:
-            RoundTerms(
-                round_zero=method.round_zero,  # type: ignore[arg-type]
-                read=method.read,
-                steps=method.steps,
-            )
+            _round_config(method)
         except RegistryError as error:
             problems.append(f"method {method.name}: {error}")
         if method.read != "last" and method.peer is not None:
             problems.append(
                 f"method {method.name}: a peer trains the model as it is: choose a policy, or read = 'last'"
-            )
-        if method.feature_precisions and method.cut == "none":
-            problems.append(
-                f"method {method.name}: feature_precisions are of a cut: set cut as well"
             )
         if method.server not in _SERVERS:
             known = sorted(_SERVERS)
@@ -80,6 +73,17 @@ def check_methods(scenario: Scenario) -> None:
             )
     if problems:
         raise ScenarioError("; ".join(problems))
+
+
+def _round_config(method: MethodSection) -> RoundConfig:
+    """Return where a method's head reads, and who plans its rounds."""
+    solves = method.round_zero != "none"
+    if not solves and method.read != "last":
+        raise RegistryError(
+            f"read {method.read!r} is where a head in closed form reads: set round_zero='closed_form' as well"
+        )
+    plan: Any = method.plan
+    return RoundConfig(read=method.read if solves else "none", plan=plan)
 
 
 def method_strategy(
@@ -104,19 +108,11 @@ def method_strategy(
             weighting=method.weighting or own_weighting,  # type: ignore[arg-type]
             normalise_steps=method.normalise_steps,
         ),
-        terms=RoundTerms(
+        config=replace(
+            _round_config(method),
             deadline=_deadline(scenario, method),
-            quota=method.quota,
-            blend=method.blend,
-            plan_source=method.plan_source,  # type: ignore[arg-type]
-            share_change=peer is not None,
-            round_zero=method.round_zero,  # type: ignore[arg-type]
-            read=method.read,
-            steps=method.steps,
             solve_every=method.solve_every,
             cut=method.cut,
-            codecs=method.codecs,
-            feature_precisions=method.feature_precisions,
         ),
         server_optimizer=None
         if optimizer is None

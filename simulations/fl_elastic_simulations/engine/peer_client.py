@@ -15,12 +15,13 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.records import HAVE, MAY_TRAIN
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
+from fl_elastic.update.model_store import ModelStore
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
@@ -96,13 +97,13 @@ class PeerClient:
                 "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
             )
         manifest = Manifest.of(self.model)
-        told = Instructions.from_config(config)
+        asked = Train.from_config(config)
         state = ClientState(self.state_directory, manifest)
         weights, version = state.received(parameters[0].tobytes(), self.model)
         said: dict[str, Any] = {}
-        if told.keep and state.keep_model(weights, version):
+        if asked.keep and state.keep_model(weights, version):
             said[HAVE] = version
-        if told.kept_head:
+        if asked.kept_head:
             # A published method trains the head that was solved for as it trains every other.
             said[MAY_TRAIN] = json.dumps(list(range(len(manifest))))
         load_weights(self.model, manifest, weights)
@@ -121,7 +122,7 @@ class PeerClient:
             client=self.place[0],
             seed=self.seed,
             memory=memory,
-            global_change=_change(told.change),
+            global_change=self._change(weights, version, manifest),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             width=self.width,
@@ -157,10 +158,19 @@ class PeerClient:
             return {}
         return found if isinstance(found, dict) else {}
 
-
-def _change(text: str) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in json.loads(text or "{}").items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        _LOG.warning("the server's note on how far the model moved cannot be read")
-        return {}
+    def _change(
+        self, weights: dict[str, NDArray[Any]], version: int, manifest: Manifest
+    ) -> dict[str, float]:
+        """Return how far the global model has moved since this client took part last; keep it for the next time."""
+        if not PEERS.make(self.peer).uses_change:
+            return {}
+        store = ModelStore(self.state_directory / "before.bin")
+        before = store.load(manifest)
+        store.save(weights, version)
+        if before is None:
+            return {}
+        return {
+            name: float(np.square(np.asarray(weights[name], np.float64) - old).sum())
+            for name, old in before[0].items()
+            if old.dtype.kind == "f"
+        }

@@ -240,7 +240,7 @@ def _evaluation(
             )
         return accuracy, result.loss
 
-    ends = not simulation.scenario.method_named(cell.method).steps
+    ends = simulation.scenario.method_named(cell.method).plan == "none"
     after_round = (
         _by_rounds(training, cell, test, progress)
         if training.tests is None

@@ -8,8 +8,8 @@ from typing import Any
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.instructions import DEADLINE
 from fl_elastic.flower.node_app import CaredFor, NodeConfig, use_fastest_execution
+from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.losses import classification_loss
 from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.scenario.scenario import Scenario

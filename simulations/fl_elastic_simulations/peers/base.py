@@ -70,7 +70,8 @@ class LocalTask:
     memory : dict
         The client's own notes from round to round, fit for JSON; read and written by the peer.
     global_change : dict of str to float
-        Sum of squares of what the last round changed in each tensor of the global model; empty in round 1.
+        Sum of squares of what has changed in each tensor of the global model since the client took part last;
+        empty in its first round.
     fraction : float
         Speed of this device relative to the fastest.
     choosing_seconds : float
@@ -151,11 +152,14 @@ class Peer(ABC):
         Whether its paper weighs clients by their data.
     needs_costs : bool
         Whether a client must know what each tensor group costs, and so has to estimate that first.
+    uses_change : bool
+        Whether a client is told how far the global model has moved.
     """
 
     rule: ClassVar[str | AggregationRule] = "contributors"
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
+    uses_change: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -75,6 +75,8 @@ class FedEl(Peer):
         super().__init__(name)
         self.probe_passes = probe_passes
 
+    uses_change = True
+
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model with an exit behind each block; its own tensors keep their names."""
         return with_exits(model, loss_fn, batch)

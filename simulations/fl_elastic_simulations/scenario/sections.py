@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from fl_elastic.flower.terms import RoundTerms
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.named_models import check_model_name
 from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
 from fl_elastic_simulations.data.datasets import check_dataset_name
@@ -180,12 +180,7 @@ class FleetSection:
 
 def _check_cut(cut: str) -> None:
     """Raise RegistryError unless it is a cut that a server can announce."""
-    RoundTerms(cut=cut)
-
-
-def _check_precision(precision: str) -> None:
-    """Raise RegistryError unless features can be kept in it."""
-    RoundTerms(cut="moving", feature_precisions=[precision])
+    RoundConfig(cut=cut)
 
 
 @dataclass(frozen=True)
@@ -198,10 +193,6 @@ class MethodSection:
         Its name in tables and plots.
     policy, importance, rule, codec, server : str
         Names in the registries of those plug-ins, which check them.
-    codecs : tuple of str
-        Codecs in which clients send one after the other, as the fleet's loss levels off; see `RoundTerms`.
-    feature_precisions : tuple of str
-        How clients keep features at the cut, one after the other, by the same rounds; see `RoundTerms`.
     downlink_codec : str
         How the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
     budgeted : bool
@@ -225,12 +216,8 @@ class MethodSection:
         the newest model.
     proximal : float
         Weight of FedProx's pull.
-    quota : int
-        Rounds after which a client trains what it left out; 0 for none.
-    blend : float
-        Weight of the fleet's importance.
-    plan_source : str
-        ``local``, ``server`` or ``shared_rng``.
+    plan : str
+        Who chooses what is trained: each client (``local``), the ``server`` for all, or nobody (``none``).
     deep_every, exploration, returns : int, float, float
         As in `fl_elastic.training.TrainerOptions`.
     inference_prefix : bool
@@ -238,9 +225,7 @@ class MethodSection:
     round_zero : str
         ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
     read : str
-        Where such a head reads: ``last``, ``auto`` or names of places, as `fl_elastic.flower.RoundTerms` has them.
-    steps : bool
-        Whether rounds of training follow on such a head.
+        Where such a head reads: ``last``, ``auto`` or names of places, as `fl_elastic.flower.RoundConfig` has them.
     solve_every : int
         Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
@@ -267,24 +252,17 @@ class MethodSection:
     server_rate: Annotated[Number, Gt(0)] | None = None
     average: Share = 0.0
     proximal: Annotated[Number, Ge(0)] = 0.0
-    quota: Annotated[Whole, Ge(0)] = 0
-    blend: Share = 0.0
-    plan_source: Annotated[
-        Text, known_among("plan_source", lambda: ("local", "server", "shared_rng"))
-    ] = "local"
+    plan: Annotated[Text, known_among("plan", lambda: ("local", "server", "none"))] = "local"
     deep_every: Annotated[Whole, Ge(0)] = 4
     exploration: Annotated[Number, Ge(0)] = 0.3
     returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
     read: Text = "last"
-    steps: Truth = True
     solve_every: Annotated[Whole, Ge(0)] = 5
     cut: Annotated[Text, approved(_check_cut)] = "none"
     keep_features: Truth = True
     downlink_codec: Text = "fp32"
-    codecs: tuple[Text, ...] = ()
-    feature_precisions: tuple[Annotated[Text, approved(_check_precision)], ...] = ()
 
 
 @dataclass(frozen=True)

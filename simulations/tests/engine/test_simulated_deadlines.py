@@ -51,7 +51,7 @@ TABLE: dict[str, Any] = {
         "wait": {"policy": "full", "stragglers": "wait"},
         "drop": {"policy": "full", "stragglers": "drop"},
         "fewer": {"policy": "full", "budgeted": True},
-        "elastic": {"policy": "elastic", "quota": 2, "blend": 0.5},
+        "elastic": {"policy": "elastic"},
         "heterofl": {"peer": "heterofl"},
     },
 }

@@ -101,12 +101,6 @@ def results(cells: list[RunResult]) -> list[Any]:
     return [(cell.method, cell.seed, cell.history, cell.coverage, cell.rejected) for cell in cells]
 
 
-def test_bits_of_features_without_a_cut_are_refused() -> None:
-    made = scenario(methods=["one"], method={"one": {"feature_precisions": ["int8", "fp16"]}})
-    with pytest.raises(ScenarioError, match="method one: feature_precisions are of a cut"):
-        check_methods(made)
-
-
 def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> None:
     made = scenario()
     here = simulated(tmp_path / "here")

@@ -15,7 +15,7 @@ from slow_ones import slow_unless
 from torch import nn
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.between_rounds import BetweenRounds
+from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training.batches import LoaderSize, loader_size
 from fl_elastic.update import Manifest
@@ -102,7 +102,7 @@ def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
 
     monkeypatch.setattr(simulated_client._Role, "_sums", sums)
     fleet = [each | ({"memory_bytes": held} if held else {}) for each in TABLE["fleet"][1:]]
-    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "steps": False}
+    method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "plan": "none"}
     ran(
         scenario(fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
                  target={"method": "solved"})
@@ -128,7 +128,7 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_on
     monkeypatch.setattr(
         simulated_client, "_profile_of", lambda _, read, __: shorter if read else profile
     )
-    method = {"policy": "full", "round_zero": "closed_form", "steps": False}
+    method = {"policy": "full", "round_zero": "closed_form", "plan": "none"}
     for read in ("auto", "conv1@grid2"):
         ran(
             scenario(methods=["solved"], method={"solved": method | {"read": read}},
@@ -353,13 +353,13 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     table = {"method": {"solved": method}, "methods": ["solved"], "target": {"method": "solved"}}
     one_pass = ran(scenario(**table))["solved"].history[1]["simulated_seconds"]
     solved: list[int] = []
-    original = BetweenRounds.solve
+    original = AuxiliaryRounds.solve
 
     def solve(self: Any, *given: Any, **options: Any) -> Any:
         solved.append(given[3].server_round)
         return original(self, *given, **options)
 
-    monkeypatch.setattr(BetweenRounds, "solve", solve)
+    monkeypatch.setattr(AuxiliaryRounds, "solve", solve)
     limited = {"rounds": 1000, "simulated_seconds": 3.2 * one_pass, "tests": 20}
     cell = ran(scenario(**table, training=TABLE["training"] | limited))["solved"]
     # Round zero, the second, and the last one after which there is time for a pass.

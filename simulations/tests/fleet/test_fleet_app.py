@@ -211,7 +211,7 @@ def test_a_run_that_died_before_its_first_round_does_not_go_on_with_an_earlier_o
     # With the quality of the first weights, which nobody had written down.
     assert [line["round"] for line in journal(tmp_path)] == [0, 1]
     # The earlier model is not lost.
-    folders = {path.parent.name for path in tmp_path.rglob("round-000001.npz")}
+    folders = {path.parent.name for path in tmp_path.rglob("round-000001.state")}
     assert folders == {"checkpoints", "checkpoints.before"}
 
 

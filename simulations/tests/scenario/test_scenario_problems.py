@@ -39,10 +39,6 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         ),
         ("trainig.rounds=1", "trainig: unknown key (did you mean 'training'?)"),
         ("fleet.0.speed_up=2", "fleet.0.speed_up: unknown key (did you mean 'speedup'?)"),
-        (
-            "method.elastic.feature_precisions=int8,int4",
-            "method.elastic.feature_precisions.1: feature_precisions: 'int4' is unknown, use fp32, fp16, int8",
-        ),
         ("method.elastic.codek=fp16", "method.elastic.codek: unknown key (did you mean 'codec'?)"),
         ("training.rounds=many", "training.rounds: expected a whole number, got 'many'"),
         ("training.rounds=2.5", "training.rounds: expected a whole number, got 2.5"),

@@ -1,4 +1,4 @@
-"""What a server asks of its clients between rounds: sums for the head, what cuts are worth, what to forget."""
+"""Rounds that do not train: sums for the head, places and cuts to choose from, examples to forget."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, Outbox
 from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
+from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
-from fl_elastic.flower.instructions import Instructions, read_importance
-from fl_elastic.flower.records import LOSS, answer_in, believed_metrics
-from fl_elastic.flower.round import (
-    AcceptedReply,
-    Rejection,
-    RoundRecord,
-    in_fixed_order,
-    one_line,
-)
+from fl_elastic.flower.records import LOSS, believed_metrics
+from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
 from fl_elastic.flower.round_zero import LastSolved, Solved, with_closed_form_head
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.rank_places import RankPlaces
+from fl_elastic.flower.tasks.solve_head import SolveHead
+from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
+from fl_elastic.flower.tasks.task import RoundTask, read_answers
 from fl_elastic.update import Manifest
 from fl_elastic.update.partial import Limits
 
-__all__ = ["BetweenRounds"]
+__all__ = ["AuxiliaryRounds"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
@@ -40,7 +39,7 @@ _Weights = dict[str, NDArray[Any]]
 _PATIENCE_SECONDS = 300.0
 
 
-class BetweenRounds:
+class AuxiliaryRounds:
     """Asks clients for what is not training.
 
     Parameters
@@ -90,10 +89,10 @@ class BetweenRounds:
         from fl_elastic.flower.place_choice import asked_of, with_chosen_places
         from fl_elastic.readout.choice import EXAMPLES
 
-        asked, read = asked_of(list(messages)), self._fleet.terms.read
+        asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))
-        told = Instructions(deadline=record.deadline, places=read, examples=examples)
-        replies = self._asked(asked, outbox, told, record, timeout)
+        task = RankPlaces(record.deadline, places=read, examples=examples)
+        replies = self._asked(asked, outbox, task, record, timeout)
         manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
         self._close(record, outbox)
@@ -113,28 +112,28 @@ class BetweenRounds:
 
         Where the model was just made to forget examples, it is taken whatever it is worth.
         """
-        terms, zero = self._fleet.terms, record.server_round == 0
-        told = Instructions(
-            deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group,
+        config, zero = self._fleet.config, record.server_round == 0
+        task = SolveHead(
+            record.deadline, cut=self._fleet.cut.group,
             # Later on the model is asked about before it has its version.
-            keep=terms.sends_changes and zero,
-            clip=None if terms.sums_privacy is None else terms.sums_privacy.clip,
-            noise=None if terms.sums_privacy is None else terms.sums_privacy.noise,
+            keep=config.sends_changes and zero,
+            clip=None if config.sums_privacy is None else config.sums_privacy.clip,
+            noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
-        replies = self._asked(messages, outbox, told, record, timeout)
+        replies = self._asked(messages, outbox, task, record, timeout)
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
-        if terms.sums_privacy is not None:
+        if config.sums_privacy is not None:
             from fl_elastic.flower.secret_round_zero import with_private_head
 
             solved = with_private_head(
-                replies, weights, manifest, record, holds, terms.sums_privacy
+                replies, weights, manifest, record, holds, config.sums_privacy
             )
         else:
             solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
         record.head_features = solved.features
         weights = solved.weights
-        if solved.layer and terms.solve_every:
+        if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer
             gone = self._solved.nodes - set(outbox.grid.get_node_ids())
             record.stepped_back = self._solved.take(
@@ -156,10 +155,10 @@ class BetweenRounds:
         nodes = sorted(each.node_id for each in record.accepted)
         before, served = self._solved.weights, dict(self._downlink.weights)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=record.deadline, round_zero=True, cut=self._fleet.cut.group)
+        task = SolveHead(record.deadline, cut=self._fleet.cut.group)
         self._downlink.amend(before)
         try:
-            replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
+            replies = self._asked(outbox.blank(nodes), again, task, record, timeout)
         finally:
             self._downlink.amend(served)
         record.downlink_total_bytes += again.total_bytes
@@ -186,13 +185,13 @@ class BetweenRounds:
 
         Where a client had examples forgotten after the round it is always time: the new head knows nothing of them.
         """
-        terms, number = self._fleet.terms, ended.server_round
+        config, number = self._fleet.config, ended.server_round
         # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
         # its classes. Who did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
-        last = terms.solve_every > 0 and number == self.last_round
-        due = terms.looks_after(number) or last or forgets
+        last = config.solve_every > 0 and number == self.last_round
+        due = config.looks_after(number) or last or forgets
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
@@ -203,7 +202,7 @@ class BetweenRounds:
         )
         if forgets and not record.accepted:
             self._fleet.wishes.not_yet(number)
-        goes_on = terms.solves_after(number) or last or forgets or record.stepped_back
+        goes_on = config.solves_after(number) or last or forgets or record.stepped_back
         return solved if goes_on else None
 
     def forget(
@@ -241,9 +240,9 @@ class BetweenRounds:
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, squares=True)
-        replies = self._asked(outbox.blank(nodes), again, told, record, timeout)
-        alpha = None if fleet.terms.forget is True else float(fleet.terms.forget)
+        task = SumSquaredGradients(ended.deadline)
+        replies = self._asked(outbox.blank(nodes), again, task, record, timeout)
+        alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
         )
@@ -270,26 +269,24 @@ class BetweenRounds:
             if not each.staleness and LOSS in each.metrics
         }
         again = Outbox("train", self._downlink, collecting(outbox.grid))
-        told = Instructions(deadline=ended.deadline, losses=True)
+        task = MeasureLoss(ended.deadline)
         weights = dict(self._downlink.weights)
         self._downlink.amend(new)
         try:
-            replies = self._asked(outbox.blank(sorted(before)), again, told, record, timeout)
+            replies = self._asked(outbox.blank(sorted(before)), again, task, record, timeout)
         finally:
             self._downlink.amend(weights)
         record.downlink_total_bytes += again.total_bytes
         after: dict[int, float] = {}
-        for message in replies:
-            node = message.metadata.src_node_id
-            try:
-                reply = answer_in(message)
-            except UpdateError as error:
-                # A loss that is not finite is an error, too.
-                record.leave_out(node, str(error), "loss of what has forgotten")
-                after[node] = math.inf
-                continue
-            if LOSS in reply.metrics:
-                after[node] = float(reply.metrics[LOSS])
+
+        def failed(node: int, reason: str) -> None:
+            # A loss that is not finite is an error, too.
+            record.leave_out(node, reason, "loss of what has forgotten")
+            after[node] = math.inf
+
+        for node, _, loss in read_answers(replies, lambda reply: reply.metrics.get(LOSS), failed):
+            if loss is not None:
+                after[node] = float(loss)
         return not_borne(before, after)
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
@@ -308,7 +305,7 @@ class BetweenRounds:
             Of the asking.
         """
         fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
-        told = replace(fleet.evaluation(), cut="", cut_worth=True)
+        task = fleet.task(RateCuts, cut="")
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, voters(len(nodes)))
         asked = [
@@ -316,19 +313,20 @@ class BetweenRounds:
             for message in messages
             if message.metadata.dst_node_id in fastest
         ]
+        replies = self._asked(asked, outbox, task, record, _PATIENCE_SECONDS)
+
+        def failed(node: int, reason: str) -> None:
+            record.leave_out(node, reason, "rating cuts")
+            self._downlink.forget(node)
+
         shares = []
-        for message in self._asked(asked, outbox, told, record, _PATIENCE_SECONDS):
-            node = message.metadata.src_node_id
-            try:
-                reply = answer_in(message)
-            except UpdateError as error:
-                reason = one_line(str(error))
-                _LOG.warning("node %s did not say what cuts are worth: %s", node, reason)
-                record.rejected.append(Rejection(record.server_round, node, reason))
-                self._downlink.forget(node)
-                continue
-            self._downlink.holds(node, reply.have)
-            shares.append(read_importance(reply.importance, fleet.groups))
+        for node, reply, share in read_answers(
+            replies,
+            lambda reply: read_importance(reply.importance, fleet.groups),
+            failed,
+            self._downlink.holds,
+        ):
+            shares.append(share)
             metrics = believed_metrics(reply.metrics)
             record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
         moved = fleet.cut.decide([each for each in shares if each])
@@ -342,13 +340,13 @@ class BetweenRounds:
         self,
         messages: Iterable[Message],
         outbox: Outbox,
-        told: Instructions,
+        task: RoundTask,
         record: RoundRecord,
         timeout: float,
     ) -> list[Message]:
         # Whatever is asked is asked of the model that is served, which may end where its head reads.
-        told = replace(told, read=self._fleet.read)
-        packed = outbox.packed(list(messages), lambda _: told)
+        task = replace(task, read=self._fleet.read)
+        packed = outbox.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
         return in_fixed_order(outbox.grid.send_and_receive(packed, timeout=timeout))
 

@@ -1,0 +1,106 @@
+"""The settings of a client in one round: its own, with what the server's task overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
+from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.training import TrainerOptions
+
+__all__ = [
+    "Configure",
+    "round_budget",
+    "round_optimizer",
+    "round_options",
+]
+
+Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
+
+
+def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:
+    """Return the budget of a round: with the server's deadline, unless the device's own is earlier.
+
+    Parameters
+    ----------
+    budget : Budget
+        Of the device.
+    task : RoundTask
+        With the server's deadline.
+    share : float
+        Bytes of an update as the codec writes it over those in fp32, which plans count: the way to the server is
+        that much faster and wider.
+
+    Examples
+    --------
+    >>> from fl_elastic import Budget
+    >>> round_budget(Budget(deadline=20.0, uplink=1e6), Train(deadline=10.0), share=0.25)
+    Budget(speedup=None, deadline=10.0, memory=None, uplink=4000000.0, bandwidth=None)
+    """
+    limits = [each for each in (budget.deadline, task.deadline) if each is not None]
+    bandwidth, uplink = (
+        None if each is None else each / share for each in (budget.bandwidth, budget.uplink)
+    )
+    return replace(budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink)
+
+
+def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
+    """Return a client's options with what the task says about the round; the seed is the client's own."""
+    options = replace(
+        options, cut=task.cut or options.cut, kept_head=task.kept_head or options.kept_head
+    )
+    if not isinstance(task, Train):
+        return options
+    return replace(
+        options,
+        # Where the server chooses, everything is trained only if it says so.
+        deep_every=0 if task.groups else options.deep_every,
+        keep_statistics=task.keep_statistics or options.keep_statistics,
+    )
+
+
+def round_optimizer(
+    optimizer_fn: OptimizerFn,
+    task: Train,
+    config: Mapping[str, Any],
+    configure: Configure | None,
+) -> OptimizerFn:
+    """Return what makes the same optimiser, set as the server says.
+
+    Parameters
+    ----------
+    optimizer_fn : callable
+        Of the client.
+    task : Train
+        With the learning rate, or a factor of it.
+    config : mapping
+        Of the message, for ``configure``.
+    configure : callable, optional
+        ``configure(optimizer, config)`` sets what else the config says, after the rate and before its factor.
+    """
+    if configure is None and task.rate == 1.0 and task.lr is None:
+        return optimizer_fn
+
+    # As it would be asked for names of parameters.
+    @wraps(optimizer_fn)
+    def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = optimizer_fn(parameters)
+        usual = optimizer.defaults.get("lr") if isinstance(optimizer, torch.optim.Optimizer) else 0
+        for group in optimizer.param_groups if task.lr is not None and usual else ():
+            group["lr"] = task.lr * (group["lr"] / usual)
+        if configure is not None:
+            configure(optimizer, dict(config))
+        for group in optimizer.param_groups if task.rate != 1.0 else ():
+            if "lr" in group:
+                group["lr"] = task.rate * group["lr"]
+        return optimizer
+
+    return made

@@ -1,0 +1,36 @@
+"""Describe the device: what its rounds cost. `ClientRegistry` keeps what each node said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["Describe"]
+
+
+@dataclass(frozen=True)
+class Describe(RoundTask):
+    """Say what the device can do in a round; no model comes with the question.
+
+    It travels as an evaluation: Flower's ``query`` messages do not reach a ``NumPyClient``.
+    """
+
+    name: ClassVar[str] = "describe"
+    message_type: ClassVar[str] = "evaluate"
+    brings_model: ClassVar[bool] = False
+
+    @property
+    def reveals_data(self) -> bool:
+        """Nothing but their number."""
+        return False
+
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Return the capabilities as metrics; costs are measured if they are not known."""
+        known = client.capabilities(self)
+        return Answer([], known.num_examples, known.to_metrics())

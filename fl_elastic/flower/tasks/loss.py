@@ -1,0 +1,33 @@
+"""Measure the model's loss on the client's training data, before a model that has forgotten examples is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.flower.records import LOSS
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["MeasureLoss"]
+
+
+@dataclass(frozen=True)
+class MeasureLoss(RoundTask):
+    """Say what loss the model has on the client's training examples."""
+
+    name: ClassVar[str] = "loss"
+
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Return the loss as a metric, of the examples for which there is time."""
+        from fl_elastic.training.evaluate import evaluate
+
+        found = evaluate(client.model, client.loss_fn, client.batches_in_time(self))
+        if not math.isfinite(found.loss):
+            raise TrainingError(f"loss is {found.loss} with the server's model")
+        return Answer.packed(b"", found.num_examples, {LOSS: found.loss})

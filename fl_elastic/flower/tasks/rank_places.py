@@ -1,0 +1,48 @@
+"""Rank the places of the model from which its head may read.
+
+`fl_elastic.flower.place_choice` collects the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["RankPlaces"]
+
+
+@dataclass(frozen=True)
+class RankPlaces(RoundTask):
+    """Send the features of a few examples at each place that the device can afford.
+
+    Attributes
+    ----------
+    places : str
+        Among which places the server chooses, ``auto`` for all.
+    examples : int
+        How many examples to send.
+    """
+
+    places: str = "auto"
+    examples: int = 1
+
+    name: ClassVar[str] = "rank-places"
+
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Return the features, rotated so that no row is an example, packed."""
+        from fl_elastic.readout.wire import encode_places
+        from fl_elastic.training.places_reply import places_reply
+
+        examples = client.size().examples
+        reply = places_reply(
+            client.model, client.train_loader, self.places, examples=max(self.examples, 1),
+            of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
+            clock=client.options.clock,
+        )  # fmt: skip
+        return Answer.packed(encode_places(reply, client.manifest, client.seed(0)), examples)

@@ -1,0 +1,62 @@
+"""Sum what a head in closed form is solved from.
+
+`fl_elastic.flower.round_zero` collects the sums, `fl_elastic.flower.secret_round_zero` those that hide examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["SolveHead"]
+
+
+@dataclass(frozen=True)
+class SolveHead(RoundTask):
+    """Send the sums over the client's examples from which the server solves for the head.
+
+    Attributes
+    ----------
+    fixed_point : str
+        How to write the sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON; empty
+        where the server reads them.
+    clip : float, optional
+        To what length features are scaled down, for differential privacy.
+    noise : float, optional
+        Standard deviation of the noise that the client adds then; left out, the server does.
+    """
+
+    fixed_point: str = ""
+    clip: float | None = None
+    noise: float | None = None
+
+    name: ClassVar[str] = "solve-head"
+
+    @property
+    def reveals_data(self) -> bool:
+        """Whether neither noise nor secure aggregation covers the sums."""
+        return self.noise is None and not self.fixed_point
+
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Return the sums, packed; with noise, or as numbers that secure aggregation adds up, if asked for."""
+        if self.fixed_point:
+            from fl_elastic.flower.secret_round_zero import secret_answer
+
+            return secret_answer(client, self)
+        if self.noise is not None:
+            from fl_elastic.flower.secret_round_zero import noisy_answer
+
+            return noisy_answer(client, self)
+        from fl_elastic.training.head_sums import refuse_frozen_head
+        from fl_elastic.update.head_sums import encode_head_sums
+
+        sums, examples, forward = client.head_sums(self)
+        refuse_frozen_head(sums.weight, client.manifest.index)
+        metrics = {} if forward is None else forward.to_metrics()
+        return Answer.packed(encode_head_sums(sums, client.manifest), examples, metrics)

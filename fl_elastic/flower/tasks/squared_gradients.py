@@ -1,0 +1,32 @@
+"""Sum the squares of gradients, by which the server tells what matters to examples that are to be forgotten.
+
+`fl_elastic.flower.forgetting.dampened` collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fl_elastic.flower.tasks.task import Answer, RoundTask
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["SumSquaredGradients"]
+
+
+@dataclass(frozen=True)
+class SumSquaredGradients(RoundTask):
+    """Send the squares of gradients of all examples, and of those that are to be forgotten."""
+
+    name: ClassVar[str] = "squared-gradients"
+
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Return both sums, packed."""
+        from fl_elastic.update.squared_gradients import encode_squares
+
+        everything, forgotten = client.squared_gradients(self)
+        packed = encode_squares(everything, forgotten, client.manifest)
+        return Answer.packed(packed, everything.examples)

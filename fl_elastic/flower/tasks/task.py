@@ -1,0 +1,235 @@
+"""What a server asks of a client in one message, and what the client answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.records import TrainReply, answer_in
+from fl_elastic.update.partial import MAX_VERSION
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
+
+__all__ = ["DEADLINE", "TASK", "Answer", "RoundTask", "config_key", "read_answers", "task_in"]
+
+TASK = "fl_elastic.task"
+"""Config key of the task's name; a message without it asks for training, or for an evaluation."""
+
+_FLOWERS_RATE = "lr"
+# A client's process lives for one message: it loads the task that it is asked for, and no other.
+_CLASSES = {
+    "train": "train.Train",
+    "evaluate": "evaluate.Evaluate",
+    "describe": "describe.Describe",
+    "solve-head": "solve_head.SolveHead",
+    "rank-places": "rank_places.RankPlaces",
+    "squared-gradients": "squared_gradients.SumSquaredGradients",
+    "loss": "loss.MeasureLoss",
+    "cut-worth": "cut_worth.RateCuts",
+}
+_Decoded = TypeVar("_Decoded")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client answers to a task.
+
+    Attributes
+    ----------
+    arrays : list of array
+        The payload: one array of bytes, or arrays where something else has to add them up.
+    num_examples : int
+        Examples that it stands for.
+    metrics : dict
+        What is said besides.
+    loss : float
+        Of an evaluation.
+    """
+
+    arrays: list[NDArray[Any]]
+    num_examples: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+    loss: float = 0.0
+
+    @classmethod
+    def packed(
+        cls, payload: bytes, num_examples: int, metrics: dict[str, Any] | None = None
+    ) -> Answer:
+        """Return the answer whose payload is these bytes."""
+        return cls([np.frombuffer(payload, dtype=np.uint8)], num_examples, metrics or {})
+
+
+@dataclass(frozen=True)
+class RoundTask(ABC):
+    """A request of the server to one client, and how the client answers it.
+
+    Its fields travel as words of the message's config. Tasks are hashable, so that messages with equal ones share
+    their content.
+
+    Attributes
+    ----------
+    deadline : float, optional
+        Seconds for the work and for sending its result.
+    read : str
+        Places of the model that its head reads (`fl_elastic.readout.place`); empty for the model as it is.
+    cut : str
+        The deepest group that anybody trains; empty for none.
+    kept_head : str
+        Layer that the server solves for and nobody trains; empty for none.
+    keep : bool
+        Whether the client keeps the model, so that only what changes need be sent next time.
+    """
+
+    deadline: float | None = None
+    read: str = ""
+    cut: str = ""
+    kept_head: str = ""
+    keep: bool = False
+
+    name: ClassVar[str]
+    """Under `TASK` in a message's config."""
+    message_type: ClassVar[str] = "train"
+    """Type of Flower's message: every kind of Flower client is reached by ``train`` and ``evaluate``."""
+    brings_model: ClassVar[bool] = True
+    """Whether the model comes with it."""
+    known_to_flower: ClassVar[bool] = False
+    """Whether clients that know nothing of this library can do it, too."""
+
+    @property
+    def reveals_data(self) -> bool:
+        """Whether the answer holds numbers from the data that no noise of an optimiser covers."""
+        return True
+
+    @abstractmethod
+    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+        """Do the work on a client whose model is the server's.
+
+        Parameters
+        ----------
+        client : ElasticClient
+            Who is asked.
+        version : int
+            Of the model that the message brought.
+        config : mapping
+            Of the message, with the settings of the server's user.
+
+        Raises
+        ------
+        ElasticError
+            If the client cannot do it; it is reported to the server.
+        """
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the entries of a message's config: the task's name, and fields that are not the default."""
+        said = {
+            config_key(each.name): getattr(self, each.name)
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        }
+        # The rate in place of the optimiser's own is in the config that the server's user gives.
+        said.pop(_FLOWERS_RATE, None)
+        return said if self.name == self.message_type else {TASK: self.name, **said}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read the fields from a message's config.
+
+        Raises
+        ------
+        UpdateError
+            If one of them is not what it should be.
+        """
+        return cls(**{each.name: _value(config, each.name, each.default) for each in fields(cls)})
+
+
+def task_in(config: Mapping[str, Any], message_type: str = "train") -> RoundTask:
+    """Return the task that a message asks for.
+
+    Parameters
+    ----------
+    config : mapping
+        Of the message.
+    message_type : {"train", "evaluate"}
+        Of the message.
+
+    Raises
+    ------
+    UpdateError
+        If the task is unknown here, or does not come in such a message, or one of its fields cannot be read.
+    """
+    name = str(config.get(TASK, message_type))
+    if name not in _CLASSES:
+        raise UpdateError(
+            f"the server asks for task {name[:40]!r}, which this version does not know: update it"
+        )
+    module, kind = _CLASSES[name].split(".")
+    task: type[RoundTask] = getattr(import_module(f"fl_elastic.flower.tasks.{module}"), kind)
+    if task.message_type != message_type:
+        raise UpdateError(f"task {name!r} does not come in a message of type {message_type!r}")
+    return task.from_config(config)
+
+
+def read_answers(
+    replies: Iterable[Message],
+    decode: Callable[[TrainReply], _Decoded],
+    left_out: Callable[[int, str], None],
+    holds: Callable[[int, int | None], None] = lambda *_: None,
+) -> Iterator[tuple[int, TrainReply, _Decoded]]:
+    """Yield the node, the reply and what is in it, of each client that did what it was asked.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        To one task.
+    decode : callable
+        ``decode(reply)`` returns what is in a reply, and raises UpdateError where that cannot be read.
+    left_out : callable
+        ``left_out(node, reason)`` is told of failures.
+    holds : callable
+        ``holds(node, version)`` is told which version of the model a client keeps, if any.
+    """
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            reply = answer_in(message)
+            found = decode(reply)
+        except UpdateError as error:
+            left_out(node, str(error))
+            continue
+        holds(node, reply.have)
+        yield node, reply, found
+
+
+def config_key(name: str) -> str:
+    """Return the config's word for a field of a task.
+
+    >>> config_key("kept_head"), config_key("lr")
+    ('fl_elastic.kept-head', 'lr')
+    """
+    return name if name == _FLOWERS_RATE else f"fl_elastic.{name.replace('_', '-')}"
+
+
+DEADLINE = config_key("deadline")
+"""Config key of a task's seconds."""
+
+
+def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return a field's value as the config has it: of the default's type, or a number from 0."""
+    value = config.get(config_key(name), default)
+    if isinstance(default, (bool, str)):
+        return type(default)(value)
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_VERSION:
+        raise UpdateError(f"config {config_key(name)} = {str(value)[:40]!r} is not a number from 0")
+    return int(value) if type(default) is int else value
