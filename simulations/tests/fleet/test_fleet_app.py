@@ -266,7 +266,7 @@ def test_costs_are_measured_again_once_when_the_device_has_drifted(
     monkeypatch.setattr(FitReport, "drift", 1.0)
     node, scenario = tmp_path / "node1", scenario_of(1)
     run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
-    profile = next(node.glob("full/0/profile-*.json"))
+    profile = next(node.glob("full/0/profile-*.state"))
 
     def trained_with(*drifts: float, method: str = "full") -> bool:
         """Whether a round after rounds with these drifts measured anew."""
