@@ -16,7 +16,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     PRETRAINED,
     methods_of,
 )
-from fl_elastic_simulations.benchmarks.statistics import mean_text
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 
 __all__ = ["BENCHMARK", "AcrossRounds"]
 

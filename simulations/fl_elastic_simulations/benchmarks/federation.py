@@ -30,7 +30,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     methods_of,
     task_scenario,
 )
-from fl_elastic_simulations.benchmarks.statistics import mean_text
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid

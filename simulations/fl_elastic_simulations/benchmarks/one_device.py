@@ -28,7 +28,7 @@ from fl_elastic_simulations.benchmarks.benchmark import (
     Rows,
     chosen_tasks,
 )
-from fl_elastic_simulations.benchmarks.statistics import mean_text
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.benchmarks.transfer import (
     Shuffled,
     cosine_adamw,

@@ -36,8 +36,8 @@ from fl_elastic_simulations.benchmarks.few_shots import (
     few_shots_row,
     keep_few_shots_costs,
 )
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, keep_costs, train
-from fl_elastic_simulations.benchmarks.statistics import mean_text
 from fl_elastic_simulations.benchmarks.transfer import (
     Shuffled,
     cosine_adamw,

@@ -16,7 +16,7 @@ from fl_elastic_simulations.benchmarks.benchmark import (
     chosen_tasks,
 )
 from fl_elastic_simulations.benchmarks.federation import cells_of
-from fl_elastic_simulations.benchmarks.statistics import mean_text
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.benchmarks.stream_cell import run_stream
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS, REFERENCE
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS

@@ -16,7 +16,6 @@ from typing import Any
 
 from fl_elastic.errors import ElasticError
 from fl_elastic.storage import OWNER_ONLY, write_atomically
-from fl_elastic_simulations.report.downloads import Download
 from fl_elastic_simulations.report.palette import EMPTY, ink
 from fl_elastic_simulations.report.tables import Grid
 
@@ -132,7 +131,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows under one heading, from above: table, guide, legend, panels, figure, files, text, note.
+    """What a page shows under one heading, from above: table, guide, legend, panels, figure, text, note.
 
     Parameters
     ----------
@@ -156,8 +155,6 @@ class Section:
         Position of what they show first.
     text : str
         Shown as it is, line by line, where the reader unfolds it.
-    files : sequence of Download
-        Links to what the page itself holds.
     """
 
     name: str
@@ -172,7 +169,6 @@ class Section:
     choices: Mapping[int, str] | None = None
     chosen: int = 0
     text: str = ""
-    files: Sequence[Download] = ()
 
 
 def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Figure:

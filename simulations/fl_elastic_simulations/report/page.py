@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fl_elastic.errors import ElasticError
 from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
-from fl_elastic_simulations.report.downloads import downloads
 from fl_elastic_simulations.report.figures import (
     accuracy_by_round,
     accuracy_by_time,
@@ -121,12 +120,6 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
         ),
         *_tables(results),
         *_split(results),
-        Section(
-            "data",
-            "Data",
-            "Nothing is sent for: the files are inside this page.",
-            files=downloads(summary, results),
-        ),
         *_setting_in_full(results),
     ]
     try:

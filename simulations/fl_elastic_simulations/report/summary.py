@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from numbers import Real
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ def _finite(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError("a number")
+        raise ValueError("not a number")
     return float(value) if math.isfinite(value) else None
 
 
@@ -45,7 +46,7 @@ def _whole(value: object) -> int | None:
 def _needed(value: object) -> int:
     number = _whole(value)
     if number is None:
-        raise ValueError("a whole number")
+        raise ValueError("not a whole number")
     return number
 
 
@@ -64,7 +65,7 @@ class _Part(pydantic.BaseModel):
     def _known(cls, value: Any) -> Any:
         """Leave out what is None, so that it is as if it were missing."""
         if not isinstance(value, Mapping):
-            raise ValueError("a mapping")
+            raise ValueError("not a mapping")
         return {str(key): each for key, each in value.items() if each is not None}
 
 
@@ -235,33 +236,16 @@ def read_summary(summary: Mapping[str, object]) -> Results:
     try:
         results = Results.model_validate(summary)
     except pydantic.ValidationError as error:
-        names = [str(name) for name in given] if isinstance(given, Mapping) else []
-        raise ElasticError(_said(error, names, given)) from None
+        found = error.errors()[0]
+        place = list(found["loc"])
+        if isinstance(given, Mapping) and place[:1] == ["methods"]:
+            place[1] = list(given)[int(place[1])]
+        where = ".".join(map(str, place)) or "the summary"
+        raise ElasticError(
+            f"{where} is {reprlib.repr(found['input'])}: {found['msg']}; mend the summary and write it again"
+        ) from None
     listed = {device.device: device for device in results.devices}
     for method in results.methods:
         for name in (*method.devices, *method.coverage):
             listed.setdefault(name, DeviceClass(device=name))
     return results.model_copy(update={"devices": tuple(listed.values())})
-
-
-def _said(error: pydantic.ValidationError, methods: list[str], given: object) -> str:
-    """Return where the first problem lies, what stands there and what should."""
-    found = error.errors()[0]
-    place, kind = list(found["loc"]), str(found["type"])
-    seen, expected = repr(found["input"]), "a mapping"
-    if place[:1] == ["methods"] and not methods:
-        place, seen = place[:1], repr(given)
-    elif "tuple" in kind:
-        expected = "a list"
-    elif kind == "missing":
-        seen, expected = "None", "a whole number"
-    elif kind == "value_error":
-        expected = str(found["ctx"]["error"])
-    if place[:1] == ["methods"] and len(place) > 1:
-        place[1] = methods[int(place[1])]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    seen = seen if len(seen) <= 60 else f"{seen[:60]}..."
-    return (
-        f"{where.lstrip('.') or 'the summary'} is {seen}, not {expected}; "
-        "mend the summary and write it again"
-    )

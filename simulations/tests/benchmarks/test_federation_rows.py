@@ -31,7 +31,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     method_key,
     task_scenario,
 )
-from fl_elastic_simulations.benchmarks.statistics import interval
+from fl_elastic_simulations.benchmarks.intervals import interval
 
 STEPS = 8
 SMALL = FederationTask(

@@ -316,23 +316,6 @@ def test_the_page_of_a_service_needs_no_script(browser: Chrome, tmp_path: Path) 
     assert complaints(browser) == []
 
 
-def test_the_page_gives_its_numbers_away(
-    browser: Chrome, make_summary: Make, tmp_path: Path
-) -> None:
-    # More than a link may be long where it is followed instead of kept.
-    summary = make_summary(("full",), rounds=3) | {"note": "x" * 3_000_000}
-    opened(browser, write_page(summary, tmp_path / "report.html"), PHONE)
-    place = {"behavior": "allow", "downloadPath": str(tmp_path)}
-    browser.execute_cdp_cmd("Browser.setDownloadBehavior", place)
-    for link in browser.find_elements(By.CSS_SELECTOR, "#data a"):
-        browser.execute_script("arguments[0].click()", link)
-        kept = tmp_path / str(link.get_attribute("download"))
-        WebDriverWait(browser, 30).until(lambda _, path=kept: path.exists())
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    assert len((tmp_path / "curves.csv").read_text().splitlines()) == 1 + 3 * 4
-    assert complaints(browser) == []
-
-
 def test_a_long_text_on_a_phone_leaves_its_heading_whole(
     browser: Chrome, make_summary: Make, tmp_path: Path
 ) -> None:
