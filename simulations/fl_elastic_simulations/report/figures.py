@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fl_elastic_simulations.report.document import Figure, drawn_text, figure
+from fl_elastic_simulations.report.document import Figure, drawn_text, figure, row_ticks
 from fl_elastic_simulations.report.formats import (
     TIMES,
     Unit,
-    abbreviated,
     accuracy_text,
     byte_unit,
     bytes_text,
@@ -31,7 +30,6 @@ __all__ = [
     "coverage_map",
     "label_split",
     "mean_curve",
-    "row_names",
     "speed_bars",
 ]
 
@@ -39,7 +37,6 @@ Json = Mapping[str, object]
 _FEW_POINTS = 12
 _EARLY = 5  # one in so many tests may lie below the figure
 _MANY_CELLS = 30
-_MOST_TICKS = 16
 _SLOTS = 0.84  # of the room of one device class, so that the classes stand apart
 
 
@@ -301,7 +298,7 @@ def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
             "title": {"text": "round"}, "range": [0.5, rounds + 0.5], "nticks": 6, "tickformat": "d",
             "showgrid": False, "zeroline": False,
         },
-        yaxis=row_names(names),
+        yaxis=_row_names(names),
     )  # fmt: skip
 
 
@@ -340,12 +337,12 @@ def _heatmap(cells: pd.DataFrame, position: int, **more: object) -> Json:
     }
 
 
-def row_names(names: Sequence[str]) -> dict[str, object]:
-    """Return an axis of rows from above, with as many of their names as are still read."""
-    ticks = range(0, len(names), -(-len(names) // _MOST_TICKS) or 1)
+def _row_names(names: Sequence[str]) -> dict[str, object]:
+    """Return an axis of rows from above."""
+    ticks = row_ticks(names)
     return {
-        "tickvals": list(ticks),
-        "ticktext": [drawn_text(abbreviated(names[index])) for index in ticks],
+        "tickvals": [row for row, _ in ticks],
+        "ticktext": [drawn_text(name) for _, name in ticks],
         "range": [len(names) - 0.5, -0.5],
         "showgrid": False,
         "zeroline": False,
