@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fl_elastic.flower.backoff import Backoff
+
 __all__ = ["Attendance", "inner_times"]
 
 _REMEMBERED = 5
@@ -21,8 +23,9 @@ class _Node:
     """What is known of one node."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    missed: int = 0
-    pause: int = 0
+    silence: Backoff = field(
+        default_factory=lambda: Backoff(_LONGEST_PAUSE, tolerance=_UNAWAITED - 1)
+    )
 
 
 class Attendance:
@@ -58,31 +61,30 @@ class Attendance:
         known = self._nodes.setdefault(node, _Node())
         if seconds is not None:
             known.seconds.append(max(seconds, 0.0))
-        known.missed = known.pause = 0
+        known.silence.reset()
 
     def missed(self, node: int) -> None:
         """Note that a round ended without a node's answer."""
-        known = self._nodes.setdefault(node, _Node())
-        known.missed += 1
-        silence = known.missed - _UNAWAITED
-        known.pause = 0 if silence < 0 else min(2**silence, _LONGEST_PAUSE)
+        self._nodes.setdefault(node, _Node()).silence.failed()
 
     def awaits(self, node: int) -> bool:
         """Whether a round waits for this node's answer."""
         known = self._nodes.get(node)
-        return known is None or known.missed < _UNAWAITED
+        return known is None or known.silence.attempts < _UNAWAITED
 
     def due(self, nodes: Iterable[int]) -> set[int]:
-        """Return which of the nodes are asked in this round; all of them if none would be."""
+        """Return which of the nodes it is time to ask; all of them if it is for none."""
         every = set(nodes)
-        found = set()
-        for node in every:
-            known = self._nodes.get(node)
-            if known is None or known.pause == 0:
-                found.add(node)
-            else:
-                known.pause -= 1
-        return found or every
+        silent = {node for node in every if not self._of(node).silence.is_due}
+        return every - silent or every
+
+    def passed_over(self, nodes: Iterable[int]) -> None:
+        """Note a round in which these nodes were not asked."""
+        for node in nodes:
+            self._of(node).silence.passed()
+
+    def _of(self, node: int) -> _Node:
+        return self._nodes.get(node) or _Node()
 
     def least_seconds(self, node: int) -> float:
         """Return the shortest of a node's last answers; 0 if it was never heard."""
@@ -99,7 +101,7 @@ class Attendance:
         limits = []
         for node in awaited:
             known = self._nodes.get(node)
-            if known is None or not (known.seconds or known.missed):
+            if known is None or not (known.seconds or known.silence.attempts):
                 return None
             own = float(np.median(known.seconds)) if known.seconds else 0.0
             limits.append(max(usual, _OWN * own))

@@ -228,10 +228,10 @@ class AuxiliaryRounds:
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        wishes = fleet.wishes.open_of(nodes, number)
+        wishes = fleet.wishes.open_of(nodes)
+        fleet.wishes.round_passed(nodes, wishes)
         if not wishes:
             return None
-        fleet.wishes.taken_up(wishes, number)
         stepped = {
             n for n in trained if not fleet.kept_head or n.rpartition(".")[0] != fleet.kept_head
         }

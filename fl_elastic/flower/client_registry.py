@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.attendance import Attendance
+from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import Wishes
@@ -65,8 +66,8 @@ class ClientRegistry:
         self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
         self._stored: Mapping[str, NDArray[Any]] = {}
-        # In which rounds from now a node is asked again what it can do, and how long it was left alone before.
-        self._pauses: dict[int, tuple[int, int]] = {}
+        # When a node is asked again what it can do.
+        self._silences: dict[int, Backoff] = {}
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
         self.wishes = Wishes()
@@ -104,7 +105,7 @@ class ClientRegistry:
         asked = [
             node
             for node in grid.get_node_ids()
-            if node not in self.capabilities and self.asks(node)
+            if node not in self.capabilities and self.try_to_ask(node)
         ]
         scalars = {key: value for key, value in config.items() if not isinstance(value, list)}
         content = RecordDict(
@@ -120,7 +121,7 @@ class ClientRegistry:
     def forget_capabilities(self) -> None:
         """Ask every node again what it can do, as it may do other things now."""
         self.capabilities.clear()
-        self._pauses.clear()
+        self._silences.clear()
 
     def fastest(self, nodes: Iterable[int], count: int) -> set[int]:
         """Return so many of these nodes: those whose rounds take least, by what they said."""
@@ -135,13 +136,13 @@ class ClientRegistry:
         """Tell clients to take a quarter of their learning rates from now on."""
         self.rate = max(_SLOWER * self.rate, _SLOWEST)
 
-    def asks(self, node: int) -> bool:
-        """Whether a node is asked in this round: at first, and again after one, two, four and so on rounds."""
-        left, pause = self._pauses.get(node, (0, 0))
-        if left > 0:
-            self._pauses[node] = left - 1, pause
+    def try_to_ask(self, node: int) -> bool:
+        """Count a round of a node that has not said what it can do; return whether it is asked in it."""
+        silence = self._silences.setdefault(node, Backoff(_LONGEST_PAUSE, tolerance=1))
+        if not silence.is_due:
+            silence.passed()
             return False
-        self._pauses[node] = pause, min(max(2 * pause, 1), _LONGEST_PAUSE)
+        silence.failed()
         return True
 
     def gather(self, nodes: Iterable[int]) -> None:

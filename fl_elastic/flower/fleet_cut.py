@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
@@ -54,14 +55,19 @@ class FleetCut:
         self.group = config.cut_group
         self._moves = config.cut == "moving"
         self._every = config.solve_every or _EVERY
-        self._pause, self._left = 1, 0
+        self._stays = Backoff(_LONGEST_PAUSE)
 
     def due(self, server_round: int) -> bool:
         """Whether clients are asked before this round: the first, or one before which a head was solved for."""
-        if not self._moves or (server_round - 1) % self._every:
-            return False
-        self._left -= 1
-        return self._left < 1
+        return self._may_move_before(server_round) and self._stays.is_due
+
+    def passed(self, server_round: int) -> None:
+        """Note a round before which clients were not asked."""
+        if self._may_move_before(server_round):
+            self._stays.passed()
+
+    def _may_move_before(self, server_round: int) -> bool:
+        return self._moves and (server_round - 1) % self._every == 0
 
     def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
         """Move to the place of most worth that is not above the cut; return whether it is another one.
@@ -71,7 +77,7 @@ class FleetCut:
         shares : sequence of mapping of str to float
             Of each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
         """
-        self._left = self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._stays.failed()
         names = sorted({name for each in shares for name in each})
         if not names:
             _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
@@ -92,20 +98,24 @@ class FleetCut:
             return False
         _LOG.info("the fleet's cut moves from %s to %s", self.group or "nowhere", best)
         self.group = best
-        self._left = self._pause = 1
+        self._stays.reset()
         return True
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what must outlast a restart of the server."""
         if not self._moves:
             return {}
-        return {"group": np.array(self.group), "pause": np.array([self._pause, self._left])}
+        return {
+            "group": np.array(self.group),
+            "stays": np.array([self._stays.attempts, self._stays.left]),
+        }
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `to_arrays` gave."""
         if self._moves and "group" in arrays:
             self.group = str(arrays["group"])[:_LONGEST_NAME]
-            self._pause, self._left = (int(each) for each in arrays["pause"])
+            attempts, left = (int(each) for each in arrays["stays"])
+            self._stays = Backoff(_LONGEST_PAUSE, attempts=attempts, left=min(left, _LONGEST_PAUSE))
 
 
 def voters(nodes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -16,6 +16,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
@@ -33,6 +34,7 @@ _UNUSUAL = 10.0
 _FEWEST = 3
 # Everybody goes through all of its examples for each.
 _ATTEMPTS = 3
+_LONGEST_WAIT = 64
 _SQUARES = "squares of gradients"
 # A loss may be twice as large, and by this share of the usual one and this number more.
 _MARGIN, _NOTHING = 0.1, 0.1
@@ -49,8 +51,8 @@ class Wishes:
 
     def __init__(self) -> None:
         self._wants: dict[int, str] = {}
-        # By node: the first round in which a wish is taken up again, and how many rounds it waited for that.
-        self._waits: dict[int, tuple[int, int]] = {}
+        # By node: when a wish is taken up again.
+        self._waits: dict[int, Backoff] = {}
         # The round after which the model was dampened; 0 where that was undone, or could not be.
         self._tried: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
@@ -61,20 +63,26 @@ class Wishes:
         if isinstance(wish, str) and _WISH.fullmatch(wish):
             self._wants[node] = wish
 
-    def open_of(self, nodes: Iterable[int], server_round: int) -> dict[int, str]:
+    def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
         """Return the wishes of these nodes that nobody has tried to meet, of those who need not wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
         return {
             node: wish
             for node, wish in wanted.items()
-            if wish not in self._tried and server_round >= self._waits.get(node, (0, 0))[0]
+            if wish not in self._tried and self._wait_of(node).is_due
         }
 
-    def taken_up(self, nodes: Iterable[int], server_round: int) -> None:
-        """Note that everybody is asked after a round for what these nodes want."""
+    def round_passed(self, nodes: Iterable[int], taken_up: Collection[int]) -> None:
+        """Note a round of these nodes, after which everybody is asked for what some of them want."""
         for node in nodes:
-            pause = max(2 * self._waits.get(node, (0, 0))[1], 1)
-            self._waits[node] = server_round + pause, pause
+            wait = self._waits.setdefault(node, Backoff(_LONGEST_WAIT, tolerance=1))
+            if node in taken_up:
+                wait.failed()
+            else:
+                wait.passed()
+
+    def _wait_of(self, node: int) -> Backoff:
+        return self._waits.get(node) or Backoff(_LONGEST_WAIT, tolerance=1)
 
     def met_of(self, node: int) -> str:
         """Return the wish of a node that was met; empty where there is none."""

@@ -226,7 +226,7 @@ class SecurePartialUpdates(LegacyStrategy):
 
     def _ask(self, proxy: ClientProxy, server_round: int) -> None:
         """Ask a client what it can do, again and ever more rarely if it does not say."""
-        if proxy.node_id in self.fleet.capabilities or not self.fleet.asks(proxy.node_id):
+        if proxy.node_id in self.fleet.capabilities or not self.fleet.try_to_ask(proxy.node_id):
             return
         question = EvaluateIns(ndarrays_to_parameters([]), Describe().to_config())
         try:

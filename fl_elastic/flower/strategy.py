@@ -366,13 +366,17 @@ class PartialUpdates(Strategy):
         messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
         if not sees_each_client(self.inner):
             # Noise is for as many clients as were drawn.
-            due = self.attendance.due(message.metadata.dst_node_id for message in messages)
+            chosen = {message.metadata.dst_node_id for message in messages}
+            due = self.attendance.due(chosen)
+            self.attendance.passed_over(chosen - due)
             messages = [each for each in messages if each.metadata.dst_node_id in due]
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Only now are those connected that the inner strategy waits for.
         self.fleet.meet(grid, config)
-        if self.fleet.cut.due(server_round):
+        if not self.fleet.cut.due(server_round):
+            self.fleet.cut.passed(server_round)
+        else:
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.move_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)

@@ -188,7 +188,8 @@ def _profile(stored: Archive) -> CostProfile:
         Block(str(block["module"]), int(block["output_node"]), int(block["input_node"]))
         for block in document["blocks"]
     )
-    widths = tuple(_width(width) for width in document["widths"])
+    # None where nobody asked for narrower models.
+    widths = tuple(_width(width) for width in document.get("widths", ()))
     _check_graph(groups, nodes, cuts, blocks)
     _check_widths(widths, len(nodes))
     key = document["key"] | {"batch_shape": tuple(int(n) for n in document["key"]["batch_shape"])}

@@ -1,4 +1,4 @@
-"""Where in a model a head reads: the output of a module, or the model's input, and how it is pooled."""
+"""Where in a model a head reads: outputs of modules, or the model's input, and how they become features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import numpy as np
 from fl_elastic.errors import PlanError
 from fl_elastic.update.manifest import READ_FROM
 
-__all__ = ["BODY", "HEAD", "INPUT", "Place", "joined", "parse_places", "places_of"]
+__all__ = [
+    "BODY",
+    "HEAD",
+    "INPUT",
+    "Place",
+    "Reading",
+    "joined",
+    "parse_places",
+    "places_of",
+]
 
 INPUT = "input"
 """What a place at the model's own input is called."""
@@ -20,7 +29,8 @@ INPUT = "input"
 BODY, HEAD = "body", "head"
 """Names of a readout's model and of its linear layer."""
 
-_AT_INPUT, _JOIN = "in:", "+"
+_AT_INPUT, _JOIN, _WIDTH = "in:", "+", ">"
+_MOST_WIDTH = 10**6
 _POOLING = re.compile(r"([a-z][a-z_]*?)([0-9]{0,6})")
 
 
@@ -89,6 +99,41 @@ def parse_places(text: str) -> tuple[Place, ...]:
     if len(set(places)) < len(places):
         raise PlanError(f"places {text!r} name one of them twice: give each once")
     return places
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a head reads: places side by side, perhaps projected onto fewer directions.
+
+    Attributes
+    ----------
+    places : tuple of Place
+        Whose features are read.
+    width : int
+        Directions onto which they are projected; 0 to read the features themselves.
+
+    Examples
+    --------
+    >>> reading = Reading.parse("features.3@grid4+features.6@grid8>256")
+    >>> len(reading.places), reading.width, str(reading)
+    (2, 256, 'features.3@grid4+features.6@grid8>256')
+    """
+
+    places: tuple[Place, ...]
+    width: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Reading:
+        """Return the reading of this name; PlanError if it is none."""
+        places, given, width = text.partition(_WIDTH)
+        if given and not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
+            raise PlanError(
+                f"{text!r} reads no number of directions: use for example features.6@grid8>256"
+            )
+        return cls(parse_places(places), int(width or 0))
+
+    def __str__(self) -> str:
+        return joined(self.places) + (f"{_WIDTH}{self.width}" if self.width else "")
 
 
 def joined(places: Iterable[Place]) -> str:

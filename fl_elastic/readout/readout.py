@@ -15,8 +15,9 @@ from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import chances_kept, untouched
-from fl_elastic.readout.place import BODY, INPUT, Place, joined, parse_places
+from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
+from fl_elastic.readout.projection import Projection
 from fl_elastic.update.manifest import READ_FROM
 
 __all__ = ["Readout", "kept_tensors", "reaching"]
@@ -33,8 +34,9 @@ class Readout(nn.Module):
     ----------
     model : nn.Module
         Of which it is the first part.
-    places : str or sequence of Place
-        Where it reads, such as ``features.3@grid8+features.6@grid4``.
+    places : str, Reading or sequence of Place
+        Where it reads, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
+        are projected onto 256 directions.
     inputs : any
         Of a batch, as the model takes them: tells shapes. No example of it is kept.
     outputs : int
@@ -46,8 +48,10 @@ class Readout(nn.Module):
         The model without modules that run after the last place, or not at all.
     head : nn.Linear
         The layer, of zeros until it is solved for or trained.
-    places : tuple of Place
+    reading : Reading
         Where it reads.
+    projection : Projection or None
+        What makes its features fewer; its directions are zeros until they are loaded.
 
     Raises
     ------
@@ -68,10 +72,13 @@ class Readout(nn.Module):
     read_from: Tensor
 
     def __init__(
-        self, model: nn.Module, places: str | tuple[Place, ...], inputs: Any, outputs: int
+        self, model: nn.Module, places: str | Reading | tuple[Place, ...], inputs: Any, outputs: int
     ) -> None:
         super().__init__()
-        self.places = parse_places(places) if isinstance(places, str) else tuple(places)
+        if isinstance(places, str):
+            places = Reading.parse(places)
+        self.reading = places if isinstance(places, Reading) else Reading(tuple(places))
+        self.places = self.reading.places
         modes = {name: module.training for name, module in model.named_modules()}
         with untouched(model), torch.no_grad():
             model.eval()
@@ -88,8 +95,12 @@ class Readout(nn.Module):
         self.poolings = nn.ModuleList(
             pooling_for(place, each) for place, each in zip(self.places, found, strict=True)
         )
+        self.projection = None
         with torch.no_grad():
             features = self._pooled(found)
+            if self.reading.width:
+                self.projection = Projection(features.shape[1], self.reading.width, features.device)
+                features = self.projection(features)
         # Its first weights are thrown away; to draw them must not move anybody's random numbers.
         with chances_kept():
             self.head = nn.Linear(
@@ -98,7 +109,7 @@ class Readout(nn.Module):
         with torch.no_grad():
             self.head.weight.zero_()
             self.head.bias.zero_()
-        name = np.frombuffer(joined(self.places).encode(), dtype=np.uint8).copy()
+        name = np.frombuffer(str(self.reading).encode(), dtype=np.uint8).copy()
         self.register_buffer(READ_FROM, torch.from_numpy(name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -110,7 +121,8 @@ class Readout(nn.Module):
 
     def _pooled(self, found: list[Tensor]) -> Tensor:
         rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        features = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        return features if self.projection is None else self.projection(features)
 
 
 class _Reached(Exception):

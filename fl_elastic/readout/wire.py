@@ -16,7 +16,7 @@ from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import check_count
 
-__all__ = ["PlacesReply", "decode_places", "encode_places"]
+__all__ = ["PlacesReply", "decode_places", "encode_places", "sample_bytes"]
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
@@ -51,6 +51,11 @@ class PlacesReply:
     classes: bool
     last: str
     most: int
+
+
+def sample_bytes(rows: int, features: int, outputs: int) -> int:
+    """Return what a sample takes on the wire, besides its header; features are those of all places together."""
+    return 4 * (2 * features + rows * (1 + outputs)) + 2 * rows * features
 
 
 def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> bytes:
@@ -119,10 +124,9 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
     rows = sum(counts)
     check_count("rows", rows, 1, _MOST_ROWS)
     exact = 2 * sum(features) + rows * (1 + outputs)
-    if len(payload) != 4 * exact + 2 * rows * sum(features):
-        raise UpdateError(
-            f"payload has {len(payload)} bytes, places need {4 * exact + 2 * rows * sum(features)}"
-        )
+    needed = sample_bytes(rows, sum(features), outputs)
+    if len(payload) != needed:
+        raise UpdateError(f"payload has {len(payload)} bytes, places need {needed}")
     numbers = _finite(payload[: 4 * exact], "<f4")
     standard = _finite(payload[4 * exact :], "<f2")
     constant = numbers[2 * sum(features) :][:rows]

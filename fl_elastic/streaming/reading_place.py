@@ -14,7 +14,7 @@ from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.groups import Batch
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.choice import EXAMPLES
-from fl_elastic.readout.place import joined, parse_places, places_of
+from fl_elastic.readout.place import parse_places, places_of
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.body import Prepare
 from fl_elastic.streaming.event_log import Event
@@ -64,7 +64,7 @@ def reads_of(model: nn.Module) -> str:
     >>> reads_of(nn.Linear(2, 2))
     'last'
     """
-    return joined(model.places) if isinstance(model, Readout) else LAST
+    return str(model.reading) if isinstance(model, Readout) else LAST
 
 
 def kept_until_chosen(capacity_bytes: int) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -18,9 +20,10 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_layer
-from fl_elastic.readout.place import Place, parse_places
+from fl_elastic.readout.choice import EXAMPLES
+from fl_elastic.readout.place import Place, Reading
 from fl_elastic.readout.readout import kept_tensors
-from fl_elastic.readout.wire import PlacesReply
+from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.head_sums import sums_bytes
 from fl_elastic.training.place_sample import outputs_of, place_sample
 
@@ -80,14 +83,22 @@ def places_reply(
             most = min(most, int(math.sqrt(budget.memory / _HELD)))
     deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
-        model, loader, examples=examples, most_features=max(most, 1), clock=clock,
-        places=None if read == _AUTO else parse_places(read), seconds=deadline,
+        model, loader, examples=examples, clock=clock,
+        # Where no more than what examples span is affordable, more features are projected onto it.
+        most_features=MOST_FEATURES if most < EXAMPLES else most,
+        places=None if read == _AUTO else Reading.parse(read).places, seconds=deadline,
     )  # fmt: skip
-    rows = {
-        place: each
-        for place, each in found.sample.rows.items()
-        if read != _AUTO or found.seconds[place] * of_all <= deadline
-    }
+    rows = dict(found.sample.rows)
+    if read == _AUTO:
+        rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)
+        if all(each.shape[1] > most for each in rows.values()):
+            raise TrainingError(
+                f"no place of the model has at most {max(most, 1)} features, which is all that is affordable: "
+                "allow more memory or uplink bytes"
+            )
+        rows = {
+            place: each for place, each in rows.items() if found.seconds[place] * of_all <= deadline
+        }
     if not rows:
         raise TrainingError(
             f"a pass over {of_all} examples takes longer than {deadline:.3g} s at every place of the model"
@@ -100,6 +111,18 @@ def places_reply(
         _last(model, inputs),
         max(most, 1),
     )
+
+
+def _that_fit(
+    rows: Mapping[Place, NDArray[np.floating]], outputs: int, uplink: float | None
+) -> dict[Place, NDArray[np.floating]]:
+    """Return the places whose features can be sent, the narrow ones first."""
+    kept, features = set(), 0
+    for place in sorted(rows, key=lambda place: rows[place].shape[1]):
+        features += rows[place].shape[1]
+        if uplink is None or sample_bytes(len(rows[place]), features, outputs) <= uplink:
+            kept.add(place)
+    return {place: each for place, each in rows.items() if place in kept}
 
 
 def _kept(

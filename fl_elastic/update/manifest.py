@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOATS",
     "FROZEN_BASE",
+    "PROJECTION",
     "READ_FROM",
     "Manifest",
     "Role",
@@ -40,6 +41,9 @@ FROZEN_BASE = "fl_elastic.frozen_base"
 
 READ_FROM = "read_from"
 """Name of the buffer of a readout that says which places of a model it reads."""
+
+PROJECTION = "projection"
+"""Name of the module of a readout that makes its features fewer."""
 
 _DIGEST = 16
 
@@ -72,7 +76,11 @@ def travelling(model: nn.Module) -> list[str]:
     if not frozen or not any(flags):
         return list(state.tensors)
     moving = {id(each) for each, flag in pairs if flag} | _moving_buffers(state.model)
-    return [name for name, each in state.tensors.items() if id(each) in moving or name == READ_FROM]
+    # What says where a head reads, and onto which directions.
+    reads = (READ_FROM, f"{PROJECTION}.") if READ_FROM in state.tensors else ()
+    return [
+        name for name, each in state.tensors.items() if id(each) in moving or name.startswith(reads)
+    ]
 
 
 def _moving_buffers(model: nn.Module) -> set[int]:

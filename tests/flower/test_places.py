@@ -243,3 +243,38 @@ def test_a_fleet_reads_inside_a_vision_transformer() -> None:
         found.state_dict()
     )
     assert found.state_dict()["head.weight"].any()
+
+
+@pytest.mark.parametrize("most", [6, 9])
+def test_where_little_is_affordable_many_features_are_projected(most: int) -> None:
+    """The memory of one device bounds what all read; the place alone that fits it tells nothing."""
+
+    def poor(node: int) -> ElasticClient:
+        made = client(node)
+        made.budget = Budget(memory=48.5 * most**2) if node == 2 else Budget()
+        return made
+
+    models: list[ArrayRecord] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        models.append(arrays)
+        return MetricRecord({"accuracy": accuracy(model_of(arrays))})
+
+    tiny = {node: elastic_client_app(lambda _, node=node: poor(node)) for node in range(1, 7)}
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto"))
+    run(strategy, tiny, arrays_of(build()), 1, evaluate_fn=evaluate)
+    reading = places_of(as_weights(models[0]))
+    assert reading.endswith(f">{most}")
+    read = model_of(models[0])
+    assert read.head.in_features == most
+    assert accuracy(read) > 0.9
+    # The directions stay as they are while the rounds train.
+    for name, array in as_weights(models[1]).items():
+        if name.startswith("projection."):
+            np.testing.assert_array_equal(array, as_weights(models[0])[name])
+
+
+def test_a_named_place_may_be_projected() -> None:
+    found = start(PartialUpdates(FedAvg(), config=RoundConfig(read="1@grid2>12")))
+    assert places_of(as_weights(found)) == "1@grid2>12"
+    assert accuracy(model_of(found)) > 0.9

@@ -1,0 +1,105 @@
+"""Fewer numbers for a head to read: projections onto the directions in which a fleet's examples vary most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.update.ridge import STILL
+
+__all__ = ["Directions", "Projection"]
+
+_LARGEST = 127
+
+
+class Directions:
+    """Principal directions of some examples' features, each as 8-bit integers.
+
+    Attributes
+    ----------
+    exponents : array of int8, shape (D,)
+        Powers of two by which features are brought to about unit variance.
+    matrix : array of int8, shape (K, D)
+        Orthogonal directions of most variance, turned at random: a penalty that treats all of what is read alike
+        is then one on the features themselves, and not on their leading directions more than on others.
+    """
+
+    def __init__(self, exponents: NDArray[np.int8], matrix: NDArray[np.int8]) -> None:
+        self.exponents, self.matrix = exponents, matrix
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[NDArray[np.floating]], constant: NDArray[np.floating], width: int
+    ) -> Directions:
+        """Return the directions of these rows.
+
+        Parameters
+        ----------
+        rows : sequence of array, shape (R, D_i)
+            Features at each place, side by side; any rotation of examples' rows will do.
+        constant : array, shape (R,)
+            What each row has in place of the constant 1 of an example.
+        width : int
+            How many; fewer where the rows span less.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> rows = rng.normal(size=(50, 2)) @ rng.normal(size=(2, 30)) + 5.0
+        >>> Directions.of([rows], np.ones(50), width=8).matrix.shape
+        (2, 30)
+        """
+        features = np.concatenate(rows, axis=1).astype(np.float64)
+        examples = float(constant @ constant)
+        features -= np.outer(constant, constant @ features / examples)
+        spread = np.sqrt((features**2).sum(axis=0) / examples)
+        moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
+        exponents = np.full(len(spread), -_LARGEST)
+        exponents[moves] = np.clip(-np.round(np.log2(spread[moves])), -_LARGEST, _LARGEST)
+        features *= np.exp2(exponents)
+        values, vectors = np.linalg.eigh(features @ features.T)
+        largest = np.argsort(values)[::-1][:width]
+        largest = largest[values[largest] > STILL * max(float(values.max(initial=0.0)), STILL)]
+        principal = (vectors[:, largest] / np.sqrt(values[largest])).T @ features
+        turn = np.linalg.qr(np.random.default_rng(0).normal(size=(len(largest), len(largest))))[0]
+        matrix = turn @ principal
+        matrix *= _LARGEST / max(float(np.abs(matrix).max(initial=0.0)), STILL)
+        return cls(exponents.astype(np.int8), np.round(matrix).astype(np.int8))
+
+
+class Projection(nn.Module):
+    """Projects features onto directions that stay as they are.
+
+    Integer buffers travel with a model, and no server averages them.
+
+    Parameters
+    ----------
+    features, width : int
+        Of what comes in, and of what goes out.
+    device : torch.device, optional
+        Of the buffers.
+
+    Examples
+    --------
+    >>> projection = Projection(30, 8)
+    >>> projection(torch.randn(5, 30)).shape
+    torch.Size([5, 8])
+    """
+
+    exponents: Tensor
+    matrix: Tensor
+
+    def __init__(self, features: int, width: int, device: torch.device | None = None) -> None:
+        super().__init__()
+        whole = torch.zeros(width, features, dtype=torch.int8, device=device)
+        self.register_buffer("exponents", whole[0].clone())
+        self.register_buffer("matrix", whole)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the projected features, shape (N, K), for features of shape (N, D)."""
+        scaled = features * 2.0 ** self.exponents.to(features.dtype)
+        return scaled @ (self.matrix.to(features.dtype) / _LARGEST).T
