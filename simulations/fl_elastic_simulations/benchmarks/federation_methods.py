@@ -85,7 +85,6 @@ def across_rounds(cut: str) -> dict[str, Table]:
         "fewer full steps, our server": METHODS["fewer full steps, our server"],
         # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
         SAME_HEAD: _FEWER | _SOLVED,
-        "fixed cut, trained head": _FEWER | fixed | _SERVER,
         "bias only, solved head": {"policy": "bias"} | _SOLVED,
         "last layers, solved head": {"policy": "last_k"} | _SOLVED,
         # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
@@ -94,7 +93,6 @@ def across_rounds(cut: str) -> dict[str, Table]:
         "timelyfl, solved head": {"peer": "timelyfl"} | _SOLVED,
         "fedel, solved head": {"peer": "fedel"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,
-        "fixed cut, solved head, 8 bits": _FEWER | fixed | _SOLVED | _SMALL,
         "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,
         "moving cut, solved head, 8 bits": _FEWER | {"cut": "moving"} | _SOLVED | _SMALL,
         "fl_elastic, solved head": _ELASTIC | _SOLVED,
