@@ -148,7 +148,7 @@ def simulate(
     from fl_elastic_simulations.engine.simulate import simulate as run
     from fl_elastic_simulations.engine.simulate import write_results
     from fl_elastic_simulations.engine.summary import without_curves
-    from fl_elastic_simulations.report import results_table
+    from fl_elastic_simulations.report.tables import results_table
 
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)

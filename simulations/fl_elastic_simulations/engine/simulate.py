@@ -27,7 +27,7 @@ from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.summary import group_costs, summarise
 from fl_elastic_simulations.engine.workload import scenario_dataset
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 
 __all__ = ["ReportingGrid", "simulate", "write_results"]
 

@@ -18,11 +18,11 @@ from fl_elastic.errors import ElasticError
 from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.formats import abbreviated
 from fl_elastic_simulations.report.palette import EMPTY, ink
-from fl_elastic_simulations.report.tables import Grid
 
 __all__ = [
     "WIDTH",
     "Figure",
+    "Grid",
     "Panel",
     "Section",
     "drawn_text",
@@ -49,6 +49,14 @@ _HOUSE = {
         "margin": {"l": 0, "r": 14, "t": 10, "b": 0}, "xaxis": _AXIS, "yaxis": _AXIS,
     }
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Headings and rows of plain text."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError
-from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
+from fl_elastic_simulations.report.document import Figure, Grid, Panel, Section, write_document
 from fl_elastic_simulations.report.figures import (
     accuracy_by_round,
     accuracy_by_time,
@@ -19,7 +19,6 @@ from fl_elastic_simulations.report.figures import (
 from fl_elastic_simulations.report.formats import factor_text
 from fl_elastic_simulations.report.summary import DeviceClass, Results, read_summary
 from fl_elastic_simulations.report.tables import (
-    Grid,
     clients_grid,
     costs_grid,
     cuts_grid,

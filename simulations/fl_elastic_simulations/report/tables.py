@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fl_elastic_simulations.report.document import Grid
 from fl_elastic_simulations.report.formats import (
     MISSING,
     accuracy_text,
@@ -29,7 +29,6 @@ from fl_elastic_simulations.report.summary import (
 )
 
 __all__ = [
-    "Grid",
     "clients_grid",
     "costs_grid",
     "cuts_grid",
@@ -44,14 +43,6 @@ __all__ = [
 
 # Of an accuracy: what is above the largest class's share by no more is above it by chance.
 _NO_BETTER = 0.005
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Headings and rows of plain text."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def results_grid(results: Results) -> Grid:

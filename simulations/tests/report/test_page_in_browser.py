@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_stream_page import summary as stream_summary
 
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 from fl_elastic_simulations.report.stream_page import write_stream_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

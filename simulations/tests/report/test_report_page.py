@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fl_elastic.errors import ElasticError
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 
 pytest.importorskip("plotly", reason="plotly is not installed; it comes with the extra simulation")
 
