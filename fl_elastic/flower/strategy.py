@@ -92,8 +92,8 @@ class PartialUpdates(Strategy):
 
     Nothing that a client says is believed beyond what the model, the fleet and earlier rounds make possible:
     changes many times larger than usual are shortened (`UpdateNormClipper`), a node that is silent is not waited
-    for in every round (`ClientAvailability`), and where the losses that clients report jump, the model before is put
-    back (`DivergenceRollback`). A server's optimiser takes a model with running statistics no further than its
+    for in every round (`ClientAvailability`), and where the losses that clients report jump, the model before is
+    put back (`DivergenceRollback`). A server's optimiser takes a model with running statistics no further than its
     clients went. Under differential privacy sizes and losses are not looked at, as noise does not cover what the
     server does about them.
 
