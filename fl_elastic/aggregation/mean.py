@@ -46,7 +46,7 @@ class MergeOptions:
         0 for none.
     size_bound : float
         `PartialUpdates` shortens a client's change of a tensor to so many times what clients usually change it
-        (`SizeBounds`); infinite for no bound.
+        (`UpdateNormClipper`); infinite for no bound.
     extrapolate : bool
         Whether a server's optimiser may take a model with running statistics further than its clients went.
         Statistics are not taken along, so that a longer step leaves them behind.

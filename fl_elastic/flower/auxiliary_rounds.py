@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.records import LOSS, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
-from fl_elastic.flower.round_zero import LastSolved, Solved, with_closed_form_head
+from fl_elastic.flower.round_zero import HeadCheckpoint, Solved, with_closed_form_head
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.loss import MeasureLoss
 from fl_elastic.flower.tasks.rank_places import RankPlaces
@@ -50,7 +50,7 @@ class AuxiliaryRounds:
         Sends the model.
     limits : Limits
         What counts the server believes.
-    solved : LastSolved
+    solved : HeadCheckpoint
         Is given the model each time a head was solved for.
     on_round : callable, optional
         Called with a record of what was asked and answered.
@@ -66,7 +66,7 @@ class AuxiliaryRounds:
         fleet: ClientRegistry,
         downlink: Downlink,
         limits: Limits,
-        solved: LastSolved,
+        solved: HeadCheckpoint,
         on_round: Callable[[RoundRecord], None] | None,
     ) -> None:
         self._fleet = fleet
@@ -79,7 +79,7 @@ class AuxiliaryRounds:
     def choose_places(
         self,
         messages: Iterable[Message],
-        outbox: Outbox,
+        packer: MessagePacker,
         weights: _Weights,
         record: RoundRecord,
         timeout: float,
@@ -92,16 +92,16 @@ class AuxiliaryRounds:
         asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))
         task = RankPlaces(record.deadline, places=read, examples=examples)
-        replies = self._asked(asked, outbox, task, record, timeout)
+        replies = self._asked(asked, packer, task, record, timeout)
         manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
-        self._close(record, outbox)
+        self._close(record, packer)
         return chosen
 
     def solve(
         self,
         messages: Iterable[Message],
-        outbox: Outbox,
+        packer: MessagePacker,
         weights: _Weights,
         record: RoundRecord,
         timeout: float,
@@ -120,7 +120,7 @@ class AuxiliaryRounds:
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
-        replies = self._asked(messages, outbox, task, record, timeout)
+        replies = self._asked(messages, packer, task, record, timeout)
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
         if config.sums_privacy is not None:
@@ -135,10 +135,10 @@ class AuxiliaryRounds:
         weights = solved.weights
         if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer
-            gone = self._solved.nodes - set(outbox.grid.get_node_ids())
+            gone = self._solved.nodes - set(packer.grid.get_node_ids())
             record.stepped_back = self._solved.take(
                 solved, anyway=forgets,
-                before=partial(self._solved_before, record, outbox, timeout) if gone else None,
+                before=partial(self._solved_before, record, packer, timeout) if gone else None,
             )  # fmt: skip
             weights = self._solved.weights
             if record.stepped_back:
@@ -147,18 +147,18 @@ class AuxiliaryRounds:
                     "%s. The model of then is put back, and clients' optimisers take %.3g of their learning rate "
                     "from here on", record.stepped_back, self._fleet.rate,
                 )  # fmt: skip
-        self._close(record, outbox)
+        self._close(record, packer)
         return weights
 
-    def _solved_before(self, record: RoundRecord, outbox: Outbox, timeout: float) -> Solved:
+    def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
         """Return the model of the last time with the head that the sums of those give who are here now."""
         nodes = sorted(each.node_id for each in record.accepted)
         before, served = self._solved.weights, dict(self._downlink.weights)
-        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
         self._downlink.amend(before)
         try:
-            replies = self._asked(outbox.blank(nodes), again, task, record, timeout)
+            replies = self._asked(packer.blank(nodes), again, task, record, timeout)
         finally:
             self._downlink.amend(served)
         record.downlink_total_bytes += again.total_bytes
@@ -169,7 +169,7 @@ class AuxiliaryRounds:
 
     def solve_again(
         self,
-        outbox: Outbox,
+        packer: MessagePacker,
         weights: _Weights,
         ended: RoundRecord,
         timeout: float,
@@ -196,18 +196,18 @@ class AuxiliaryRounds:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that books no times: a pass for sums is no round of training.
-        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         solved = self.solve(
-            outbox.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
+            packer.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
         )
         if forgets and not record.accepted:
-            self._fleet.wishes.not_yet(number)
+            self._fleet.unlearning.not_yet(number)
         goes_on = config.solves_after(number) or last or forgets or record.stepped_back
         return solved if goes_on else None
 
     def forget(
         self,
-        outbox: Outbox,
+        packer: MessagePacker,
         weights: _Weights,
         ended: RoundRecord,
         timeout: float,
@@ -228,20 +228,20 @@ class AuxiliaryRounds:
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        wishes = fleet.wishes.open_of(nodes)
-        fleet.wishes.round_passed(nodes, wishes)
+        wishes = fleet.unlearning.open_of(nodes)
+        fleet.unlearning.round_passed(nodes, wishes)
         if not wishes:
             return None
         stepped = {
             n for n in trained if not fleet.kept_head or n.rpartition(".")[0] != fleet.kept_head
         }
         if not stepped:
-            fleet.wishes.tried(wishes, number)
+            fleet.unlearning.tried(wishes, number)
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SumSquaredGradients(ended.deadline)
-        replies = self._asked(outbox.blank(nodes), again, task, record, timeout)
+        replies = self._asked(packer.blank(nodes), again, task, record, timeout)
         alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
@@ -249,18 +249,23 @@ class AuxiliaryRounds:
         new = {name: each if name in stepped else weights[name] for name, each in new.items()}
         kept = any(came.values())
         if kept:
-            reason = self._not_borne(outbox, new, ended, record, timeout)
+            reason = self._not_borne(packer, new, ended, record, timeout)
             if reason:
                 _LOG.warning("round %s: nothing is forgotten: %s", number, reason)
                 kept, came, record.dampened = False, dict.fromkeys(came, 0), 0
-        fleet.wishes.failed({n: wish for n, wish in wishes.items() if n not in came})
+        fleet.unlearning.failed({n: wish for n, wish in wishes.items() if n not in came})
         for node, examples in came.items():
-            fleet.wishes.tried({node: wishes[node]}, number if examples else 0)
+            fleet.unlearning.tried({node: wishes[node]}, number if examples else 0)
         self._close(record, again)
         return new if kept else None
 
     def _not_borne(
-        self, outbox: Outbox, new: _Weights, ended: RoundRecord, record: RoundRecord, timeout: float
+        self,
+        packer: MessagePacker,
+        new: _Weights,
+        ended: RoundRecord,
+        record: RoundRecord,
+        timeout: float,
     ) -> str:
         """Ask a round's clients for the loss of a dampened model; return why it is not to be kept, if so."""
         before = {
@@ -268,12 +273,12 @@ class AuxiliaryRounds:
             for each in ended.accepted
             if not each.staleness and LOSS in each.metrics
         }
-        again = Outbox("train", self._downlink, collecting(outbox.grid))
+        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = MeasureLoss(ended.deadline)
         weights = dict(self._downlink.weights)
         self._downlink.amend(new)
         try:
-            replies = self._asked(outbox.blank(sorted(before)), again, task, record, timeout)
+            replies = self._asked(packer.blank(sorted(before)), again, task, record, timeout)
         finally:
             self._downlink.amend(weights)
         record.downlink_total_bytes += again.total_bytes
@@ -304,7 +309,7 @@ class AuxiliaryRounds:
         record : RoundRecord
             Of the asking.
         """
-        fleet, outbox = self._fleet, Outbox("train", self._downlink, collecting(grid))
+        fleet, packer = self._fleet, MessagePacker("train", self._downlink, collecting(grid))
         task = fleet.task(RateCuts, cut="")
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, voters(len(nodes)))
@@ -313,7 +318,7 @@ class AuxiliaryRounds:
             for message in messages
             if message.metadata.dst_node_id in fastest
         ]
-        replies = self._asked(asked, outbox, task, record, _PATIENCE_SECONDS)
+        replies = self._asked(asked, packer, task, record, _PATIENCE_SECONDS)
 
         def failed(node: int, reason: str) -> None:
             record.leave_out(node, reason, "rating cuts")
@@ -333,29 +338,29 @@ class AuxiliaryRounds:
         if moved:
             # What a device needs for a round is what it needs above the cut.
             fleet.forget_capabilities()
-        self._close(record, outbox)
+        self._close(record, packer)
         return moved
 
     def _asked(
         self,
         messages: Iterable[Message],
-        outbox: Outbox,
+        packer: MessagePacker,
         task: RoundTask,
         record: RoundRecord,
         timeout: float,
     ) -> list[Message]:
         # Whatever is asked is asked of the model that is served, which may end where its head reads.
         task = replace(task, read=self._fleet.read)
-        packed = outbox.packed(list(messages), lambda _: task)
+        packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
-        return in_fixed_order(outbox.grid.send_and_receive(packed, timeout=timeout))
+        return in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
 
-    def _close(self, record: RoundRecord, outbox: Outbox) -> None:
+    def _close(self, record: RoundRecord, packer: MessagePacker) -> None:
         """Enter what was sent, and hand the record over."""
         record.cut = self._fleet.cut.group
-        record.downlink_total_bytes += outbox.total_bytes
+        record.downlink_total_bytes += packer.total_bytes
         record.accepted = [
-            replace(each, downlink_bytes=outbox.sent_bytes.get(each.node_id, 0))
+            replace(each, downlink_bytes=packer.sent_bytes.get(each.node_id, 0))
             for each in record.accepted
         ]
         if self._on_round is not None:

@@ -18,9 +18,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
+from fl_elastic.flower.divergence_rollback import KEPT
 from fl_elastic.flower.incremental_grid import incremental
-from fl_elastic.flower.inner import check_strategy
-from fl_elastic.flower.loss_guard import KEPT
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
@@ -32,6 +31,7 @@ from fl_elastic.flower.strategy_state import (
     restore,
     tested,
 )
+from fl_elastic.flower.wrapped_strategy import check_strategy
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
 from fl_elastic.update.manifest import FROZEN_BASE

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client_availability import ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
-from fl_elastic.flower.forgetting import Wishes
+from fl_elastic.flower.forgetting import UnlearningRequests
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
@@ -62,7 +62,7 @@ class ClientRegistry:
         # Factor of the clients' learning rates.
         self.rate = 1.0
         self.importance: dict[str, float] = {}
-        self.attendance = Attendance()
+        self.availability = ClientAvailability()
         self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
         self._stored: Mapping[str, NDArray[Any]] = {}
@@ -70,7 +70,7 @@ class ClientRegistry:
         self._silences: dict[int, Backoff] = {}
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
-        self.wishes = Wishes()
+        self.unlearning = UnlearningRequests()
         self._groups = ""
 
     @property
@@ -197,7 +197,7 @@ class ClientRegistry:
             groups=self._groups,
             keep_statistics=self.config.keeps_statistics,
             rate=self.rate,
-            forgotten=self.wishes.met_of(node) if self.config.forget else "",
+            forgotten=self.unlearning.met_of(node) if self.config.forget else "",
         )
 
     def deadline_seconds(self) -> float | None:
@@ -205,7 +205,7 @@ class ClientRegistry:
         if self.config.deadline is None or self._measuring:
             return None
         times = (
-            max(known.full_round_seconds, self.attendance.least_seconds(node))
+            max(known.full_round_seconds, self.availability.least_seconds(node))
             for node, known in self.capabilities.items()
         )
         return self.config.deadline.among(times)
@@ -247,7 +247,7 @@ class ClientRegistry:
         if self.kept_head:
             arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
         arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
-        arrays |= {f"wish-{name}": array for name, array in self.wishes.to_arrays().items()}
+        arrays |= {f"wish-{name}": array for name, array in self.unlearning.to_arrays().items()}
         if self.importance:
             arrays["importance-names"] = np.array(list(self.importance))
             arrays["importance"] = np.array(list(self.importance.values()))
@@ -270,7 +270,7 @@ class ClientRegistry:
         cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
         self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
         wishes = {name: stored.pop(name) for name in [*stored] if name.startswith("wish-")}
-        self.wishes.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
+        self.unlearning.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
         cohort = {"cohort": stored.pop("cohort", np.array(""))}
         if self._planner is not None:
             self._planner.from_arrays(cohort)

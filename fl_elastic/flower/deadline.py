@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.flower.attendance import inner_times
 from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client_availability import inner_times
 
 __all__ = ["Deadline"]
 

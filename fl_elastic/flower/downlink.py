@@ -21,7 +21,7 @@ from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import MAX_VERSION
 
-__all__ = ["ChangeLog", "Downlink", "Outbox", "check_downlink_codec"]
+__all__ = ["ChangeLog", "Downlink", "MessagePacker", "check_downlink_codec"]
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -247,7 +247,7 @@ def _checksum(weights: _Weights) -> int:
     return checksum
 
 
-class Outbox:
+class MessagePacker:
     """Puts the packed model into the messages that the inner strategy made.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fl_elastic.flower.attendance import inner_times
+from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.flower.records import EvaluateReply
 
 __all__ = ["believable"]

@@ -17,7 +17,7 @@ from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
-__all__ = ["FleetCut", "LeftAlone", "voters"]
+__all__ = ["FleetCut", "FrozenConsensus", "voters"]
 
 _LOG = logging.getLogger("fl_elastic")
 # A move makes every client compute its features anew, and what a place is worth is told by few batches. Moves that
@@ -138,7 +138,7 @@ def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
 _LONGEST_INDEX = 8
 
 
-class LeftAlone:
+class FrozenConsensus:
     """Learns from the clients of a round which parameters may be trained: the server has no graph of the model.
 
     What more than half of them say counts, so that one that says something else, or trains what it likes, changes

@@ -1,4 +1,4 @@
-"""Wishes of clients to have examples forgotten, and what the server makes of them: the global model is dampened."""
+"""Requests of clients to have examples forgotten, and how the server dampens the global model for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
-__all__ = ["Wishes", "dampened", "not_borne"]
+__all__ = ["UnlearningRequests", "dampened", "not_borne"]
 
 _LOG = logging.getLogger("fl_elastic")
 _WISH = re.compile(r"[0-9a-f]{16,64}")
@@ -41,7 +41,7 @@ _MARGIN, _NOTHING = 0.1, 0.1
 _Weights = dict[str, NDArray[Any]]
 
 
-class Wishes:
+class UnlearningRequests:
     """Which nodes want examples forgotten, and which of these wishes were met.
 
     A wish is a digest of the examples, which stay with the client. One that was met, or cannot be, is never taken

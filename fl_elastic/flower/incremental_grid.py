@@ -49,7 +49,7 @@ class Patient(Protocol):
 
 
 class Listener(Protocol):
-    """Learns who answers, and decides for whom a round waits (`fl_elastic.flower.attendance.Attendance`)."""
+    """Learns who answers, and decides for whom a round waits (`ClientAvailability`)."""
 
     def heard(self, node: int, seconds: float | None = None) -> None:
         """Note an answer, and after how many seconds one about training came."""
@@ -264,7 +264,7 @@ def incremental(grid: Grid, strategy: object) -> Grid:
         grid,
         patience=inside.patience,
         late=inside.merges_late,
-        listener=getattr(inside, "attendance", None),
+        listener=getattr(inside, "availability", None),
     )
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.downlink import Outbox
-from fl_elastic.flower.fleet_cut import LeftAlone
+from fl_elastic.flower.downlink import MessagePacker
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role
@@ -51,7 +51,7 @@ class Round:
         The model that clients start from.
     mean : PartialMean
         Merges updates.
-    outbox : Outbox
+    packer : MessagePacker
         The messages that went out.
     record : RoundRecord
         What is handed to ``on_round`` in the end.
@@ -67,13 +67,13 @@ class Round:
         Clients that could not train from it, as their loss was not finite.
     stale : dict of int to str
         Nodes that need the whole model, and why.
-    left_alone : LeftAlone, optional
+    frozen_consensus : FrozenConsensus, optional
         Hears what may be trained, where the fleet has a cut or a head that is solved for.
     """
 
     weights: _Weights
     mean: PartialMean
-    outbox: Outbox
+    packer: MessagePacker
     record: RoundRecord
     usable: list[Message] = field(default_factory=list)
     failed: list[Message] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Round:
     losses: list[float] = field(default_factory=list)
     diverged: int = 0
     stale: dict[int, str] = field(default_factory=dict)
-    left_alone: LeftAlone | None = None
+    frozen_consensus: FrozenConsensus | None = None
 
     @property
     def number(self) -> int:
@@ -241,12 +241,12 @@ class RoundRecord:
         return [node for node in self.asked if node not in came]
 
     @property
-    def attendance(self) -> str:
+    def availability(self) -> str:
         """Who was asked and who answered, in words.
 
         >>> record = RoundRecord(3, asked=(1, 2, 3))
         >>> record.accepted.append(AcceptedReply(2, {}, 8, 100, {}))
-        >>> record.attendance
+        >>> record.availability
         '3 asked, 1 merged, 0 refused, 2 did not answer in time (nodes 1, 3)'
         """
         late = sum(each.staleness > 0 for each in self.accepted)
@@ -269,7 +269,7 @@ class RoundRecord:
 def log_record(record: RoundRecord, rule: str) -> None:
     """Log who was asked and who answered, and what a round did not believe."""
     number = record.server_round
-    _LOG.info("round %s: %s", number, record.attendance)
+    _LOG.info("round %s: %s", number, record.availability)
     if record.stayed:
         some = " ".join(", ".join(list(record.stayed)[:3]).split())
         _LOG.warning(

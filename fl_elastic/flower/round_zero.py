@@ -25,7 +25,7 @@ from fl_elastic.update.partial import Limits
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
-__all__ = ["LastSolved", "Solved", "bias_beside", "with_closed_form_head"]
+__all__ = ["HeadCheckpoint", "Solved", "bias_beside", "with_closed_form_head"]
 
 _LOG = logging.getLogger("fl_elastic")
 # Who has features so many times as large, or as small, as usual does not count; an example of one whose features
@@ -92,7 +92,7 @@ def bias_beside(weight: str, manifest: Manifest) -> str:
     return bias if fits else ""
 
 
-class LastSolved:
+class HeadCheckpoint:
     """The model as it was when its head was last solved for: what is tested and handed out.
 
     Until the next time the features move on under a head that stays. Where that made them worth less, as a learning

@@ -21,18 +21,36 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
-from fl_elastic.aggregation.size_bounds import SizeBounds
+from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.flower.attendance import Attendance
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
+from fl_elastic.flower.client_availability import ClientAvailability
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.downlink import Downlink, Outbox
+from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
+from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluations import believable
-from fl_elastic.flower.fleet_cut import LeftAlone
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
-from fl_elastic.flower.inner import (
+from fl_elastic.flower.records import EvaluateReply
+from fl_elastic.flower.reply_merger import ReplyMerger
+from fl_elastic.flower.round import (
+    Round,
+    RoundRecord,
+    completed_metrics,
+    in_fixed_order,
+    log_record,
+    longest_step,
+    one_line,
+)
+from fl_elastic.flower.round_config import RoundConfig
+from fl_elastic.flower.round_zero import HeadCheckpoint
+from fl_elastic.flower.shown_log import show_log
+from fl_elastic.flower.stock_clients import evaluation_of
+from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
+from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.wrapped_strategy import (
     chain,
     check_inner,
     goes_by_the_change,
@@ -44,24 +62,6 @@ from fl_elastic.flower.inner import (
     weight_key,
     whole_model,
 )
-from fl_elastic.flower.intake import Intake
-from fl_elastic.flower.loss_guard import LossGuard, undo_of
-from fl_elastic.flower.records import EvaluateReply
-from fl_elastic.flower.round import (
-    Round,
-    RoundRecord,
-    completed_metrics,
-    in_fixed_order,
-    log_record,
-    longest_step,
-    one_line,
-)
-from fl_elastic.flower.round_config import RoundConfig
-from fl_elastic.flower.round_zero import LastSolved
-from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.stock_clients import evaluation_of
-from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -91,11 +91,11 @@ class PartialUpdates(Strategy):
     escape. Integer buffers keep the server's value.
 
     Nothing that a client says is believed beyond what the model, the fleet and earlier rounds make possible:
-    changes many times larger than usual are shortened (`fl_elastic.aggregation.size_bounds`), a node that is
-    silent is not waited for in every round (`fl_elastic.flower.attendance`), and where the losses that clients
-    report jump, the model before is put back (`fl_elastic.flower.loss_guard`). A server's optimiser takes a
-    model with running statistics no further than its clients went. Under differential privacy sizes and losses
-    are not looked at, as noise does not cover what the server does about them.
+    changes many times larger than usual are shortened (`UpdateNormClipper`), a node that is silent is not waited
+    for in every round (`ClientAvailability`), and where the losses that clients report jump, the model before is
+    put back (`DivergenceRollback`). A server's optimiser takes a model with running statistics no further than its
+    clients went. Under differential privacy sizes and losses are not looked at, as noise does not cover what the
+    server does about them.
 
     Replies are merged one by one as they come, and dropped: memory does not grow with the number of clients, unless
     a robust rule or differential privacy has to see them all, or the grid hands them over together.
@@ -168,9 +168,9 @@ class PartialUpdates(Strategy):
         self.average = average
         self.limits = limits or Limits()
         self.on_round = on_round
-        self.guard = LossGuard()
-        self.sizes = SizeBounds(self.merge.size_bound)
-        self.solved = LastSolved(lambda: undo_of([*chain(self.inner), *self._own_state()]))
+        self.guard = DivergenceRollback()
+        self.sizes = UpdateNormClipper(self.merge.size_bound)
+        self.solved = HeadCheckpoint(lambda: undo_of([*chain(self.inner), *self._own_state()]))
         self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
@@ -243,9 +243,9 @@ class PartialUpdates(Strategy):
         return self.merge.late == "merge"
 
     @property
-    def attendance(self) -> Attendance:
+    def availability(self) -> ClientAvailability:
         """Who answers, and how long that takes."""
-        return self.fleet.attendance
+        return self.fleet.availability
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -306,11 +306,15 @@ class PartialUpdates(Strategy):
         if self.config.reads_inside and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
             chosen = self._auxiliary.choose_places(
-                messages, Outbox("train", self.downlink, grid), self._weights, asking, timeout
+                messages,
+                MessagePacker("train", self.downlink, grid),
+                self._weights,
+                asking,
+                timeout,
             )
             self.fleet.serve(self._keep(chosen, 0))
-        outbox = Outbox("train", self.downlink, grid)
-        solved = self._auxiliary.solve(messages, outbox, self._weights, record, timeout)
+        packer = MessagePacker("train", self.downlink, grid)
+        solved = self._auxiliary.solve(messages, packer, self._weights, record, timeout)
         if not record.head_features and self._weights is not whole:
             # Cut off for a head that nobody sent sums for.
             self.fleet.serve(self._keep(whole, 0))
@@ -352,9 +356,11 @@ class PartialUpdates(Strategy):
         self._round = this = Round(
             self._weights,
             PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
-            Outbox("train", self.downlink, grid),
+            MessagePacker("train", self.downlink, grid),
             RoundRecord(server_round),
-            left_alone=LeftAlone(manifest) if self.config.has_cut or self.fleet.kept_head else None,
+            frozen_consensus=FrozenConsensus(manifest)
+            if self.config.has_cut or self.fleet.kept_head
+            else None,
         )
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
@@ -367,8 +373,8 @@ class PartialUpdates(Strategy):
         if not sees_each_client(self.inner):
             # Noise is for as many clients as were drawn.
             chosen = {message.metadata.dst_node_id for message in messages}
-            due = self.attendance.due(chosen)
-            self.attendance.passed_over(chosen - due)
+            due = self.availability.due(chosen)
+            self.availability.passed_over(chosen - due)
             messages = [each for each in messages if each.metadata.dst_node_id in due]
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
@@ -384,8 +390,8 @@ class PartialUpdates(Strategy):
         self.fleet.gather(message.metadata.dst_node_id for message in messages)
         this.record.deadline = self.fleet.deadline_seconds()
         this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.outbox.packed(messages, lambda node: self.fleet.training(node))
-        this.record.asked = tuple(sorted(this.outbox.sent_bytes))
+        packed = this.packer.packed(messages, lambda node: self.fleet.training(node))
+        this.record.asked = tuple(sorted(this.packer.sent_bytes))
         return packed
 
     def configure_evaluate(
@@ -395,8 +401,8 @@ class PartialUpdates(Strategy):
         manifest = self._remember(arrays, server_round + 1)
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
-        outbox = Outbox("evaluate", self.downlink, grid)
-        return outbox.packed(messages, lambda _: self.fleet.task(Evaluate))
+        packer = MessagePacker("evaluate", self.downlink, grid)
+        return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
 
     def _chosen(
         self,
@@ -417,10 +423,10 @@ class PartialUpdates(Strategy):
         if not self._trains:
             return self._arrays(), None
         this = self._known_round()
-        intake = Intake(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
+        intake = ReplyMerger(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
         intake.take_all(replies)
         self.fleet.weigh(this.importance)
-        self.fleet.closed(len(this.outbox.sent_bytes), len(this.usable))
+        self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
         reason = self.guard.jumped(this.losses, this.diverged) if self._guarded else ""
         if reason:
             return self._step_back(this, reason), None
@@ -437,16 +443,16 @@ class PartialUpdates(Strategy):
         timeout = self.patience() or _PATIENCE_SECONDS
         solved = forgotten = None
         if self.config.forget:
-            alone = this.left_alone
+            alone = this.frozen_consensus
             trained = self._weights if alone is None else alone.may_train()
             forgotten = self._auxiliary.forget(
-                this.outbox, self._weights, this.record, timeout, trained
+                this.packer, self._weights, this.record, timeout, trained
             )
             if forgotten is not None:
                 self._amend(forgotten)
         if self.fleet.kept_head:
             solved = self._auxiliary.solve_again(
-                this.outbox, self._weights, this.record, timeout, forgets=forgotten is not None
+                this.packer, self._weights, this.record, timeout, forgets=forgotten is not None
             )
             if solved is not None:
                 self._amend(solved)
@@ -465,7 +471,7 @@ class PartialUpdates(Strategy):
 
     def _report(self, this: Round) -> None:
         """Hand over the record of the round."""
-        this.record.downlink_total_bytes = this.outbox.total_bytes
+        this.record.downlink_total_bytes = this.packer.total_bytes
         log_record(this.record, RULES.name_of(self.rule))
         self._tell(this.record)
 
@@ -477,7 +483,7 @@ class PartialUpdates(Strategy):
         """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
         this.record.stepped_back = reason
         self._keep(self.guard.step_back(), this.number + 1)
-        self.fleet.wishes.undone(this.number - 1)
+        self.fleet.unlearning.undone(this.number - 1)
         self.sizes.forget()
         self._report(this)
         return self._arrays()
@@ -579,8 +585,8 @@ class PartialUpdates(Strategy):
         )  # fmt: skip
         if limit is not None:
             new = no_longer_than(limit, before, merged, new, this.manifest)
-        if this.left_alone is not None:
-            new = this.left_alone.put_back(new, before)
+        if this.frozen_consensus is not None:
+            new = this.frozen_consensus.put_back(new, before)
         self._keep(new, this.number + 1)
         if self.average is not None:
             self.average.add(self._weights)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
-from fl_elastic.flower.round_zero import LastSolved
+from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = [
@@ -168,7 +168,7 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
     """Return the mean of the strategy's global models, or that whose head was last solved for; else ``arrays``."""
     solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
-    if isinstance(solved, LastSolved) and solved.weights:
+    if isinstance(solved, HeadCheckpoint) and solved.weights:
         found = as_record(solved.weights)
     elif isinstance(average, ModelAverage) and average.rounds:
         found = as_record(average.weights())

@@ -22,7 +22,7 @@ from fl_elastic.flower import (
     initial_arrays,
 )
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.round_zero import LastSolved, Solved
+from fl_elastic.flower.round_zero import HeadCheckpoint, Solved
 from fl_elastic.losses import classification_loss
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -270,7 +270,7 @@ def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
 
 
 def test_the_state_keeps_whose_head_it_is_and_no_sums() -> None:
-    solved, again = LastSolved(), LastSolved()
+    solved, again = HeadCheckpoint(), HeadCheckpoint()
     solved.take(Solved({"w": np.ones(3)}, "", 0.5, frozenset({7, 2**63 + 1})))
     assert sorted(solved.to_arrays()) == [".error", ".nodes", "w"]
     again.from_arrays(solved.to_arrays())

@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
-from fl_elastic.flower.fleet_cut import LeftAlone
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.initial import fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.flower.tasks.train import Train
@@ -234,7 +234,7 @@ def test_another_models_features_are_never_used(tmp_path: Path) -> None:
 def test_what_more_than_half_say_counts(said: list[Any], kept: list[int]) -> None:
     model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(3)])
     manifest = Manifest.of(model)
-    heard = LeftAlone(manifest)
+    heard = FrozenConsensus(manifest)
     for each in said:
         heard.hear(each)
     before = {name: np.zeros(1) for name in manifest.names}

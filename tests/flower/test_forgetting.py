@@ -29,7 +29,7 @@ from fl_elastic.flower import (
     RoundConfig,
     elastic_client_app,
 )
-from fl_elastic.flower.forgetting import Wishes
+from fl_elastic.flower.forgetting import UnlearningRequests
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
@@ -314,7 +314,7 @@ def test_privacy_by_noise_and_numbers_that_mean_nothing_are_refused() -> None:
 
 
 def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
-    wishes = Wishes()
+    wishes = UnlearningRequests()
     wish = "ab" * 16
     wishes.hear(2, wish)
     assert wishes.open_of([1, 2]) == {2: wish} and wishes.met_of(2) == ""
@@ -324,7 +324,7 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
     assert wishes.met_of(2) == wish
     wishes.undone(3)
     assert wishes.met_of(2) == "" and not wishes.open_of([2])
-    again = Wishes()
+    again = UnlearningRequests()
     again.from_arrays(wishes.to_arrays())
     again.hear(2, wish)
     assert again.met_of(2) == "" and not again.open_of([2])
@@ -332,7 +332,7 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
 
 @pytest.mark.parametrize("wish", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
 def test_what_is_no_digest_is_no_wish(wish: object) -> None:
-    wishes = Wishes()
+    wishes = UnlearningRequests()
     wishes.hear(1, wish)
     assert not wishes.open_of([1])
 
@@ -550,5 +550,5 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}
     run(strategy, apps, known, 3)
-    tried = strategy.fleet.wishes.to_arrays()["tried"]
+    tried = strategy.fleet.unlearning.to_arrays()["tried"]
     assert tried.tolist() == [digest_of(THEIRS, "2")]

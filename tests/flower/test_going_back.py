@@ -19,7 +19,7 @@ from small_federation import as_weights, assert_identical, quiet, run, scripted_
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundRecord
-from fl_elastic.flower.loss_guard import LossGuard
+from fl_elastic.flower.divergence_rollback import DivergenceRollback
 from fl_elastic.update import PartialUpdate
 
 UpdateOf = Callable[[Any, int], PartialUpdate]
@@ -195,7 +195,7 @@ def test_a_server_rate_that_is_too_long_is_taken_back(
         return PartialUpdates(quiet(), server_optimizer=optimizer, merge=merge)
 
     assert distance(after(strategy(), 12)) < 0.2 * distance(first_weights())
-    monkeypatch.setattr(LossGuard, "jumped", lambda *_: "")
+    monkeypatch.setattr(DivergenceRollback, "jumped", lambda *_: "")
     assert distance(after(strategy(), 12)) > 1e3
 
 
@@ -228,7 +228,7 @@ def test_optimisers_that_set_their_own_length_are_left_alone() -> None:
 
 
 def test_the_guard_outlasts_a_restart() -> None:
-    guard, again = LossGuard(), LossGuard()
+    guard, again = DivergenceRollback(), DivergenceRollback()
     assert guard.to_arrays() == {}
     for loss in (2.0, 1.0, 0.5):
         assert guard.jumped([loss]) == ""
@@ -242,7 +242,7 @@ def test_the_guard_outlasts_a_restart() -> None:
 
 
 def test_clients_that_all_diverge_turn_the_run_back() -> None:
-    guard = LossGuard()
+    guard = DivergenceRollback()
     for loss in (2.0, 1.0):
         guard.jumped([loss])
         guard.keep({}, lambda: None)
@@ -252,7 +252,7 @@ def test_clients_that_all_diverge_turn_the_run_back() -> None:
 
 
 def test_the_rate_recovers_after_good_rounds() -> None:
-    guard = LossGuard()
+    guard = DivergenceRollback()
     for _ in range(3):
         guard.jumped([1.0])
         guard.keep({}, lambda: None)

@@ -20,7 +20,7 @@ from small_federation import as_weights, assert_identical, quiet, scripted_app
 
 from fl_elastic.aggregation import MergeOptions
 from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundConfig, RoundRecord
-from fl_elastic.flower.attendance import Attendance
+from fl_elastic.flower.client_availability import ClientAvailability
 from fl_elastic.flower.incremental_grid import IncrementalGrid, incremental
 from fl_elastic.flower.interruption import Interrupted
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
@@ -390,32 +390,32 @@ def test_memory_is_that_of_one_update_however_many_clients() -> None:
 
 def test_a_silent_node_is_not_waited_for_in_every_round() -> None:
     """One long wait, whatever the limit of a round is; afterwards rounds end with those who answer."""
-    attendance = Attendance(least=0.05)
+    availability = ClientAvailability(least=0.05)
     long = 0.6
     looks: list[int] = []
     for number in range(6):
         grid = Scripted({f"train-{node}": 1 for node in (1, 2)})
-        streamed = IncrementalGrid(grid, listener=attendance)
-        asked = sorted(attendance.due([1, 2, 3]))
-        attendance.passed_over({1, 2, 3}.difference(asked))
+        streamed = IncrementalGrid(grid, listener=availability)
+        asked = sorted(availability.due([1, 2, 3]))
+        availability.passed_over({1, 2, 3}.difference(asked))
         replies = streamed.send_and_receive([message(n) for n in asked], timeout=long)
         assert answers(replies) == ["train-1", "train-2"], number
         looks.append(grid.looks)
     # The first round waits for its limit, the second for what rounds were seen to take, the others for nobody.
     assert looks[0] > looks[2] == looks[3] == looks[4] == looks[5] == 1
-    assert not attendance.awaits(3)
+    assert not availability.awaits(3)
 
 
 def test_an_answer_that_comes_late_brings_a_node_back_though_it_is_not_merged() -> None:
-    attendance = Attendance(least=0.05)
+    availability = ClientAvailability(least=0.05)
     for _ in range(3):
-        attendance.missed(3)
+        availability.missed(3)
     grid = Scripted({"train-1": 1, "train-3": 2, "train-4": 3})
-    streamed = IncrementalGrid(grid, listener=attendance)
+    streamed = IncrementalGrid(grid, listener=availability)
     assert answers(streamed.send_and_receive([message(1), message(3)])) == ["train-1"]
-    assert not attendance.awaits(3)
+    assert not availability.awaits(3)
     assert answers(streamed.send_and_receive([message(4)])) == ["train-4"]
-    assert attendance.awaits(3)
+    assert availability.awaits(3)
 
 
 def test_what_the_superlink_answers_is_booked_under_the_node_that_was_asked() -> None:
@@ -430,12 +430,12 @@ def test_what_the_superlink_answers_is_booked_under_the_node_that_was_asked() ->
                     found.append(reply)
             return found
 
-    attendance = Attendance()
-    streamed = IncrementalGrid(Failing({}), listener=attendance)
+    availability = ClientAvailability()
+    streamed = IncrementalGrid(Failing({}), listener=availability)
     replies = list(streamed.send_and_receive([message(7), message(9)]))
     assert [reply.metadata.src_node_id for reply in replies] == [7, 9]
     # Nor is it a sign of the node.
-    assert attendance.patience([7, 9]) is None
+    assert availability.patience([7, 9]) is None
 
 
 class Wrapper(Strategy):
@@ -465,7 +465,7 @@ def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
     inner = PartialUpdates(quiet(), config=terms, merge=LATE)
     grid = incremental(Scripted({}), Wrapper(Wrapper(inner)))
     assert isinstance(grid, IncrementalGrid)
-    assert grid._late and grid._patience == inner.patience and grid._listener is inner.attendance
+    assert grid._late and grid._patience == inner.patience and grid._listener is inner.availability
 
 
 @pytest.mark.parametrize("around", [True, False])

@@ -13,8 +13,8 @@ from test_deadlines import SECONDS, answering_app, capabilities, deadlines, quan
 from test_round_config import watched
 
 from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
-from fl_elastic.flower.attendance import Attendance, inner_times
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
+from fl_elastic.flower.client_availability import ClientAvailability, inner_times
 from fl_elastic.flower.group_names import GroupNames, read_importance
 from fl_elastic.flower.records import believed_metrics, left_out_of
 from fl_elastic.flower.server_plan import ServerPlanner
@@ -110,7 +110,7 @@ def test_the_servers_clock_bounds_claims_from_below() -> None:
     strategy.fleet.capabilities = {node: capabilities(node) for node in EXAMPLES}
     assert strategy.fleet.deadline_seconds() == 30.0
     for node in EXAMPLES:
-        strategy.fleet.attendance.heard(node, 50.0)
+        strategy.fleet.availability.heard(node, 50.0)
     assert strategy.fleet.deadline_seconds() == 50.0
 
 
@@ -159,9 +159,9 @@ def test_foreign_names_stay_nowhere(plan: Any) -> None:
 
 def test_importance_is_not_even_read_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
-    from fl_elastic.flower import intake
+    from fl_elastic.flower import reply_merger
 
-    monkeypatch.setattr(intake, "read_importance", lambda *a: read.append(a) or {})
+    monkeypatch.setattr(reply_merger, "read_importance", lambda *a: read.append(a) or {})
     reported = {node: json.dumps({"head": 1.0}) for node in EXAMPLES}
     run(PartialUpdates(quiet()), watched({}, reported), first_arrays(), 1)
     assert read == []
@@ -248,26 +248,26 @@ def test_metrics_are_few_short_and_apart() -> None:
 
 
 def test_a_node_that_never_answers_costs_one_long_wait() -> None:
-    attendance = Attendance()
-    assert attendance.patience([1, 2, 3]) is None
+    availability = ClientAvailability()
+    assert availability.patience([1, 2, 3]) is None
     waits = []
     for _ in range(40):
-        asked = attendance.due([1, 2, 3])
-        waits.append(attendance.patience(asked))
-        attendance.heard(1, 20.0)
-        attendance.heard(2, 30.0)
-        attendance.passed_over({1, 2, 3} - asked)
+        asked = availability.due([1, 2, 3])
+        waits.append(availability.patience(asked))
+        availability.heard(1, 20.0)
+        availability.heard(2, 30.0)
+        availability.passed_over({1, 2, 3} - asked)
         if 3 in asked:
-            attendance.missed(3)
+            availability.missed(3)
         assert {1, 2} <= asked
     assert waits[0] is None and waits[1] == 300.0
-    assert not attendance.awaits(3) and attendance.awaits(1)
+    assert not availability.awaits(3) and availability.awaits(1)
 
 
 def test_a_silent_node_is_sent_work_ever_more_rarely_until_it_answers() -> None:
     strategy = PartialUpdates(quiet())
     for _ in range(4):
-        strategy.attendance.missed(1)
+        strategy.availability.missed(1)
     apps = {node: answering_app(node) for node in EXAMPLES}
     _, grid = run(strategy, apps, first_arrays(), 7)
     asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
@@ -276,25 +276,25 @@ def test_a_silent_node_is_sent_work_ever_more_rarely_until_it_answers() -> None:
 
 
 def test_who_answers_again_is_waited_for_again() -> None:
-    attendance = Attendance()
+    availability = ClientAvailability()
     for _ in range(8):
-        attendance.missed(3)
+        availability.missed(3)
     for node in (1, 2, 4):
-        attendance.heard(node, 5.0)
+        availability.heard(node, 5.0)
     asked = []
     for _ in range(70):
-        asked.append(3 in attendance.due([1, 3]))
-        attendance.passed_over([] if asked[-1] else [3])
+        asked.append(3 in availability.due([1, 3]))
+        availability.passed_over([] if asked[-1] else [3])
     assert any(asked) and not all(asked)
-    attendance.heard(3, 400.0)
-    assert attendance.awaits(3) and attendance.due([1, 3]) == {1, 3}
+    availability.heard(3, 400.0)
+    assert availability.awaits(3) and availability.due([1, 3]) == {1, 3}
     # It usually takes that long.
-    assert attendance.patience([1, 3]) == 1200.0
+    assert availability.patience([1, 3]) == 1200.0
 
 
 def test_if_all_are_silent_all_are_asked() -> None:
-    attendance = Attendance()
+    availability = ClientAvailability()
     for _ in range(9):
         for node in (1, 2):
-            attendance.missed(node)
-    assert attendance.due([1, 2]) == {1, 2}
+            availability.missed(node)
+    assert availability.due([1, 2]) == {1, 2}

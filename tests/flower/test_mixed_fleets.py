@@ -26,7 +26,7 @@ from torch import nn
 
 from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient
-from fl_elastic.flower.downlink import Outbox
+from fl_elastic.flower.downlink import MessagePacker
 
 
 def build() -> nn.Module:
@@ -270,7 +270,7 @@ def test_no_time_to_ask_again_costs_a_stock_client_its_first_round_alone(
     records: list[RoundRecord] = []
     strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
     with monkeypatch.context() as hurried:
-        hurried.setattr(Outbox, "whole_again", lambda self, nodes: ())
+        hurried.setattr(MessagePacker, "whole_again", lambda self, nodes: ())
         run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 2)
     assert [[each.node_id for each in record.rejected] for record in records] == [[2], []]
     assert [len(record.accepted) for record in records] == [1, 2]

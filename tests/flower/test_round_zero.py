@@ -35,7 +35,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.records import ERROR, train_reply
-from fl_elastic.flower.round_zero import LastSolved, Solved
+from fl_elastic.flower.round_zero import HeadCheckpoint, Solved
 from fl_elastic.flower.tasks.task import TASK, config_key
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
@@ -429,7 +429,7 @@ def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
 
         return undo
 
-    last = LastSolved(snapshot)
+    last = HeadCheckpoint(snapshot)
     for number, error in enumerate((0.5, 0.4, 0.45), start=1):
         state[0] = number
         assert last.take(Solved({"w": np.full(1, number)}, "head", error)) == ""
@@ -439,7 +439,7 @@ def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
         assert "was 0.40 before" in reason and "spoils the features" in reason and last.went_back
         # What a round changed besides is as it was with that model, each time.
         assert (last.weights["w"][0], state[0]) == (3, 3)
-    again = LastSolved()
+    again = HeadCheckpoint()
     again.from_arrays(last.to_arrays())
     assert again.take(Solved({}, "head", 0.6)) == reason and again.weights == last.weights
     assert not last.take(Solved({"w": np.full(1, 5)}, "head", 0.49)) and not last.went_back

@@ -11,19 +11,19 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fl_elastic.aggregation.size_bounds import SizeBounds
+from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
-from fl_elastic.flower.inner import completed, sees_each_client, weight_key
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
+from fl_elastic.flower.wrapped_strategy import completed, sees_each_client, weight_key
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 
-__all__ = ["Intake"]
+__all__ = ["ReplyMerger"]
 
 _LOG = logging.getLogger("fl_elastic")
 # Of the clients one of so many may do what is unusual.
@@ -35,7 +35,7 @@ _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)"
 
 
 @dataclass(frozen=True)
-class Intake:
+class ReplyMerger:
     """Merges replies to training messages; a reply that does not fit is logged and left out.
 
     Attributes
@@ -50,7 +50,7 @@ class Intake:
         Keeps what clients hold.
     limits : Limits
         What counts are believed.
-    sizes : SizeBounds
+    sizes : UpdateNormClipper
         Shortens changes that are too large, unless noise has to cover them all.
     late : dict of int to Message
         The newest update of an earlier round by node. It is merged once all replies are in, and only where there is
@@ -65,7 +65,7 @@ class Intake:
     fleet: ClientRegistry
     downlink: Downlink
     limits: Limits
-    sizes: SizeBounds
+    sizes: UpdateNormClipper
     late: dict[int, tuple[int, Message]] = field(default_factory=dict)
     doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Intake:
         stale, self.round.stale = self.round.stale, {}
         if not stale:
             return
-        for message in self.round.outbox.whole_again(stale):
+        for message in self.round.packer.whole_again(stale):
             stale.pop(message.metadata.src_node_id, None)
             self.take(message)
         for node, reason in {**stale, **self.round.stale}.items():
@@ -107,7 +107,7 @@ class Intake:
         if message.has_error():
             node, reason = message.metadata.src_node_id, message.error.reason
             raised, stock = message.error.code == _RAISED, self.downlink.stock
-            if raised and node in self.round.outbox.sent_bytes and stock.supposed(node):
+            if raised and node in self.round.packer.sent_bytes and stock.supposed(node):
                 # It may be a client of Flower's own, which takes the model in another form.
                 self.round.stale[node] = f"client failed: {reason}"
                 _LOG.info("node %s did not take the packed model: it is sent a plain one", node)
@@ -123,7 +123,7 @@ class Intake:
     def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
         self.sizes.hear(update, self.round.manifest)
         self.doubted.append((times, node, message))
-        if len(self.doubted) > max(-(-len(self.round.outbox.sent_bytes) // _PARTS), 1):
+        if len(self.doubted) > max(-(-len(self.round.packer.sent_bytes) // _PARTS), 1):
             self._merge_doubted()
 
     def _merge_doubted(self) -> None:
@@ -203,7 +203,7 @@ class Intake:
                 num_examples=update.num_examples,
                 uplink_bytes=reply.size or len(reply.packed),
                 metrics=reply.metrics,
-                downlink_bytes=0 if staleness else self.round.outbox.sent_bytes.get(node, 0),
+                downlink_bytes=0 if staleness else self.round.packer.sent_bytes.get(node, 0),
                 staleness=staleness,
             )
         )
@@ -215,9 +215,9 @@ class Intake:
         if self.fleet.config.plan == "server":
             self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
         if self.fleet.config.forget:
-            self.fleet.wishes.hear(node, reply.forget)
-        if self.round.left_alone is not None and not staleness:
-            self.round.left_alone.hear(reply.may_train)
+            self.fleet.unlearning.hear(node, reply.forget)
+        if self.round.frozen_consensus is not None and not staleness:
+            self.round.frozen_consensus.hear(reply.may_train)
         loss = reply.metrics.get(LOSS)
         if loss is not None and not staleness:
             self.round.losses.append(float(loss))

@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_elastic.flower.backoff import Backoff
 
-__all__ = ["Attendance", "inner_times"]
+__all__ = ["ClientAvailability", "inner_times"]
 
 _REMEMBERED = 5
 _FLEETS, _OWN = 10.0, 3.0
@@ -28,7 +28,7 @@ class _Node:
     )
 
 
-class Attendance:
+class ClientAvailability:
     """Learns from rounds how long answers take, and passes over nodes that give none.
 
     A node that has never been heard is waited for as long as the caller allows, once. One that has been is
@@ -43,12 +43,12 @@ class Attendance:
 
     Examples
     --------
-    >>> attendance = Attendance()
-    >>> attendance.patience([1, 2]) is None
+    >>> availability = ClientAvailability()
+    >>> availability.patience([1, 2]) is None
     True
-    >>> attendance.heard(1, 20.0)
-    >>> attendance.missed(2)
-    >>> attendance.patience([1, 2])
+    >>> availability.heard(1, 20.0)
+    >>> availability.missed(2)
+    >>> availability.patience([1, 2])
     200.0
     """
 

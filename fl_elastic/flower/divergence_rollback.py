@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-__all__ = ["KEPT", "LossGuard", "undo_of"]
+__all__ = ["KEPT", "DivergenceRollback", "undo_of"]
 
 KEPT = "kept"
 """Name of what a guard's arrays have where it had a model to go back to."""
@@ -22,7 +22,7 @@ _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
 _Weights = dict[str, NDArray[Any]]
 
 
-class LossGuard:
+class DivergenceRollback:
     """Compares what clients report of the model that they were sent with the rounds before.
 
     Clients report the mean loss of their training, which begins at the model they got. If the lower median over
@@ -39,7 +39,7 @@ class LossGuard:
 
     Examples
     --------
-    >>> guard = LossGuard()
+    >>> guard = DivergenceRollback()
     >>> for loss in (2.0, 1.5):
     ...     _ = guard.jumped([loss])
     ...     guard.keep({}, lambda: None)

@@ -15,7 +15,7 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.partial import PackedDeltas
 
-__all__ = ["SizeBounds"]
+__all__ = ["UpdateNormClipper"]
 
 _ROUNDS = 5
 # Of fewer contributors one can move what is usual; what they did may then only double.
@@ -32,7 +32,7 @@ _EARLY = ".early."
 _Weights = Mapping[str, NDArray[Any]]
 
 
-class SizeBounds:
+class UpdateNormClipper:
     """Shortens a client's change of a parameter that is many times as large as is usual for the tensor.
 
     A change is as large as the root of its mean square. Usual is the largest of the last five rounds, but for
@@ -58,7 +58,7 @@ class SizeBounds:
     Examples
     --------
     >>> manifest = Manifest(("w",), ((1,),), ("float32",), (Role.PARAMETER,))
-    >>> bounds, base = SizeBounds(10.0), {"w": np.array([1.0])}
+    >>> bounds, base = UpdateNormClipper(10.0), {"w": np.array([1.0])}
     >>> updates = [PartialUpdate({"w": np.array([x])}, {"w": 1}, num_examples=1) for x in (0.1, 0.1, 0.1, 9e29)]
     >>> held = [each for each in updates if bounds.doubted(each, manifest, base)]
     >>> for update in held:
