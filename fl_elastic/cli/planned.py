@@ -16,12 +16,12 @@ from fl_elastic.errors import BudgetError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
-from fl_elastic.importance.base import Scores
-from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
+from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
+from fl_elastic.planning.importance.base import Scores
+from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import with_modes

@@ -407,7 +407,7 @@ class ElasticClient(NumPyClient):
         )  # fmt: skip
         if told.groups:
             # Only where the server chooses for all.
-            from fl_elastic.policies.plain import GivenPolicy
+            from fl_elastic.planning.plain import GivenPolicy
 
             trainer.planner.policy = GivenPolicy(read_groups(told.groups))
         self.model.train()
@@ -477,7 +477,7 @@ class ElasticClient(NumPyClient):
         if self.wish is None or self.forgotten:
             return ""
         if not self._wish_digest:
-            from fl_elastic.training.forget import digest_of
+            from fl_elastic.methods.dampening.forget import digest_of
 
             self._wish_digest = digest_of(self.wish, self.client_id)
         self.forgotten = told.forgotten == self._wish_digest
@@ -541,7 +541,7 @@ class ElasticClient(NumPyClient):
         self, told: Instructions, loss_fn: LossFn = squared_outputs
     ) -> tuple[SquaredGradients, SquaredGradients | None]:
         """Return the squares of gradients of all examples, and of those that are to be forgotten."""
-        from fl_elastic.training.forget import squares_with
+        from fl_elastic.methods.dampening.forget import squares_with
 
         return squares_with(
             self.model, loss_fn, self.train_loader, self.wish,

@@ -14,12 +14,14 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import Block
-from fl_elastic.importance.base import Probe, Scores
+from fl_elastic.planning.importance.base import Probe, Scores
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.planning.sending import too_much_to_send
+from fl_elastic.planning.transforms.base import StepCase, StepTransform
+from fl_elastic.planning.transforms.lean_layers import LeanLayers, needs_operations
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
+from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic.registry import Factories
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fl_elastic.importance.fidelity import Fidelity
+    from fl_elastic.planning.importance.fidelity import Fidelity
 
 __all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
 
@@ -98,6 +100,11 @@ class PlanRequest:
     def allowing(self, step_seconds: float) -> PlanRequest:
         """Return the same request with another allowed step time."""
         return replace(self, allowed_override=step_seconds)
+
+    def with_transform(self, transform: StepTransform) -> PlanRequest:
+        """Return the same request, in the same time, for steps that a transform changes."""
+        profile = transform.case(StepCase(self.profile)).profile
+        return replace(self.allowing(self.allowed_step_seconds), profile=profile)
 
     def head_mask(self) -> Mask:
         """Return the mask that trains the head alone, with other heads that the traced batch did not use."""
@@ -204,7 +211,8 @@ class PlanRequest:
         if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
             reason = too_much_to_send(budget, sent, f"policy {policy!r}")
             raise BudgetError(f"{reason}{self._instead()}")
-        again = sum(recompute_seconds(profile, block) for block in recomputed)
+        transforms = self._transforms(modes, recomputed)
+        again = sum(each.seconds(profile) for each in transforms)
         everything = np.ones(len(profile), dtype=bool)
         trained = np.array([not mode.is_frozen for mode in modes])
         return Plan(
@@ -219,10 +227,23 @@ class PlanRequest:
             allowed_step_seconds=self._allowed_besides_sending(policy, sent),
             sending_seconds=self.sending_seconds_per_byte * sent * self.steps,
             predicted_step_bytes=memory,
-            lean=self.lean,
-            recomputed=tuple(block.module for block in recomputed),
             layers=profile.graph.group_layers,
+            transforms=transforms,
         )
+
+    def _transforms(
+        self, modes: Sequence[Mode], recomputed: Sequence[Block]
+    ) -> tuple[StepTransform, ...]:
+        """Return what runs these modes, within the memory."""
+        found: list[StepTransform] = []
+        if self.lean or any(map(needs_operations, modes)):
+            found.append(LeanLayers(everywhere=self.lean))
+        if recomputed:
+            # Only what exceeds the memory loads how to do with less.
+            from fl_elastic.planning.transforms.recomputation import Recomputation
+
+            found.append(Recomputation(tuple(block.module for block in recomputed)))
+        return tuple(found)
 
     def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
         """Return the error of a step that breaks memory or uplink: each as given, and the least that would do.
@@ -375,34 +396,14 @@ class Policy(ABC):
         return memory
 
 
-_OWN = {
-    "bias": "plain",
-    "bsr": "tokens.bsr",
-    "e_vit": "tokens.e_vit",
-    "elastic": "elastic",
-    "full": "plain",
-    "gradient_filter": "gradient_filter",
-    "head": "plain",
-    "joint": "joint",
-    "last_k": "plain",
-    "neq": "neurons.policy",
-    "random": "random",
-    "scotti": "neurons.scotti",
-    "slice_out": "slice_out",
-    "slice_out_fit": "slice_out",
-    "sparse_update": "sparse_update.policy",
-    "tinytrain": "tinytrain",
-    "tinytrain_in": "tinytrain",
-    "tinytrain_knapsack": "tinytrain",
-    "tinytrain_learned": "tinytrain",
-    "tinytrain_no_depthwise": "tinytrain",
-    "tinytrain_random": "tinytrain",
-    "velocity": "neurons.velocity_policy",
-}
 POLICIES: Factories[Policy] = Factories(
     "policy",
     "fl_elastic.policies",
-    {name: f"fl_elastic.policies.{module}" for name, module in _OWN.items()},
+    {
+        **dict.fromkeys(("bias", "full", "head", "last_k", "random"), "fl_elastic.planning.plain"),
+        "elastic": "fl_elastic.planning.elastic",
+    },
+    listed_as="policies",
 )
 """Policies by name."""
 

@@ -13,7 +13,7 @@ from fl_elastic.groups.graph import Block
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import recompute_seconds, step_memory
 
-__all__ = ["Recomputation", "candidate_blocks", "cheapest_recomputation", "least_memory"]
+__all__ = ["RecomputedBlocks", "candidate_blocks", "cheapest_recomputation", "least_memory"]
 
 _LARGEST_SHARE = 0.25
 _MOST_BLOCKS = 14
@@ -21,7 +21,7 @@ _MOST_TRIED = 48
 
 
 @dataclass(frozen=True)
-class Recomputation:
+class RecomputedBlocks:
     """Blocks to recompute, what that takes longer, and the bytes that the step then keeps."""
 
     blocks: tuple[Block, ...]
@@ -48,7 +48,7 @@ def candidate_blocks(profile: CostProfile) -> tuple[Block, ...]:
 
 def cheapest_recomputation(
     profile: CostProfile, modes: Sequence[Mode], limit: float, *, lean: bool
-) -> Recomputation | None:
+) -> RecomputedBlocks | None:
     """Return the quickest recomputation that keeps at most ``limit`` bytes, None if there is none.
 
     Store or recompute, as in POET (Patil et al., ICML 2022), for the blocks of `candidate_blocks`: every
@@ -56,7 +56,7 @@ def cheapest_recomputation(
     """
     worth = _savings(profile, modes, lean=lean)
 
-    def exact(found: Recomputation) -> Recomputation:
+    def exact(found: RecomputedBlocks) -> RecomputedBlocks:
         memory = step_memory(profile, modes, lean=lean, recomputed=found.blocks)
         return replace(found, bytes=memory.total)
 
@@ -137,9 +137,9 @@ class _Subsets:
     seconds: NDArray[np.float64]
     bytes: NDArray[np.float64]
 
-    def at(self, row: int) -> Recomputation:
+    def at(self, row: int) -> RecomputedBlocks:
         blocks = tuple(b for b, on in zip(self.blocks, self.chosen[row], strict=True) if on)
-        return Recomputation(blocks, float(self.seconds[row]), float(self.bytes[row]))
+        return RecomputedBlocks(blocks, float(self.seconds[row]), float(self.bytes[row]))
 
 
 def _subsets(worth: _Savings, chosen: NDArray[np.bool_]) -> _Subsets:

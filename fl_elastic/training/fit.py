@@ -20,7 +20,7 @@ from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import prefix_seconds
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.batches import READ_ONCE, Epochs
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import stepped
@@ -114,7 +114,7 @@ class Fit:
         deep = self.planner.deep_plan(control.steps_left)
         plan = deep or self._choose(self.batches, None)
         self.plans = [(0, plan)]
-        self._reserve_settling(plan)
+        self._reserve_closing(plan)
         batch = self._read(stream)
         dearer = False
         while batch is not None and control.steps_left(plan) > 0:
@@ -164,7 +164,7 @@ class Fit:
             raise self._no_step(plan)
         if self.plans[0][1] is rest:
             self._note_plan(rest)
-        self._settle()
+        self._close()
         log.ended = log.clock()
         self._refuse_overflow()
         self._learn()
@@ -211,14 +211,14 @@ class Fit:
         control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
-        plain = forward is None and not plan.lean and not plan.recomputed
+        plain = forward is None and not plan.transforms
         share = plan.predicted_step_seconds / self.profile.full_step_seconds
         nearly_full = plain and share >= _NEARLY_FULL
         with ExitStack() as stack:
             started = log.clock()
-            stack.enter_context(realised(plan, model))
+            stack.enter_context(plan_applied(plan, model))
             if forward is not None:
-                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.tokens))
+                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
             stack.enter_context(self.free.watching(model, in_flight(graph).inference))
             # Looked up one by one they take longer than a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
@@ -292,32 +292,29 @@ class Fit:
             costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
 
-    def _reserve_settling(self, plan: Plan) -> None:
-        """Count the time that running statistics will take after steps on windows."""
-        if plan.windows is not None:
-            from fl_elastic.training.window_steps import settling_passes
-
-            passes = settling_passes(self.step.model, self.control.requested_steps)
+    def _reserve_closing(self, plan: Plan) -> None:
+        """Count the time that forward passes after the steps will take."""
+        passes = self._closing_passes(plan)
+        if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
             self.control.predicted += seconds
             self.log.predicted_seconds += seconds
 
-    def _settle(self) -> None:
-        """Take the running statistics of the whole model anew if steps left channels out."""
-        log = self.step.window_log
-        if log is None:
-            return
-        from fl_elastic.training.window_steps import settle_statistics, settling_passes
+    def _closing_passes(self, plan: Plan) -> int:
+        model, steps = self.step.model, self.control.requested_steps
+        return sum(each.closing_passes(model, steps) for each in plan.transforms)
 
-        model, batches = self.step.model, list(log.batches)
-        passes = settling_passes(model, self.control.requested_steps)
-        if passes and batches:
-            with realised(self.plan, model):
-                before = self._statistics()
-                settle_statistics(model, batches[-passes:])
-                moved = self._moved(before)
-            self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
+    def _close(self) -> None:
+        """Make the whole model fit for use where steps held a part of it."""
+        opener = self.step.opener
+        if opener is None:
+            return
+        with plan_applied(self.plan, self.step.model):
+            before = self._statistics()
+            opener.close(self.control.requested_steps)
+            moved = self._moved(before)
+        self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
 
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""

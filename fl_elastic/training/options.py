@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
 from fl_elastic.groups.batch_size import CountExamples
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
+from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec

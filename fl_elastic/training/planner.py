@@ -17,11 +17,12 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.importance import IMPORTANCES, Probe
-from fl_elastic.importance.base import Scores
-from fl_elastic.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
+from fl_elastic.planning.importance import IMPORTANCES, Probe
+from fl_elastic.planning.importance.base import Scores
+from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.transforms.lean_layers import LeanLayers
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.optimizers import shadow_of
@@ -30,7 +31,7 @@ from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState
 
 if TYPE_CHECKING:
-    from fl_elastic.importance.fidelity import Fidelity
+    from fl_elastic.planning.importance.fidelity import Fidelity
 
 __all__ = ["Planner", "with_channels", "worth_for"]
 
@@ -281,7 +282,7 @@ class Planner:
         """Measure what the policy's cheaper modes keep of the gradient now."""
         if self.policy.modes:
             # Few policies have cheaper modes: others do not load how they are judged.
-            from fl_elastic.importance.fidelity import measure_fidelity
+            from fl_elastic.planning.importance.fidelity import measure_fidelity
 
             self._fidelity = measure_fidelity(
                 self._model, self._loss_fn, batch, self._known_costs().graph, self.policy.modes
@@ -294,8 +295,8 @@ class Planner:
         whatever any of them trained.
         """
         first, request = self._first, self._request(correction)
-        if first is not None and (first.windows is not None or first.tokens is not None):
-            # The windows of a fit stay what they are, as what they hold is sent; so does what tokens are kept.
+        if first is not None and any(each.runs_part for each in first.transforms):
+            # What a step runs stays what it is, as what it holds is sent.
             return first
         if first is not None:
             request = replace(request, importance=request.importance * first.mask)
@@ -303,9 +304,9 @@ class Planner:
         self.based_on = self._basis(correction)
         plan = self._with_channels(plan if first is None else _part_of(first, plan, request))
         if first is not None:
-            channels = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
-            return replace(plan, channels=channels, sending_seconds=first.sending_seconds)
-        lasting = plan.windows is not None and plan.windows.every == "fit"
+            chosen = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
+            return replace(_choosing(plan, chosen), sending_seconds=first.sending_seconds)
+        lasting = any(each.lasts_a_fit for each in plan.transforms)
         if lasting or request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
             self._first = plan
         return plan
@@ -397,7 +398,9 @@ class Planner:
         seconds : float
             By the cost profile.
         """
-        plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"} and not plan.recomputed
+        costs = self._known_costs()
+        plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"}
+        plain &= not any(each.seconds(costs) for each in plan.transforms)
         if seconds <= 0 or not plain or not self.policy.covers:
             return None
         request, trained = self._request(1.0), np.flatnonzero(plan.mask)
@@ -589,8 +592,11 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
         return first
     part = request.plan(plan.policy, modes)
     trained = {g.name for g, mode in zip(part.groups, modes, strict=True) if not mode.is_frozen}
+    layers = plan.transform(LeanLayers)
+    if layers is None:
+        return part
     chosen = {name: channels for name, channels in plan.channels.items() if name in trained}
-    return replace(part, channels=chosen, erases_momentum=plan.erases_momentum)
+    return part.having(replace(layers, channels=chosen))
 
 
 def with_channels(
@@ -604,4 +610,12 @@ def with_channels(
     if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
         return plan
     chosen = choose_channels(plan.modes, graph, score().once(probe(), graph))
-    return replace(plan, channels={**chosen, **plan.channels})
+    return _choosing(plan, {**chosen, **plan.channels})
+
+
+def _choosing(plan: Plan, channels: Mapping[str, tuple[int, ...]]) -> Plan:
+    """Return a plan that trains these channels of its groups."""
+    layers = plan.transform(LeanLayers)
+    if layers is None and not channels:
+        return plan
+    return plan.having(replace(layers or LeanLayers(), channels=channels))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fl_elastic.importance.base import Scores
+from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.training.options import TrainerOptions
 

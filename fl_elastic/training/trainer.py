@@ -7,7 +7,7 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ from fl_elastic.training.costs import accumulated, costs_for, planned_with, refi
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
+from fl_elastic.training.frozen import held_in_eval
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
@@ -144,7 +144,7 @@ class ElasticTrainer:
         self._step: TrainingStep
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
-        self._held: dict[str, list[NDArray[np.bool_]]] = {}
+        self._held: Mapping[str, Sequence[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         self._stayed_here: list[str] = []
         self._loading_seconds = 0.0
@@ -330,15 +330,15 @@ class ElasticTrainer:
                 "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it as a "
                 "buffer, or train it", moved[0],
             )  # fmt: skip
-        self._held = {} if step.window_log is None else step.window_log.held
+        self._held = {} if step.opener is None else step.opener.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if step.forward is not None:
             step.forward.forget_others(loader)
         report = self._report(fit, epochs)
         self.state.memory = self.planner.memory
-        step.settle()
-        if fit.plan.erases_momentum:
-            erase_momentum(self._optimizing(), frozen_parameters(fit.plan, self.model))
+        step.finalize()
+        for transform in fit.plan.transforms:
+            transform.finished(self.model, fit.plan, self._optimizing())
         self._closing_seconds = clock() - log.ended
         return report
 
@@ -490,8 +490,8 @@ def _whole_number(epochs: object) -> int:
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
-    """Return the profile by what the fit measured: of steps on windows by the full passes between them alone."""
-    if fit.plan.windows is None:
+    """Return the profile by what the fit measured: of steps of a part by the full passes between them alone."""
+    if not any(each.runs_part for each in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
         taken = fit.recent_seconds - loading

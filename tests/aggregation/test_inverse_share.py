@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.aggregation import PartialMean
-from fl_elastic.planning.windows import inclusion, kept_units, window_starts
+from fl_elastic.methods.windows.windows import inclusion, kept_units, window_starts
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 

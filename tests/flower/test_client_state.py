@@ -20,7 +20,7 @@ from fl_elastic.flower import ElasticClient
 from fl_elastic.flower import client as client_module
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
-from fl_elastic.policies.neurons import NeqPolicy
+from fl_elastic.methods.neurons.policy import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.training import SelectionState, TrainerOptions

@@ -18,12 +18,12 @@ from fl_elastic.flower.instructions import RATE, Instructions
 from fl_elastic.flower.records import ERROR, PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.losses import classification_loss, squared_outputs
+from fl_elastic.methods.dampening.forget import squared_gradients
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.visit import Mark
 from fl_elastic.training import evaluate
-from fl_elastic.training.forget import squared_gradients
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.squared_gradients import decode_squares

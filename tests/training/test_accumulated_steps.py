@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError, TrainingError
-from fl_elastic.policies.slice_out import SliceOutPolicy
+from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 

@@ -21,10 +21,12 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning.transforms.lean_layers import LeanLayers
+from fl_elastic.planning.transforms.recomputation import Recomputation
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 
 
 class Block(nn.Module):
@@ -57,16 +59,26 @@ def graph_of(model: nn.Module) -> BackwardGraph:
         return trace_step(model, loss_fn, images()[0]).graph
 
 
-def plan_of(graph: BackwardGraph, modes: dict[str, Mode], **extra: Any) -> Plan:
+def plan_of(
+    graph: BackwardGraph,
+    modes: dict[str, Mode],
+    *,
+    lean: bool = False,
+    channels: dict[str, tuple[int, ...]] | None = None,
+    recomputed: tuple[str, ...] = (),
+) -> Plan:
     chosen = tuple(modes.get(group.name, Mode.FROZEN) for group in graph.groups)
-    layers = graph.group_layers
-    return Plan("test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, layers=layers, **extra)
+    transforms = LeanLayers(everywhere=lean, channels=channels or {}), Recomputation(recomputed)
+    return Plan(
+        "test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, layers=graph.group_layers,
+        transforms=transforms,
+    )  # fmt: skip
 
 
 def gradients(model: nn.Module, plan: Plan, graph: BackwardGraph) -> dict[str, Tensor]:
     inputs, targets = images()[0]
     model.zero_grad(set_to_none=True)
-    with realised(plan, model):
+    with plan_applied(plan, model):
         loss_fn(model(inputs), targets).backward()
         return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -82,7 +94,7 @@ def kept_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph) -> int:
         return tensor
 
     inputs, targets = images()[0]
-    with realised(plan, model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with plan_applied(plan, model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         loss = loss_fn(model(inputs), targets)
         del inputs
         assert loss.requires_grad
@@ -133,7 +145,7 @@ def test_channel_gradients_are_the_mask_times_the_dense_ones(group: str, axis: A
         plan_of(graph, {"10": Mode.FULL, group: Mode.FULL}),
         plan_of(graph, modes, channels={group: channels}),
     ):
-        with realised(plan, model):
+        with plan_applied(plan, model):
             model.zero_grad(set_to_none=True)
             loss_fn(model(inputs.double()), targets).backward()
             found[len(found)] = model.get_parameter(f"{group}.weight").grad.clone()  # type: ignore[union-attr]
@@ -233,7 +245,7 @@ def peaks(model: nn.Module, plan: Plan, graph: BackwardGraph, folder: Path) -> t
 
     with untouched(model), torch.no_grad():
         inference = peak_bytes(lambda: model.eval()(inputs), folder)
-    with untouched(model), realised(plan, model):
+    with untouched(model), plan_applied(plan, model):
         return inference, peak_bytes(step, folder)
 
 

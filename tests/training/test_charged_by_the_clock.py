@@ -132,13 +132,13 @@ def test_making_ready_is_told_apart_from_choosing(
 ) -> None:
     made, full = with_ten_steps()
     monkeypatch.setattr(trainer, "FitStart", taking(clock, full, FitStart))
-    realised, plans = fit.realised, list[Plan]()
+    plan_applied, plans = fit.plan_applied, list[Plan]()
 
     def slowly(plan: Plan, model: Any) -> Any:
         plans.append(plan)
-        return taking(clock, 0.5 * full, realised)(plan, model)
+        return taking(clock, 0.5 * full, plan_applied)(plan, model)
 
-    monkeypatch.setattr(fit, "realised", slowly)
+    monkeypatch.setattr(fit, "plan_applied", slowly)
     # What a policy looks at before its first plan, and the plan.
     monkeypatch.setattr(made.planner, "begin", taking(clock, 0.5 * full, made.planner.begin))
     monkeypatch.setattr(made.planner, "plan", taking(clock, 2 * full, made.planner.plan))

@@ -27,7 +27,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.torch_private import NormWithStatistics
 from fl_elastic.planning import POLICIES
-from fl_elastic.policies.plain import GivenPolicy
+from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 
 TOKENS = ("bsr", "e_vit")

@@ -17,6 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.planning import Plan
+from fl_elastic.planning.transforms.lean_layers import LeanLayers
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,
@@ -216,7 +217,7 @@ def test_what_does_not_fit_is_said() -> None:
         pass
     with (
         pytest.raises(PlanError, match="not chosen"),
-        apply_plan(model, replace(plan, channels={})),
+        apply_plan(model, replace(plan, transforms=(LeanLayers(),))),
     ):
         pass
     with pytest.raises(TrainingError, match="measures on 2 batches, 1 were given"):
@@ -283,10 +284,7 @@ def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
 
 def test_a_full_plan_has_none_of_what_a_plan_may_change_in_a_step() -> None:
     plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="head")
-    changed_plan = replace(
-        plan, lean=True, recomputed=("3",), channels={"3": (0,)}, erases_momentum=True,
-        windows=object(), tokens=object(),
-    )  # fmt: skip
+    changed_plan = replace(plan, transforms=(LeanLayers(everywhere=True, channels={"3": (0,)}),))
     usual = {each.name for each in fields(Plan) if each.default is not MISSING}
     full = changed_plan.full()
     for each in fields(Plan):

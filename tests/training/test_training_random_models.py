@@ -29,7 +29,7 @@ from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.step import TrainingStep
 
 TRIED = (
@@ -266,13 +266,11 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
         masks = [np.ones(len(profile), dtype=bool), request.head_mask()]
         masks += [request.head_mask() | (generator.random(len(profile)) < 0.5) for _ in range(2)]
         plans += [request.plan_of_mask("test", mask) for mask in masks]
-    blocks = {block.module: block for block in profile.graph.blocks}
     for each in plans:
-        recomputed = [blocks[name] for name in each.recomputed]
-        memory = step_memory(profile, each.modes, lean=each.lean, recomputed=recomputed)
+        memory = each.memory(profile)
         predicted = memory.activations - memory.largest_block
         torch.set_rng_state(generated)
-        with untouched(model), realised(each, model):
+        with untouched(model), plan_applied(each, model):
             loss: Any = None
 
             def run() -> Any:
@@ -291,7 +289,7 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
             predicted - kept > 0.05 * kept + 1200 and not (views or chains)
         ):
             found.append(
-                f"memory of {[str(m) for m in each.modes]} lean={each.lean} {each.recomputed}: predicted "
+                f"memory of {[str(m) for m in each.modes]} {each.transforms}: predicted "
                 f"{predicted:.0f}, kept {kept}"
             )
     return found

@@ -18,7 +18,7 @@ from small_models import (
 )
 
 from fl_elastic.budget import Budget
-from fl_elastic.policies.plain import GivenPolicy
+from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
 from fl_elastic.training.planner import Planner
 

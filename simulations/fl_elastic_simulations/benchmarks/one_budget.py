@@ -15,6 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.methods.tokens.kept import on_kept_tokens
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.policy import sent_bytes
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
@@ -23,7 +24,6 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.kept_tokens import on_kept_tokens
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.peers.random_blocks import random_blocks
 

@@ -20,10 +20,10 @@ from fl_elastic.groups import Batch, tensor_groups
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES
+from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.macs import backward_macs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fl_elastic.planning.windows import window_starts
+from fl_elastic.methods.windows.windows import window_starts
 from fl_elastic_simulations.peers.base import LocalTask, register_peer, task_generator
 from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.widths import LayerChannels, Starts
