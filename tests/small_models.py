@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic.budget import Budget
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -285,7 +285,7 @@ def flat_profile(model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn = sgd
 class Chosen(Policy):
     """Trains the groups it is told, one set per selection; the last set stays."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def __init__(self, *sets: Iterable[str]) -> None:
         self.sets = [set(names) for names in sets]
@@ -301,7 +301,7 @@ class Chosen(Policy):
 class AsTold(Chosen):
     """Trains what it is told, also where the budget leaves time for more."""
 
-    covers = False
+    needs_coverage = False
 
 
 def trainer_of(

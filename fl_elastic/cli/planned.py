@@ -195,19 +195,19 @@ class _Requests:
             profile=self._profile,
             budget=self._budget,
             importance=self._worth_for(policy),
-            fidelity=self._known_fidelity() if policy.modes else None,
+            fidelity=self._known_fidelity() if policy.needs.modes else None,
             generator=np.random.default_rng(self._seed),
         )
 
     def with_channels(self, policy: Policy, plan: Plan) -> Plan:
         """Return the plan with the channels of its groups chosen, so that it can be trained."""
-        score = CHANNEL_SCORES.make(policy.channel_score_name or TrainerOptions().channel_score)
+        score = CHANNEL_SCORES.make(policy.needs.channel_score or TrainerOptions().channel_score)
         return with_channels(
             plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
         )
 
     def _worth_for(self, policy: Policy) -> Scores:
-        name = policy.importance_name or self._importance
+        name = policy.needs.own_importance or self._importance
         options = TrainerOptions(importance=name, seed=self._seed)
         if name not in self._states:
             score, state = IMPORTANCES.make(name), SelectionState()
@@ -259,7 +259,7 @@ def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:
     """Return all modes that the policies may choose, each once."""
-    return list(dict.fromkeys(mode for policy in asked for mode in policy.modes))
+    return list(dict.fromkeys(mode for policy in asked for mode in policy.needs.modes))
 
 
 def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mode]) -> CostProfile:

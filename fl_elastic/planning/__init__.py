@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy, policies
 from fl_elastic.planning.policy_memory import PolicyMemory
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POLICIES",
+    "Needs",
     "Plan",
     "PlanRequest",
     "Policy",

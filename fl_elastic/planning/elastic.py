@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -53,7 +53,7 @@ class ElasticPolicy(Policy):
     Of a model of up to 12 groups, 8 under a memory budget, every choice is looked at.
     """
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the best plan found; it is worth at least the best run of groups next to the loss."""

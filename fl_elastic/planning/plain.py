@@ -9,7 +9,7 @@ import numpy as np
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 
 __all__ = ["BiasPolicy", "FullPolicy", "GivenPolicy", "HeadPolicy", "LastKPolicy", "RandomPolicy"]
 
@@ -18,8 +18,8 @@ __all__ = ["BiasPolicy", "FullPolicy", "GivenPolicy", "HeadPolicy", "LastKPolicy
 class FullPolicy(Policy):
     """Train every group; a time budget is met with fewer steps."""
 
-    covers = False
-    selects = False
+    needs_coverage = False
+    reduces_uplink = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan that trains everything."""
@@ -30,7 +30,7 @@ class FullPolicy(Policy):
 class HeadPolicy(Policy):
     """Train the group nearest to the loss, as in classic transfer learning."""
 
-    covers = False
+    needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan that trains the head."""
@@ -61,8 +61,8 @@ class BiasPolicy(Policy):
     as much as its weight gradient. A time budget is met with fewer steps.
     """
 
-    covers = False
-    selects = False
+    needs_coverage = False
+    reduces_uplink = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan that trains biases everywhere."""
@@ -105,8 +105,8 @@ class GivenPolicy(Policy):
         Groups to train.
     """
 
-    uses_importance = True
-    covers = False
+    needs = Needs(importance=True)
+    needs_coverage = False
     basis = "the server's choice"
 
     def __init__(self, names: Collection[str]) -> None:

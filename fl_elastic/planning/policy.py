@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fl_elastic.planning.importance.fidelity import Fidelity
 
-__all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
+__all__ = ["POLICIES", "Needs", "PlanRequest", "Policy", "policies", "sent_bytes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +309,30 @@ def sent_bytes(group: TensorGroup, mode: Mode) -> float:
     return total
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What must be measured before a policy plans.
+
+    Attributes
+    ----------
+    importance : bool or str
+        Whether it reads ``request.importance``: by the trainer's score, or by a registered one that defines it.
+    modes : tuple of Mode
+        Modes besides frozen, bias and full that it may choose, whose costs and fidelity are measured.
+    channel_score : str, optional
+        Registered channel score that it is defined by; left out, the trainer's.
+    """
+
+    importance: bool | str = False
+    modes: tuple[Mode, ...] = ()
+    channel_score: str | None = None
+
+    @property
+    def own_importance(self) -> str | None:
+        """The registered importance that the policy is defined by; None if there is none."""
+        return self.importance if isinstance(self.importance, str) else None
+
+
 class Policy(ABC):
     """Turns costs, importance and a budget into a plan.
 
@@ -317,44 +341,36 @@ class Policy(ABC):
 
     Attributes
     ----------
-    uses_importance : bool
-        Whether `plan` reads ``request.importance``.
-    modes : tuple of Mode
-        Modes besides frozen, bias and full that it may choose, whose costs and fidelity it needs measured.
-    importance_name : str or None
-        Registered importance that it is defined by; None takes the trainer's.
-    channel_score_name : str or None
-        Registered channel score that it is defined by; None takes the trainer's.
-    covers : bool
+    needs : Needs
+        What must be measured before it plans.
+    needs_coverage : bool
         Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
         everything. False for one that is defined by what it trains, such as the head.
+    reduces_uplink : bool
+        Whether it can train and send less; one that cannot refuses memory and uplink budgets that are too small.
+    needs_eval_prefix : bool
+        Whether it makes a choice for each example that lasts, so that layers below its plans must run in eval mode.
+        Trainers then run the prefix apart, also where their options do not say so.
     basis : str or None
         What its plans are based on where neither it nor the trainer chooses, as `FitReport.based_on` says it.
-    selects : bool
-        Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
-        too small.
-    reads_steps : bool
-        Whether `after_backward` is to be called in every step.
-    still_prefix : bool
-        Whether what lies below its plans must run as in inference, as what is chosen there belongs to an example
-        for good. Trainers then run the prefix apart, also where their options do not say so.
     """
 
-    uses_importance: ClassVar[bool] = False
-    modes: ClassVar[tuple[Mode, ...]] = ()
-    importance_name: ClassVar[str | None] = None
-    channel_score_name: ClassVar[str | None] = None
-    covers: ClassVar[bool] = True
+    needs: Needs = Needs()
+    needs_coverage: ClassVar[bool] = True
+    reduces_uplink: ClassVar[bool] = True
+    needs_eval_prefix: ClassVar[bool] = False
     basis: ClassVar[str | None] = None
-    selects: ClassVar[bool] = True
-    reads_steps: ClassVar[bool] = False
-    still_prefix: ClassVar[bool] = False
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether `after_backward` is to be called in every step."""
+        return type(self).after_backward is not Policy.after_backward
 
     @property
     def reads_data(self) -> bool:
         """Whether its choice depends on the client's data: on gradients, or on what it observes of the model."""
         observes = type(self).observe is not Policy.observe
-        return self.uses_importance or self.reads_steps or observes or bool(self.modes)
+        return bool(self.needs.importance or self.needs.modes) or self.reads_steps or observes
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:

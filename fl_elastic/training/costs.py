@@ -62,11 +62,11 @@ def costs_for(
             memory=budget.memory, prefix=options.forward is not None,
         )  # fmt: skip
     profile = with_prefix(profile, model, batch, options)
-    if not policy.modes:
+    if not policy.needs.modes:
         return profile
     from fl_elastic.profiling.estimate import estimated_modes
 
-    return estimated_modes(profile, model, policy.modes)
+    return estimated_modes(profile, model, policy.needs.modes)
 
 
 def with_prefix(

@@ -174,7 +174,7 @@ class Fit:
         deadline = self.budget.deadline
         if deadline is None:
             return False
-        selects = self.planner.policy.selects
+        selects = self.planner.policy.reduces_uplink
         seconds = plan.floor_step_seconds if selects else plan.predicted_step_seconds
         return seconds * self.control.drift + plan.sending_seconds <= deadline
 

@@ -88,8 +88,8 @@ class TrainerOptions:
         where importance is lost in noise, and brings every affordable group back in turn.
     deep_every : int
         On average every so many fits, and at least every twice as many, a policy that leaves groups out for the
-        budget's sake (`Policy.covers`) trains all of them for fewer steps in the same time (deep-few-steps against
-        shallow-many-steps), so that each client trains every group with a known probability under any time budget.
+        budget's sake (`Policy.needs_coverage`) trains all of them for fewer steps in the same time, so that each
+        client trains every group with a known probability under any time budget.
         Where memory or uplink exclude everything at once, it trains what fits of the groups left out for longest.
         The same is done where a first fit cannot pay for a probe, and where making a plan takes more than a
         twentieth of a deadline. 0 turns it off, 1 does so always.

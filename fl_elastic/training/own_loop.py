@@ -114,7 +114,7 @@ def plan_for(
     whole = accumulated(whole, options.accumulate)
     above = whole.graph.groups_above(options.cut) if options.cut else None
     planner.begin(planned_with(whole, None, above, options.kept_head), steps, batches, whole=whole)
-    if planner.policy.uses_importance or planner.policy.modes:
+    if planner.policy.needs.importance or planner.policy.needs.modes:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
     planner.state.memory = planner.memory

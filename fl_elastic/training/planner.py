@@ -81,7 +81,7 @@ class Planner:
         optimizer: Callable[[], torch.optim.Optimizer],
     ) -> None:
         self.policy = POLICIES.make(policy)
-        self.importance = IMPORTANCES.make(self.policy.importance_name or options.importance)
+        self.importance = IMPORTANCES.make(self.policy.needs.own_importance or options.importance)
         self.budget = budget
         self.options = options
         self.state = state
@@ -106,7 +106,7 @@ class Planner:
     @cached_property
     def channel_score(self) -> ChannelScore:
         """By what the channels of a group are chosen that is trained in part."""
-        return CHANNEL_SCORES.make(self.policy.channel_score_name or self.options.channel_score)
+        return CHANNEL_SCORES.make(self.policy.needs.channel_score or self.options.channel_score)
 
     @property
     def parameters(self) -> list[str]:
@@ -116,8 +116,8 @@ class Planner:
     @property
     def batches_needed(self) -> int:
         """Batches that one probe takes."""
-        scored = self.importance.batches_needed if self.policy.uses_importance else 1
-        chosen = self.channel_score.batches_needed if self.policy.modes else 1
+        scored = self.importance.batches_needed if self.policy.needs.importance else 1
+        chosen = self.channel_score.batches_needed if self.policy.needs.modes else 1
         return max(scored, chosen, 1)
 
     def begin(
@@ -188,11 +188,11 @@ class Planner:
         A policy that is defined by its own importance neither asks whether everything fits nor what its probes take
         over many fits. No probe but the first may take more than a share of the time that is left.
         """
-        if not (self.policy.uses_importance and self.state.probe_due()):
+        if not (self.policy.needs.importance and self.state.probe_due()):
             return False
         if self.options.charge_probes and self._probe_seconds > _MOST_OF_TIME * left_seconds:
             return False
-        if self.policy.importance_name is not None:
+        if self.policy.needs.own_importance is not None:
             return not self._choosing_takes_too_long
         if self.state.scores and not self._another_probe_is_earned():
             return False
@@ -215,7 +215,7 @@ class Planner:
         if deadline is None or not self.options.charge_probes:
             return False
         takes_examples = [self.importance.by_example]
-        if self.policy.modes:
+        if self.policy.needs.modes:
             takes_examples.append(self.channel_score.by_example)
         costs = self._known_costs()
         examples = costs.key.rows
@@ -261,8 +261,7 @@ class Planner:
     @property
     def learns_from_steps(self) -> bool:
         """Whether the steps of a fit tell what the groups are worth that they train."""
-        own = self.policy.importance_name is not None
-        return self.policy.uses_importance and not own and self.importance.read_from_steps
+        return self.policy.needs.importance is True and self.importance.read_from_steps
 
     def learn(self, scores: Scores) -> None:
         """Take in what training steps told, NaN for groups of which they told nothing; shape (N,)."""
@@ -280,12 +279,16 @@ class Planner:
 
     def measure_fidelity(self, batch: Batch) -> None:
         """Measure what the policy's cheaper modes keep of the gradient now."""
-        if self.policy.modes:
+        if self.policy.needs.modes:
             # Few policies have cheaper modes: others do not load how they are judged.
             from fl_elastic.planning.importance.fidelity import measure_fidelity
 
             self._fidelity = measure_fidelity(
-                self._model, self._loss_fn, batch, self._known_costs().graph, self.policy.modes
+                self._model,
+                self._loss_fn,
+                batch,
+                self._known_costs().graph,
+                self.policy.needs.modes,
             )
 
     def plan(self, correction: float) -> Plan:
@@ -322,7 +325,7 @@ class Planner:
             If nothing is left of a deadline.
         """
         seconds = self.options.planning_seconds
-        if self.options.closed_loop or not seconds or not self.policy.selects:
+        if self.options.closed_loop or not seconds or not self.policy.reduces_uplink:
             return 0.0
         if self._everything_fits(1.0):
             return 0.0
@@ -343,7 +346,7 @@ class Planner:
         affordable : callable
             Returns how many steps of a plan the fit pays for.
         """
-        if not self.policy.covers:
+        if not self.policy.needs_coverage:
             return None
         due = self.state.deep_due(self.options, self._deep_generator)
         if self._everything_fits(1.0):
@@ -363,11 +366,11 @@ class Planner:
 
     def _rather_everything(self) -> tuple[int, str]:
         """Return how many steps that train everything are better than a choice, and why; none where none are."""
-        if not (self.policy.uses_importance and self.options.deep_every):
+        if not (self.policy.needs.importance and self.options.deep_every):
             return 0, ""
-        if self._choosing_takes_too_long and (self.policy.modes or not self.state.scores):
+        if self._choosing_takes_too_long and (self.policy.needs.modes or not self.state.scores):
             return 1, "everything, as choosing takes too long"
-        if self.policy.importance_name is not None:
+        if self.policy.needs.own_importance is not None:
             return 0, ""
         if self._must_learn():
             return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
@@ -380,7 +383,7 @@ class Planner:
 
     def cheapest_plan(self, plan: Plan) -> Plan:
         """Return the plan that trains the head alone; the policy's own plan where it cannot train less."""
-        if not self.policy.selects:
+        if not self.policy.reduces_uplink:
             return plan
         request = self._request(1.0)
         self.based_on = "the head, as choosing took all of the time"
@@ -401,7 +404,7 @@ class Planner:
         costs = self._known_costs()
         plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"}
         plain &= not any(each.seconds(costs) for each in plan.transforms)
-        if seconds <= 0 or not plain or not self.policy.covers:
+        if seconds <= 0 or not plain or not self.policy.needs_coverage:
             return None
         request, trained = self._request(1.0), np.flatnonzero(plan.mask)
         parts = []
@@ -425,14 +428,16 @@ class Planner:
         Not where a policy is defined by what it trains, or where what the first plan sends is all that may be sent.
         """
         policy = self.policy
-        if policy.importance_name is not None or not (policy.covers and policy.selects):
+        if policy.needs.own_importance is not None or not (
+            policy.needs_coverage and policy.reduces_uplink
+        ):
             return False
         if self._first is not None:
             return False
         worth = worth_for(policy, self.state, self.options, self._known_costs())
         within = ~plan.mask[: self._reachable]
         return bool(
-            within.any() if not policy.uses_importance else worth[: len(within)][within].any()
+            within.any() if not policy.needs.importance else worth[: len(within)][within].any()
         )
 
     def dearer_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
@@ -521,13 +526,13 @@ class Planner:
         """Return what a plan at this pace is based on, see `FitReport.based_on`."""
         if self.policy.basis is not None:
             return self.policy.basis
-        if not self.policy.uses_importance:
+        if not self.policy.needs.importance:
             return "fixed rule"
-        if self.policy.importance_name is None and self._everything_fits(correction):
+        if self.policy.needs.own_importance is None and self._everything_fits(correction):
             return "everything fits"
         if bool((np.nan_to_num(self.state.measured) > 0).any()):
             return "measured importance" if self._measured else "remembered importance"
-        if self.policy.importance_name is None and self._fleet_knows:
+        if self.policy.needs.own_importance is None and self._fleet_knows:
             return "the fleet's importance"
         return "size and turns"
 
@@ -549,7 +554,7 @@ class Planner:
     def _request(self, correction: float) -> PlanRequest:
         costs = self._known_costs()
         # One that cannot send less than everything says so itself when everything takes too long.
-        budget = sendable(self.budget) if self.policy.selects else self.budget
+        budget = sendable(self.budget) if self.policy.reduces_uplink else self.budget
         return PlanRequest(
             profile=costs,
             budget=budget,
@@ -577,7 +582,7 @@ def worth_for(
     policy: Policy, state: SelectionState, options: TrainerOptions, costs: CostProfile
 ) -> Scores:
     """Return what groups are worth to ``policy`` now; one with a score of its own gets it without exploration."""
-    if policy.importance_name is not None or not policy.uses_importance:
+    if policy.needs.own_importance is not None or not policy.needs.importance:
         return np.nan_to_num(state.measured) if state.names else np.zeros(len(costs))
     return state.worth(options, costs.parameter_bytes)
 

@@ -424,7 +424,7 @@ class ElasticTrainer:
         self, epochs: int, clock: Clock, groups_above: int | None
     ) -> ElasticForward | None:
         options = self.options.forward
-        if options is None and not self.planner.policy.still_prefix:
+        if options is None and not self.planner.policy.needs_eval_prefix:
             return None
         # Most fits run the whole model in each step, and do not load how to run a part of it.
         from fl_elastic.training.elastic_forward import ElasticForward

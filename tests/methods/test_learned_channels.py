@@ -249,7 +249,7 @@ def test_a_fit_by_it_keeps_to_the_budget_and_to_its_channels() -> None:
 
 def test_the_policy_asks_for_no_other_score() -> None:
     policy = POLICIES.make("tinytrain_learned")
-    assert (policy.importance_name, policy.channel_score_name) == ("learned", "learned")
+    assert (policy.needs.own_importance, policy.needs.channel_score) == ("learned", "learned")
     assert isinstance(LearnedChannels(), ChannelScore) and not isinstance(
         WeightNormChannels(), SummaryScore
     )

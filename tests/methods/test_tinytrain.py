@@ -299,7 +299,7 @@ def test_one_pass_tells_layers_and_their_channels(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
-    kind = type(CHANNEL_SCORES.make(POLICIES.make(name).channel_score_name))
+    kind = type(CHANNEL_SCORES.make(POLICIES.make(name).needs.channel_score))
     scored = kind.score
 
     def score(self: Any, *given: Any) -> Any:

@@ -20,7 +20,7 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.planning.transforms.lean_layers import LeanLayers
 from fl_elastic.planning.transforms.recomputation import Recomputation
 from fl_elastic.profiling import CostProfile, profile_model
@@ -196,7 +196,7 @@ def test_lean_layers_keep_far_less_than_plain_ones() -> None:
 class ByChannels(Policy):
     """Trains the head, and some channels of one layer; others from the second plan on."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan of the layer named 6 by input channels."""

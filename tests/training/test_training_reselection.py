@@ -24,6 +24,7 @@ from small_models import (
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
+from fl_elastic.planning import Needs
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -89,7 +90,7 @@ def test_probes_do_not_change_what_is_trained() -> None:
     half = Budget(speedup=1.2)
     trainer_of(often, batches[0], ["6", "2"], budget=half, reselect_every=2).fit(batches)
     trainer = trainer_of(never, batches[0], ["6", "2"], budget=half)
-    trainer.planner.policy.uses_importance = False  # type: ignore[misc]
+    trainer.planner.policy.needs = Needs()
     trainer.fit(batches)
     assert same_weights(weights_of(often), never)
 

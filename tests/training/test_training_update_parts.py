@@ -12,7 +12,7 @@ from torch import nn
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.update import Manifest, decode, encode, weights_of
 from fl_elastic.update.partial import check_update, trained_part
@@ -36,7 +36,7 @@ def net() -> nn.Sequential:
 class ByModes(Policy):
     """Trains by one table of modes after the other; the last one stays."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def __init__(self, *tables: dict[str, Mode]) -> None:
         self.tables = list(tables)

@@ -7,7 +7,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["GradientFilterPolicy"]
@@ -46,8 +46,8 @@ class GradientFilterPolicy(Policy):
         if patch < 2:
             raise PlanError(f"a patch of side {patch} filters nothing: give 2 or more")
         self.layers = layers
-        # An object's own, where others have it of their class.
-        self.modes = (Mode.filtered(patch, inputs=inputs),)  # type: ignore[misc]
+        self.mode = Mode.filtered(patch, inputs=inputs)
+        self.needs = Needs(modes=(self.mode,))
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without a convolution that can be filtered."""
@@ -67,7 +67,7 @@ class GradientFilterPolicy(Policy):
             modes = [Mode.FROZEN] * len(graph.groups)
             modes[graph.head] = Mode.FULL
             for index in candidates:
-                modes[index] = self.modes[0]
+                modes[index] = self.mode
             if not candidates or request.fits_modes(modes):
                 return request.plan("gradient_filter", modes)
             candidates.pop()

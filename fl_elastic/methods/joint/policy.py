@@ -16,7 +16,7 @@ from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint.choices import Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.memory import recompute_seconds, step_memory
@@ -47,8 +47,7 @@ class JointPolicy(Policy):
     "elastic" does.
     """
 
-    uses_importance = True
-    modes = STANDARD_MODES
+    needs = Needs(importance=True, modes=STANDARD_MODES)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the best plan found."""
@@ -58,7 +57,7 @@ class JointPolicy(Policy):
             requests += dearer_steps(request)
         found: list[_Found] = []
         for blocks in _recomputations(request):
-            options = group_options(request, self.modes, blocks)
+            options = group_options(request, self.needs.modes, blocks)
             for each in requests:
                 # What the solver refuses may fit all the same: its sums are upper bounds.
                 with suppress(BudgetError):
@@ -70,7 +69,7 @@ class JointPolicy(Policy):
             value = float(request.importance[whole.mask].sum())
             found.append(_Found(whole.modes, (), value, seconds))
         if not found:
-            found = [_head(request, group_options(request, self.modes))]
+            found = [_head(request, group_options(request, self.needs.modes))]
 
         def worth(one: _Found) -> float:
             return one.value * request.gain_of(one.modes, one.seconds)

@@ -24,7 +24,7 @@ from fl_elastic.methods.neurons.outputs import (
 from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.profiling import CostProfile
 
@@ -60,7 +60,7 @@ class NeuronPolicy(Policy):
 
     name: ClassVar[str]
     basis = "velocity of neurons"
-    modes = tuple(Mode.channels(ratio, "neuron") for ratio in (1 / 2, 1 / 4, 1 / 8))
+    needs = Needs(modes=tuple(Mode.channels(ratio, "neuron") for ratio in (1 / 2, 1 / 4, 1 / 8)))
 
     def __init__(
         self,
@@ -210,8 +210,8 @@ class NeqPolicy(NeuronPolicy):
     """
 
     name: ClassVar[str] = "neq"
-    covers = False
-    selects = False
+    needs_coverage = False
+    reduces_uplink = False
 
     def __init__(self, eps: float = 1e-3, **more: Any) -> None:
         super().__init__(**more)

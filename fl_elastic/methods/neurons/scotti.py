@@ -47,7 +47,6 @@ class ScottiPolicy(NeuronPolicy):
     """
 
     name: ClassVar[str] = "scotti"
-    reads_steps: ClassVar[bool] = True
 
     def __init__(
         self, eps: float = 0.05, eps_rate: float = 1e-4, eps_momentum: float = 0.9, **more: Any

@@ -28,7 +28,7 @@ from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic.planning.joint.choices import Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape
 from fl_elastic.profiling.profile import ModeCosts
@@ -61,8 +61,7 @@ class SparseUpdatePolicy(Policy):
         is chosen as above.
     """
 
-    channel_score_name = "l2"
-    modes = _MODES
+    needs = Needs(modes=_MODES, channel_score="l2")
     name: ClassVar[str] = "sparse_update"
 
     def __init__(self, scheme: Scheme | None = None) -> None:

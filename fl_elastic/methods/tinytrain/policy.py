@@ -24,7 +24,7 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.joint.choices import Choices, Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
 from fl_elastic.profiling.memory import step_memory
@@ -96,10 +96,7 @@ class TinyTrainPolicy(Policy):
         If that is no share.
     """
 
-    uses_importance = True
-    importance_name: ClassVar[str | None] = "fisher"
-    channel_score_name = "fisher"
-    modes = tuple(Mode.channels(ratio, "out") for ratio in RATIOS[1:])
+    needs = Needs("fisher", tuple(Mode.channels(ratio, "out") for ratio in RATIOS[1:]), "fisher")
     name: ClassVar[str] = "tinytrain"
     axis: ClassVar[Axis] = "out"
     exclude_depthwise: ClassVar[bool] = False
@@ -154,7 +151,7 @@ class TinyTrainPolicy(Policy):
     ) -> list[Mode]:
         """Return the joint solver's choice; layers are given up again, deepest first, while it does not fit."""
         profile, budget = request.profile, request.budget
-        options = group_options(request, self.modes)
+        options = group_options(request, self.needs.modes)
         available = options.choices.available.copy()
         for group in range(len(profile)):
             allowed = {Mode.FROZEN, *offered.get(group, ())}
@@ -210,7 +207,7 @@ class TinyTrainInputPolicy(TinyTrainPolicy):
 
     name = "tinytrain_in"
     axis = "in"
-    modes = tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:])
+    needs = Needs("fisher", tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:]), "fisher")
 
 
 @POLICIES.register("tinytrain_no_depthwise")
@@ -225,8 +222,7 @@ class TinyTrainNoDepthwisePolicy(TinyTrainPolicy):
 class TinyTrainRandomPolicy(TinyTrainPolicy):
     """Layers in random order under the same limits: what the score has to beat."""
 
-    uses_importance = False
-    importance_name = None
+    needs = replace(TinyTrainPolicy.needs, importance=False)
     name = "tinytrain_random"
     fill = "random"
 
@@ -235,8 +231,7 @@ class TinyTrainRandomPolicy(TinyTrainPolicy):
 class TinyTrainLearnedPolicy(TinyTrainPolicy):
     """TinyTrain-style, with Fisher potentials predicted from one forward pass by a network trained beforehand."""
 
-    importance_name = "learned"
-    channel_score_name = "learned"
+    needs = replace(TinyTrainPolicy.needs, importance="learned", channel_score="learned")
     name = "tinytrain_learned"
 
 

@@ -40,8 +40,8 @@ class BsrPolicy(TokenPolicy):
         If a share is impossible.
     """
 
-    covers = False
-    still_prefix = True
+    needs_coverage = False
+    needs_eval_prefix = True
     basis = "last blocks, kept tokens"
     name: ClassVar[str] = "bsr"
 

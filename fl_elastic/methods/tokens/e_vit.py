@@ -51,8 +51,8 @@ class EVitPolicy(TokenPolicy):
         If a parameter is impossible.
     """
 
-    covers = False
-    selects = False
+    needs_coverage = False
+    reduces_uplink = False
     basis = "kept tokens"
     name: ClassVar[str] = "e_vit"
 

@@ -56,7 +56,7 @@ class SliceOutPolicy(Policy):
         If a parameter is impossible.
     """
 
-    covers = False
+    needs_coverage = False
     basis = "windows of channels"
     name: ClassVar[str] = "slice_out"
 

@@ -14,7 +14,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.methods.joint.policy import JointPolicy
-from fl_elastic.planning import Plan, Policy
+from fl_elastic.planning import Needs, Plan, Policy
 from fl_elastic.planning.recompute import least_memory
 from fl_elastic.planning.transforms.recomputation import Recomputation
 from fl_elastic.profiling.memory import step_memory
@@ -159,7 +159,7 @@ def plan_policy(name: str) -> str | Policy:
         return name
     policy = JointPolicy()
     # Whole gradients alone: no channels, no filters, and no bias without its weight.
-    policy.modes = ()  # type: ignore[misc]
+    policy.needs = Needs(importance=True)
     return policy
 
 

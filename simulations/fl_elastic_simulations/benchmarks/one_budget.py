@@ -47,7 +47,7 @@ _CACHE = 1 << 30
 class RandomBlocksPolicy(Policy):
     """Train the head and random blocks that fit, drawn anew for each fit, in the style of LISA (NeurIPS 2024)."""
 
-    covers = False
+    needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the head and random blocks."""
@@ -179,7 +179,7 @@ def keep_costs(
         torch.set_num_threads(1)
         profile = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn, clock="cpu")
         named = [each.policy for each in methods if isinstance(each.policy, str) and each.policy]
-        modes = [mode for name in named for mode in POLICIES.make(name).modes]
+        modes = [mode for name in named for mode in POLICIES.make(name).needs.modes]
         clock = clock_for(torch.device("cpu"), "cpu")
         path.parent.mkdir(parents=True, exist_ok=True)
         save_profile(with_modes(profile, model, clock, modes), path)

@@ -161,7 +161,7 @@ def _costs(root: str) -> CostProfile:
     profile = profile_model(
         model.train(), classification_loss, batch, optimizer_fn=_adam, clock="cpu"
     )
-    modes = [mode for policy in COMPARED for mode in POLICIES.make(policy).modes]
+    modes = [mode for policy in COMPARED for mode in POLICIES.make(policy).needs.modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)
 
 

@@ -66,7 +66,7 @@ class Subject:
         """Return what asks the policy, with importance, costs of modes and their fidelity measured."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         asked = POLICIES.make(policy)
-        importance = asked.importance_name or "elastic"
+        importance = asked.needs.own_importance or "elastic"
         options = TrainerOptions(clock="cpu", importance=importance)
         state = self.states.setdefault(importance, SelectionState())
         planner = Planner(
@@ -75,7 +75,7 @@ class Subject:
         )  # fmt: skip
         self._measure_modes(asked)
         planner.begin(self.profile, 1, self.batches)
-        if asked.uses_importance and state.probe_due():
+        if asked.needs.importance and state.probe_due():
             planner.measure_importance(self.batches)
         else:
             planner.measure_fidelity(self.batches[-1])
@@ -87,9 +87,9 @@ class Subject:
 
     def _measure_modes(self, policy: Policy) -> None:
         known = () if self.profile.modes is None else self.profile.modes.modes
-        if not set(policy.modes) <= set(known):
+        if not set(policy.needs.modes) <= set(known):
             clock = clock_for("cpu", "cpu")
-            modes = list(dict.fromkeys([*known, *policy.modes]))
+            modes = list(dict.fromkeys([*known, *policy.needs.modes]))
             self.profile = measure_modes(self.profile, self.model, clock, modes)
 
 

@@ -158,7 +158,7 @@ def chooses(method: MethodSection) -> bool:
     """
     if method.peer is not None:
         return PEERS.make(method.peer).needs_costs
-    return method.budgeted and POLICIES.make(method.policy).selects
+    return method.budgeted and POLICIES.make(method.policy).reduces_uplink
 
 
 def measure_choosing(

@@ -152,7 +152,7 @@ class Place:
         limits = [] if deadline is None else [deadline]
         if wanted > 1:
             limits.append(full_round_seconds / wanted)
-        share = client.uplink_share if POLICIES.make(method.policy).selects else None
+        share = client.uplink_share if POLICIES.make(method.policy).reduces_uplink else None
         written = CODECS.make(method.codec).share * model_bytes
         return Budget(
             deadline=min(limits, default=None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.training import TrainerOptions
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import train_by, train_mask
@@ -23,9 +23,8 @@ class PublishedSelectionPolicy(Policy):
     trained; if nothing does, the head in fewer steps.
     """
 
-    uses_importance = True
-    covers = False
-    importance_name = "elastic_same_batch"
+    needs = Needs(importance="elastic_same_batch")
+    needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return what the dynamic programme selects."""

@@ -31,8 +31,8 @@ class FixedMask(Policy):
         In backward order.
     """
 
-    selects = False
-    covers = False
+    reduces_uplink = False
+    needs_coverage = False
 
     def __init__(self, name: str, mask: Mask) -> None:
         self._name, self._mask = name, mask
@@ -86,7 +86,7 @@ def train_by(
     report = trainer.fit(task.batches, epochs or task.epochs)
     # The trainer predicts one full step per batch of a probe; a probe of one batch also passes over it twice.
     passes_left_out = len(report.plans) if trainer.planner.batches_needed == 1 else 0
-    probing = passes_left_out * report.full_step_seconds if policy.uses_importance else 0.0
+    probing = passes_left_out * report.full_step_seconds if policy.needs.importance else 0.0
     return LocalResult(
         update=trainer.update(task.base_version),
         host_seconds=report.predicted_seconds + probing,

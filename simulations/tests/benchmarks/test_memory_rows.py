@@ -118,7 +118,7 @@ def test_totals_and_reductions() -> None:
 
 def test_exact_gradients_are_whole_ones(small: Subject) -> None:
     policy = plan_policy("joint, exact gradients")
-    assert isinstance(policy, JointPolicy) and policy.modes == () and JointPolicy.modes
+    assert isinstance(policy, JointPolicy) and policy.needs.modes == () and JointPolicy.needs.modes
     plan = small.plan(policy, Budget(memory=30_000.0))
     assert {mode.kind for mode in plan.modes} <= {"full", "frozen"}
     assert plan_policy("elastic") == "elastic"
