@@ -28,9 +28,9 @@ from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import FleetTerms, SelectionState
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
-from fl_elastic.training.planner import with_channels, worth_for
+from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
 __all__ = ["ForwardTerms", "Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
 
@@ -201,20 +201,19 @@ class _Requests:
 
     def with_channels(self, policy: Policy, plan: Plan) -> Plan:
         """Return the plan with the channels of its groups chosen, so that it can be trained."""
-        score = CHANNEL_SCORES.make(policy.needs.channel_score or TrainerOptions().channel_score)
+        score = CHANNEL_SCORES.make(policy.needs.channel_score or CHANNEL_SCORE)
         return with_channels(
             plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
         )
 
     def _worth_for(self, policy: Policy) -> Scores:
         name = policy.needs.own_importance or self._importance
-        options = TrainerOptions(importance=name, seed=self._seed)
         if name not in self._states:
             score, state = IMPORTANCES.make(name), SelectionState()
             state.fit_to(self._profile.group_names)
-            state.absorb(score.score(self._probe(score.batches_needed)), options)
+            state.absorb(score.score(self._probe(score.batches_needed)))
             self._states[name] = state
-        return worth_for(policy, self._states[name], options, self._profile)
+        return worth_for(policy, self._states[name], FleetTerms(), self._profile)
 
     def _known_fidelity(self) -> Fidelity | None:
         known = self._profile.modes

@@ -15,7 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.instructions import Instructions
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.training import FleetTerms, ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.update import CODECS
 
 __all__ = [
@@ -61,14 +61,14 @@ def options_as_told(options: TrainerOptions, told: Instructions) -> TrainerOptio
     """Return a client's options with what the server says about the round; the seed is the client's own."""
     return replace(
         options,
-        shared_seed=told.seed,
         # Where the server chooses, everything is trained only if it says so.
-        deep_every=0 if told.groups else 1 if told.overdue else options.deep_every,
-        fleet_importance=told.importance_by_group(),
-        blend=told.blend,
-        cut=told.cut or options.cut,
-        kept_head=told.kept_head or options.kept_head,
-        keep_statistics=told.keep_statistics or options.keep_statistics,
+        full_update_every=0 if told.groups else 1 if told.overdue else options.full_update_every,
+        fleet=FleetTerms(told.importance_by_group(), told.blend, told.seed),
+        part=TrainablePart(
+            cut=told.cut or options.part.cut,
+            kept_head=told.kept_head or options.part.kept_head,
+            keep_statistics=told.keep_statistics or options.part.keep_statistics,
+        ),
     )
 
 

@@ -397,7 +397,7 @@ class ElasticClient(NumPyClient):
         )
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
-        if profile is not None and options.cut:
+        if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self._examples)
         trainer = ElasticTrainer(
             self.model, self.loss_fn, self._round_optimizer_fn,
@@ -531,7 +531,7 @@ class ElasticClient(NumPyClient):
         reply = places_reply(
             self.model, self.train_loader, told.places, examples=max(told.examples, 1),
             of_all=self._examples, budget=self._budget(told), names=self.manifest.index,
-            clock=self.options.clock,
+            clock=self.options.timing.clock,
         )  # fmt: skip
         client = self.client_id or _told_by_data(self.train_loader)
         seed = _seed_of(self.options.seed, client, 0)
@@ -561,7 +561,7 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.above_cut import head_sums_above_cut
 
         options = self._options(told)
-        keeps = options.forward is not None and options.cut
+        keeps = options.forward is not None and options.part.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         seconds = self._budget(told).deadline or math.inf
         return head_sums_above_cut(
@@ -651,7 +651,7 @@ class ElasticClient(NumPyClient):
     def _testing_above_cut(self, told: Instructions) -> Iterator[_Running | None]:
         """Keep the features of the test data as well, in a file of their own: a fit wipes what it does not meet."""
         options, profile = self._options(told), self._known_profile()
-        forward, cut = options.forward, options.cut
+        forward, cut = options.forward, options.part.cut
         lasts = forward is not None and forward.path is not None and forward.feature_bytes
         if not cut or profile is None or not lasts or not isinstance(self.test_loader, Sized):
             yield None
@@ -692,7 +692,11 @@ class ElasticClient(NumPyClient):
 
     def _since_arrival(self, budget: Budget) -> Budget:
         """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
-        if budget.deadline is None or not self.options.closed_loop or self.options.clock == "cpu":
+        if (
+            budget.deadline is None
+            or not self.options.timing.closed_loop
+            or self.options.timing.clock == "cpu"
+        ):
             return budget
         return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
 
@@ -703,13 +707,14 @@ class ElasticClient(NumPyClient):
         options = options_as_told(self.options, told)
         if told.kept_head:
             # The server knows the head by what its tensors are called in the model's state.
-            options = replace(options, kept_head=_module_name(self.model, told.kept_head))
+            kept = _module_name(self.model, told.kept_head)
+            options = replace(options, part=replace(options.part, kept_head=kept))
         client = self.client_id or _told_by_data(self.train_loader)
         return replace(
             options,
             seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
-            forward=forward_as_told(self._forward(bool(options.cut)), told),
+            forward=forward_as_told(self._forward(bool(options.part.cut)), told),
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
@@ -774,5 +779,5 @@ class ElasticClient(NumPyClient):
 
         return estimate_profile(
             self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
-            clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,
+            clock=options.timing.clock, memory=self.budget.memory, prefix=options.forward is not None,
         )  # fmt: skip

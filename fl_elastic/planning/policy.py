@@ -58,8 +58,8 @@ class PlanRequest:
         How many groups, from the loss, may be trained at all; None for all of them.
     sending_seconds_per_byte : float
         What sending a byte takes out of the time of each step, see `with_sending`.
-    returns : float
-        How what is gained grows with the steps: 1 in proportion, 1/2 with their square root.
+    step_gain_exponent : float
+        Exponent a in gain ~ steps^a: 1 in proportion to the steps, 1/2 with their square root.
     generator : numpy.random.Generator
         The only source of randomness.
     memory : PolicyMemory
@@ -75,7 +75,7 @@ class PlanRequest:
     fidelity: Fidelity | None = None
     reachable: int | None = None
     sending_seconds_per_byte: float = 0.0
-    returns: float = 1.0
+    step_gain_exponent: float = 1.0
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     memory: PolicyMemory = field(default_factory=PolicyMemory)
 
@@ -138,7 +138,7 @@ class PlanRequest:
         grace = 0.0 if self.budget.deadline is not None else 0.5
         shares = np.where(np.isfinite(shares), shares.clip(min=0.0), 1.0)
         taken = np.floor(shares * self.steps + grace + 1e-9)
-        return np.minimum(taken / self.steps, 1.0) ** self.returns
+        return np.minimum(taken / self.steps, 1.0) ** self.step_gain_exponent
 
     def _sending_seconds(self, mask: Mask) -> float:
         """Return what the profile charges per step for sending the groups in ``mask``."""

@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 from fl_elastic.late import loaded_late
 from fl_elastic.training.apply_plan import apply_plan
 from fl_elastic.training.evaluate import evaluate
-from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.options import (
+    FleetTerms,
+    ForwardOptions,
+    Timing,
+    TrainablePart,
+    TrainerOptions,
+)
 from fl_elastic.training.report import FitReport
-from fl_elastic.training.selection import SelectionState
+from fl_elastic.training.selection import Reselection, SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
 
 if TYPE_CHECKING:
@@ -17,8 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ElasticTrainer",
     "FitReport",
+    "FleetTerms",
     "ForwardOptions",
+    "Reselection",
     "SelectionState",
+    "Timing",
+    "TrainablePart",
     "TrainerOptions",
     "Variants",
     "apply_plan",

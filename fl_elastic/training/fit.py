@@ -288,7 +288,7 @@ class Fit:
         """Tell the planner what steps cost now that some of the features are there."""
         forward = self.step.forward
         if forward is not None:
-            kept_head = self.planner.options.kept_head
+            kept_head = self.planner.options.part.kept_head
             costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
 
@@ -319,7 +319,7 @@ class Fit:
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
         planner, control, log = self.planner, self.control, self.log
-        charged = planner.options.charge_probes
+        charged = planner.options.timing.charge_probes
         started = log.clock()
         keep = False
         self._price()
@@ -337,7 +337,7 @@ class Fit:
             planning = self._pay_for_plan()
             began = log.clock()
             plan = planner.plan(control.correction)
-            closed = planner.options.closed_loop
+            closed = planner.options.timing.closed_loop
             planner.state.planning_seconds = log.clock() - began if closed else planning
             control.planning_seconds = planner.state.planning_seconds
         control.replanned()
@@ -365,7 +365,7 @@ class Fit:
         steps = control.requested_steps - control.steps
         allowed = control.dearer_step_seconds(plan)
         control.looked_for_dearer()
-        known = planner.state.planning_seconds or planner.options.planning_seconds
+        known = planner.state.planning_seconds or planner.options.timing.planning_seconds
         gained = steps * (allowed - plan.predicted_step_seconds)
         if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
             return None
@@ -416,7 +416,7 @@ class Fit:
         """Count time that went into choosing, timing or making ready instead of into steps."""
         self.log.selection_seconds += seconds
         self.log.preparing_seconds += seconds * preparing
-        if self.planner.options.charge_probes:
+        if self.planner.options.timing.charge_probes:
             self.control.spent += seconds
 
     def _expected_prefix_seconds(self, plan: Plan) -> float:

@@ -76,8 +76,7 @@ def plan_for(
     profile : CostProfile, optional
         Costs, measured by `fl_elastic.profiling.profile_model`.
     options : TrainerOptions, optional
-        What may be trained (``cut``, ``kept_head``), importance, channel score, seed, and the batches of a step
-        (``accumulate``).
+        What may be trained (``part``), importance, seed, and the batches of a step (``accumulate``).
     state : SelectionState, optional
         Scores remembered from before; it takes in what is measured now.
 
@@ -112,8 +111,10 @@ def plan_for(
         optimizer_fn=optimizer_fn, budget=budget, options=options,
     )  # fmt: skip
     whole = accumulated(whole, options.accumulate)
-    above = whole.graph.groups_above(options.cut) if options.cut else None
-    planner.begin(planned_with(whole, None, above, options.kept_head), steps, batches, whole=whole)
+    above = whole.graph.groups_above(options.part.cut) if options.part.cut else None
+    planner.begin(
+        planned_with(whole, None, above, options.part.kept_head), steps, batches, whole=whole
+    )
     if planner.policy.needs.importance or planner.policy.needs.modes:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
@@ -129,8 +130,13 @@ def plan_for(
 def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
     """Raise TrainingError for options that say how steps are taken: the loop takes them."""
     usual = TrainerOptions()
-    for name in ("forward", "proximal", "keep_statistics"):
-        if getattr(options, name) != getattr(usual, name):
+    given = {
+        "forward": options.forward != usual.forward,
+        "proximal": options.proximal != usual.proximal,
+        "keep_statistics": options.part.keep_statistics,
+    }
+    for name, is_given in given.items():
+        if is_given:
             raise TrainingError(
                 f"option {name!r} says how steps are taken, which a loop of one's own does: leave it out, or use "
                 "ElasticTrainer"

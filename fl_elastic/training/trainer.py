@@ -226,7 +226,7 @@ class ElasticTrainer:
         )  # fmt: skip
         self._step.judge = judge
         self._tensor_steps.clear()
-        kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
+        kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
         try:
             with kept:
                 return self._fit(loader, passes, epochs, size, batches, log)
@@ -246,13 +246,13 @@ class ElasticTrainer:
     @property
     def _charges_loading(self) -> bool:
         """Whether the time of the loader counts: a deadline holds for it, a speed-up is one of steps."""
-        return self.budget.deadline is not None and self.options.closed_loop
+        return self.budget.deadline is not None and self.options.timing.closed_loop
 
     @property
     def _clock_kind(self) -> str:
         """A deadline passes also while nothing is computed."""
-        by_wall = self._charges_loading and self.options.clock == "auto"
-        return "wall" if by_wall else self.options.clock
+        by_wall = self._charges_loading and self.options.timing.clock == "auto"
+        return "wall" if by_wall else self.options.timing.clock
 
     def _follow_flags(self) -> None:
         """Go by what the model's owner lets train now: layers are thawed, frozen and exchanged between fits."""
@@ -272,21 +272,21 @@ class ElasticTrainer:
         log: StepLog,
     ) -> FitReport:
         requested = size.batches * epochs
-        closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
+        closed_loop, step, clock = self.options.timing.closed_loop, self._step, log.clock
         reading = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
         whole = self._profile_for(batches[0])
-        estimating = self.options.profile_seconds
+        estimating = self.options.timing.profile_seconds
         if closed_loop:
             estimating = clock() - began if whole is not known else 0.0
         profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
-        cut = self.options.cut
+        cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
         step.forward = self._elastic_forward(epochs, clock, above)
         step.accumulate = self.options.accumulate
-        costs = planned_with(profile, step.forward, above, self.options.kept_head)
+        costs = planned_with(profile, step.forward, above, self.options.part.kept_head)
         self.planner.begin(costs, requested, batches, budget, profile)
         if self.planner.learns_from_steps:
             step.worth = StepImportance(self.model, self._start.before, costs.graph.groups)
@@ -313,7 +313,7 @@ class ElasticTrainer:
             profile.estimated
             and closed_loop
             and step.forward is None
-            and not self.options.leaves_out
+            and not self.options.part.leaves_out
         ):
             found = _refined(accumulated(whole, self.options.accumulate), fit)
             self.profile = replace(
@@ -348,12 +348,13 @@ class ElasticTrainer:
         return BudgetControl(
             budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
             requested,
-            correct=self.options.closed_loop,
+            correct=self.options.timing.closed_loop,
             open_ended=not ends,
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
-            times_full_steps=self.planner.full_step_fits_memory and not self.options.leaves_out,
+            times_full_steps=self.planner.full_step_fits_memory
+            and not self.options.part.leaves_out,
         )
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:

@@ -22,7 +22,7 @@ from fl_elastic.flower.instructions import Instructions
 from fl_elastic.flower.precision import TurningPoints
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.terms import _PRECISIONS
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.training.feature_codec import PRECISIONS
 from fl_elastic.training.report import ForwardReport
 from fl_elastic.update.frame import peek
@@ -159,7 +159,7 @@ def test_a_fleet_keeps_finer_features_from_stage_to_stage(tmp_path: Path) -> Non
         return Noted(
             conv_net("group"), local_data(node), local_data(node), budget=Budget(), policy="full",
             loss_fn=loss_fn, optimizer_fn=plain_sgd, state_dir=tmp_path / str(node),
-            options=TrainerOptions(closed_loop=False),
+            options=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
 
     def alter(message: Message) -> Message:

@@ -24,6 +24,7 @@ from small_federation import (
 )
 from small_models import conv_net, flat_profile
 from torch import nn
+from trainer_settings import options_of
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
@@ -41,7 +42,6 @@ from fl_elastic.flower.instructions import (
 )
 from fl_elastic.flower.records import PACKED, read_instruction
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -138,9 +138,8 @@ def client(
     speedup: float = 2.0,
     **options: Any,
 ) -> ElasticClient:
-    settings = TrainerOptions(
-        charge_probes=False,
-        **({"closed_loop": False, "deep_every": 0, "exploration": 0.0} | options),
+    settings = options_of(
+        **{"closed_loop": False, "full_update_every": 0, "charge_probes": False} | options
     )
     return elastic_client(
         build(), node, policy, budget=Budget(speedup=speedup), profile=profile, options=settings

@@ -186,7 +186,7 @@ def deadline_request(seed: int, share: float, sending: float, returns: float = 1
     return PlanRequest(
         with_sending(profile, rate), sendable(budget),
         np.random.default_rng(seed).uniform(0.1, 1.0, N), steps=10,
-        sending_seconds_per_byte=rate, returns=returns,
+        sending_seconds_per_byte=rate, step_gain_exponent=returns,
     )  # fmt: skip
 
 

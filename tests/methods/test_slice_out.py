@@ -32,7 +32,7 @@ from fl_elastic.methods.windows.windows import Windows
 from fl_elastic.planning import Plan, PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 
 
 def profile_of(kind: str = "conv") -> CostProfile:
@@ -139,7 +139,7 @@ def test_widths_that_the_model_cannot_run_on_are_left_out_and_remembered(
     model, batches = Heads(heads=4), vectors(6)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="slice_out",
-        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False),
+        profile=flat_profile(model, batches[0]), options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     plan = trainer.fit(batches).plan
     assert [w.name for w in windows_of(plan).widths] == ["mlp.1"]
@@ -162,7 +162,7 @@ def test_a_memory_of_something_else_does_no_harm(facts: dict[str, Any]) -> None:
     model, batches = Heads(), vectors(6)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="slice_out",
-        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False),
+        profile=flat_profile(model, batches[0]), options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     trainer.state.fit_to(trainer.profile.group_names if trainer.profile else ())
     trainer.state.memory = PolicyMemory("slice_out", facts)

@@ -14,6 +14,7 @@ import torch
 from small_models import chain, sgd, vectors
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from trainer_settings import settings_of
 from vision_transformers import (
     DEPTH,
     class_loss,
@@ -38,7 +39,6 @@ from fl_elastic.profiling import profile_model
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,
-    TrainerOptions,
     apply_plan,
     evaluate,
     plan_for,
@@ -53,7 +53,7 @@ def trainer_of(model: nn.Module, policy: Any = None, **options: Any) -> ElasticT
     budget = options.pop("budget", Budget())
     return ElasticTrainer(
         model, class_loss, sgd, budget=budget, policy=policy or BsrPolicy(),
-        options=TrainerOptions(closed_loop=False, **options),
+        **settings_of(closed_loop=False, **options),
     )  # fmt: skip
 
 

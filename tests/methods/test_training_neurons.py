@@ -19,7 +19,7 @@ from fl_elastic.methods.neurons.rows import neuron_layers
 from fl_elastic.methods.neurons.scotti import ScottiPolicy
 from fl_elastic.methods.neurons.velocity_policy import VelocityPolicy
 from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions, apply_plan
+from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions, apply_plan
 from fl_elastic.update import decode, encode
 from fl_elastic.update.partial import trained_part
 
@@ -62,7 +62,8 @@ ROWS = {
 def trainer_of(model: nn.Module, policy: str | Policy, batches: list[Batch], **more: Any) -> Any:
     return ElasticTrainer(
         model, loss_fn, more.pop("optimizer_fn", sgd), budget=more.pop("budget", Budget()), policy=policy,
-        profile=flat_profile(model, batches[0]), options=TrainerOptions(closed_loop=False, deep_every=0), **more,
+        profile=flat_profile(model, batches[0]),
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False)), **more,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from small_models import (
     weights_of,
 )
 from torch import nn
+from trainer_settings import settings_of
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
@@ -28,7 +29,7 @@ from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.methods.windows.steps import retake_statistics
 from fl_elastic.methods.windows.windows import Windows
 from fl_elastic.planning import PlanRequest
-from fl_elastic.training import ElasticTrainer, TrainerOptions, apply_plan
+from fl_elastic.training import ElasticTrainer, apply_plan
 from fl_elastic.training.measured import measure_plan
 from fl_elastic.update import Manifest, decode, encode
 from fl_elastic.update.partial import check_update
@@ -45,7 +46,7 @@ def trainer_of(
     settings: dict[str, Any] = {"closed_loop": False, "charge_probes": False} | options
     return ElasticTrainer(
         model, loss_fn, make, budget=budget or Budget(), policy=policy,
-        profile=flat_profile(model, batch, make), options=TrainerOptions(**settings),
+        profile=flat_profile(model, batch, make), **settings_of(**settings),
     )  # fmt: skip
 
 

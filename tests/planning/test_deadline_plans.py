@@ -25,7 +25,7 @@ def request(budget: Budget, *, returns: float = 1.0) -> PlanRequest:
         np.random.default_rng(0).uniform(0.1, 1.0, 8),
         steps=STEPS,
         sending_seconds_per_byte=rate,
-        returns=returns,
+        step_gain_exponent=returns,
     )
 
 

@@ -499,7 +499,7 @@ def test_of_a_few_groups_the_best_choice_is_found(
         memory=None if memory is None else memory * mask_bytes(profile, everything),
     )
     request = request_of(
-        profile, budget, seed, steps=10, returns=returns,
+        profile, budget, seed, steps=10, step_gain_exponent=returns,
         reachable=None if reach is None else max(reach, profile.graph.head + 1),
     )  # fmt: skip
     masks = [m for m in all_masks(groups) if (m | ~request.head_mask()).all()]

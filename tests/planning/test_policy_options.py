@@ -19,7 +19,7 @@ from fl_elastic.methods.gradient_filter.policy import GradientFilterPolicy
 from fl_elastic.methods.tinytrain.policy import TinyTrainPolicy
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Importance
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, PartialUpdate
 
 
@@ -65,7 +65,7 @@ def test_importance_may_be_an_object() -> None:
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5),
         profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(importance=Last(), deep_every=0, closed_loop=False),
+        options=TrainerOptions(importance=Last(), full_update_every=0, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(batches)
     assert Last.asked == 1 and report.based_on == "measured importance"

@@ -18,7 +18,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleStore, StreamLearner
 from fl_elastic.streaming.replay import DarkReplay, ExperienceReplay
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]
 REPLAYS = [
@@ -46,7 +46,7 @@ class Settings:
         options = StreamOptions(
             steps=one([1, 4]), save_every=one([0, 1, 7, 40]), new=one([5, 60, 512]),
             waiting=one([3, 50, 10_000]), most_classes=one([2, 3, 1000]), names=one([2, 1000]),
-            training=TrainerOptions(closed_loop=False),
+            training=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),

@@ -25,7 +25,7 @@ from fl_elastic.planning.transforms.lean_layers import LeanLayers
 from fl_elastic.planning.transforms.recomputation import Recomputation
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 
 
@@ -212,7 +212,7 @@ def test_channels_that_are_not_trained_stay_where_they_are(optimizer_fn: Any) ->
     model = net()
     trainer = ElasticTrainer(
         model, loss_fn, optimizer_fn, budget=Budget(),
-        options=TrainerOptions(closed_loop=False, clock="cpu", deep_every=0, channel_score="l2"),
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False, clock="cpu")),
     )  # fmt: skip
     # A first fit of everything leaves momentum in every channel.
     trainer.fit(images(3))
@@ -256,7 +256,10 @@ def test_a_memory_budget_is_held_in_training(policy: str, tmp_path: Path) -> Non
     for memory in memory_budgets(profile, (0.9, 0.5, 0.3)):
         trainer = ElasticTrainer(
             copy.deepcopy(model), loss_fn, sgd, budget=Budget(memory=memory), policy=policy,
-            profile=profile, options=TrainerOptions(closed_loop=False, clock="cpu", deep_every=0),
+            profile=profile,
+            options=TrainerOptions(
+                full_update_every=0, timing=Timing(closed_loop=False, clock="cpu")
+            ),
         )  # fmt: skip
         try:
             plan = trainer.fit(images(2)).plan

@@ -261,7 +261,7 @@ def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
     full = flat().full_step_seconds
     made = trainer_of(
         chain(), vectors(1)[0], ["6"], ["4"], budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True, drift=2.0,
+        closed_loop=True, charge_probes=True, below_cosine=2.0,
     )  # fmt: skip
     asked: list[float] = []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
 from test_budget_control import control_of, plan_of, take
+from trainer_settings import options_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+from fl_elastic.training import ElasticTrainer, FitReport, Reselection, SelectionState
 
 NAMES = ("6", "4", "2", "0")
 FULL = 15.0
@@ -23,12 +26,14 @@ def fit(
     **changes: float,
 ) -> tuple[ElasticTrainer, FitReport]:
     """One fit by predicted seconds: a step of the chain's head takes 6 s, one of everything 15."""
-    settings = {"closed_loop": False, "deep_every": 0, "exploration": 0.0} | changes
+    settings: dict[str, Any] = {"closed_loop": False, "full_update_every": 0} | changes
     model, batches = chain(), vectors(steps)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(**settings),  # type: ignore[arg-type]
-        state=SelectionState(NAMES, list(scores), [0] * 4, 0, 10_000),
+        options=options_of(**settings),
+        state=SelectionState(
+            NAMES, list(scores), [0] * 4, 0, 10_000, rules=Reselection(exploration=0.0)
+        ),
     )  # fmt: skip
     return trainer, trainer.fit(batches)
 

@@ -21,6 +21,8 @@ from fl_elastic.planning.transforms.lean_layers import LeanLayers
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,
+    Timing,
+    TrainablePart,
     TrainerOptions,
     apply_plan,
     changed,
@@ -107,7 +109,6 @@ def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
     before = state_of(model)
     plan = plan_for(
         model, LOSS, data[:2], budget=budget, policy=policy, optimizer_fn=sgd,
-        options=TrainerOptions(channel_score="l2"),
     )  # fmt: skip
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     if policy.startswith("tinytrain"):
@@ -162,7 +163,8 @@ def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> Non
 
 
 def test_it_is_what_the_trainer_does() -> None:
-    data, options = batches(), TrainerOptions(closed_loop=False, deep_every=0, exploration=0.0)
+    data = batches()
+    options = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
     model = network().train()
     plan = plan_for(model, LOSS, data[:2], budget=Budget(), policy="head", optimizer_fn=sgd)
     trainer = ElasticTrainer(
@@ -240,7 +242,7 @@ def test_a_deadline_is_shared_by_the_steps() -> None:
 @pytest.mark.parametrize("place", ["7", "3"])
 def test_an_own_loop_trains_above_the_cut_as_the_trainer_does(policy: str, place: str) -> None:
     model, data = network(), batches(2)
-    options = TrainerOptions(cut=place)
+    options = TrainerOptions(part=TrainablePart(cut=place))
     plan = plan_for(
         model, LOSS, data, budget=Budget(), policy=policy, optimizer_fn=sgd, options=options
     )
@@ -252,7 +254,7 @@ def test_an_own_loop_trains_above_the_cut_as_the_trainer_does(policy: str, place
 
 
 def test_an_own_loop_leaves_a_kept_head_alone() -> None:
-    options = TrainerOptions(kept_head="7")
+    options = TrainerOptions(part=TrainablePart(kept_head="7"))
     plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="full", options=options)
     assert {name.split(".")[0] for name in plan.trained_parameters} == {"0", "1", "3"}
 
@@ -261,7 +263,7 @@ def test_steps_of_several_batches_cost_a_part_of_the_optimisers_time() -> None:
     plans = [
         plan_for(
             network(), LOSS, batches(2), budget=Budget(), policy="full", optimizer_fn=sgd,
-            profile=None, options=TrainerOptions(accumulate=count, clock="cpu"),
+            profile=None, options=TrainerOptions(accumulate=count, timing=Timing(clock="cpu")),
         )
         for count in (1, 1000)
     ]  # fmt: skip
@@ -271,11 +273,15 @@ def test_steps_of_several_batches_cost_a_part_of_the_optimisers_time() -> None:
 def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
     with pytest.raises(PlanError, match="no group 'nowhere'"):
         plan_for(
-            network(), LOSS, batches(2), budget=Budget(), options=TrainerOptions(cut="nowhere")
+            network(),
+            LOSS,
+            batches(2),
+            budget=Budget(),
+            options=TrainerOptions(part=TrainablePart(cut="nowhere")),
         )
     for name, options in {
         "proximal": TrainerOptions(proximal=0.1),
-        "keep_statistics": TrainerOptions(keep_statistics=True),
+        "keep_statistics": TrainerOptions(part=TrainablePart(keep_statistics=True)),
         "forward": TrainerOptions(forward=ForwardOptions()),
     }.items():
         with pytest.raises(TrainingError, match=f"'{name}' says how steps are taken"):

@@ -19,7 +19,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.untouched import RngState
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.update import Manifest
 
 __all__ = ["BUDGETS", "built", "trained", "tuned"]
@@ -73,7 +73,9 @@ def trained(case: Case, asked: str) -> tuple[list[str], str]:
     model = subject.model
     _seed()
     rng, around, start = RngState.now(), Surroundings(model), _state(model)
-    options = TrainerOptions(closed_loop=False, charge_probes=False, deep_every=0)
+    options = TrainerOptions(
+        full_update_every=0, timing=Timing(closed_loop=False, charge_probes=False)
+    )
     try:
         profile = estimate_profile(model, subject.loss_fn, subject.batches[0], optimizer_fn=sgd)
         found = [f"measuring changed {what}" for what in around.changed()]

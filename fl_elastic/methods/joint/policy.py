@@ -43,8 +43,8 @@ class JointPolicy(Policy):
     The joint solver charges branches as one chain, and a stored tensor to each layer that shares it; its answer
     is costed again on the real graph and solved again with what that leaves over. Where memory is limited, a few
     numbers of blocks to recompute are tried, those that save most first. Where steps may be traded, the plan is
-    taken whose value times what its whole steps gain is largest, with sending and `PlanRequest.returns`, as policy
-    "elastic" does.
+    taken whose value times what its whole steps gain is largest, with sending and
+    `PlanRequest.step_gain_exponent`, as policy "elastic" does.
     """
 
     needs = Needs(importance=True, modes=STANDARD_MODES)

@@ -18,7 +18,7 @@ from fl_elastic.losses import prototype_logits, prototype_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 from fl_elastic_simulations.data.episodes import Episode, PseudoQueries, sample_episode
@@ -79,7 +79,7 @@ def _adapted(
     torch.manual_seed(number)
     model = _backbone(root, None if method.policy else episode.ways).train()
     options = TrainerOptions(
-        closed_loop=False, clock="cpu", deep_every=0, seed=number, channel_score="l2"
+        full_update_every=0, seed=number, timing=Timing(closed_loop=False, clock="cpu")
     )
     if not method.policy:
         done = train(

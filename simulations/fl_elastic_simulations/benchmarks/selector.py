@@ -29,7 +29,7 @@ from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.macs import backward_macs
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
+from fl_elastic.training import ElasticTrainer, Timing, TrainablePart, TrainerOptions, evaluate
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.federation_summary import interval
@@ -92,7 +92,8 @@ def selector_row(dataset: str, number: int, root: str) -> dict[str, Any]:
         trainer = ElasticTrainer(
             own, classification_loss, _adam, budget=Budget(), policy=policy, profile=costs,
             options=TrainerOptions(
-                closed_loop=False, clock="cpu", deep_every=0, seed=number, keep_statistics=True
+                full_update_every=0, seed=number, part=TrainablePart(keep_statistics=True),
+                timing=Timing(closed_loop=False, clock="cpu"),
             ),
         )  # fmt: skip
         plan = trainer.fit(Shuffled(inputs, classes, _BATCH, seed=number), epochs=_EPOCHS).plan

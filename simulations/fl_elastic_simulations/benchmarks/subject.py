@@ -18,7 +18,7 @@ from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import measure_modes
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.steps import sgd
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
@@ -67,7 +67,7 @@ class Subject:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         asked = POLICIES.make(policy)
         importance = asked.needs.own_importance or "elastic"
-        options = TrainerOptions(clock="cpu", importance=importance)
+        options = TrainerOptions(importance=importance, timing=Timing(clock="cpu"))
         state = self.states.setdefault(importance, SelectionState())
         planner = Planner(
             self.model, classification_loss, policy=asked, budget=budget,

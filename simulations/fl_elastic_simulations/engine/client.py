@@ -33,6 +33,7 @@ from fl_elastic.flower.records import (
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile_key import profile_key
+from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.update import CODECS, Manifest
@@ -162,7 +163,7 @@ class _Role:
         """Return what the device can do, in its own seconds."""
         batches, device = self.place.batches(), self.client.device
         told = Instructions.from_config(self.config)
-        options = self.place.options(cut=told.cut, kept_head=told.kept_head)
+        options = self.place.options(part=TrainablePart(told.cut, told.kept_head))
         profile = lasting_costs(self.profile, options, batches.dataset_size)
         passes = passes_above_cut(self.profile, options, batches.dataset_size)
         return Capabilities(
@@ -357,9 +358,11 @@ class _Role:
             budget=budget,
             epochs=epochs,
             options=place.options(
-                closed_loop=False,
-                profile_seconds=profile_seconds,
-                planning_seconds=planning_seconds,
+                timing=Timing(
+                    closed_loop=False,
+                    profile_seconds=profile_seconds,
+                    planning_seconds=planning_seconds,
+                ),
             ),
             profile=profile,
             state_dir=self.state_directory,

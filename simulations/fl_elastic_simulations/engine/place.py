@@ -15,7 +15,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.training import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.workload import (
@@ -107,11 +107,9 @@ class Place:
         method = self.method
         return TrainerOptions(
             importance=method.importance,
-            exploration=method.exploration,
-            deep_every=method.deep_every,
-            returns=method.returns,
+            full_update_every=method.deep_every,
             proximal=method.proximal,
-            forward=self._forward(bool(others.get("cut"))),
+            forward=self._forward(bool(others.get("part", TrainablePart()).cut)),
             seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
             **others,
         )

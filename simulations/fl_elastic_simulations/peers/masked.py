@@ -13,7 +13,7 @@ from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Reselection, SelectionState, TrainerOptions
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.task_data import first_batch, requested_steps
 
@@ -65,7 +65,12 @@ def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = N
 
 
 def train_by(
-    task: LocalTask, policy: Policy, options: TrainerOptions, *, epochs: int | None = None
+    task: LocalTask,
+    policy: Policy,
+    options: TrainerOptions,
+    *,
+    epochs: int | None = None,
+    rules: Reselection | None = None,
 ) -> LocalResult:
     """Train with the groups that ``policy`` chooses.
 
@@ -80,7 +85,10 @@ def train_by(
         budget=Budget(deadline=deadline),
         policy="full",
         profile=costs_of(task),
-        options=replace(options, closed_loop=False, exploration=0.0, deep_every=0),
+        options=replace(
+            options, timing=replace(options.timing, closed_loop=False), full_update_every=0
+        ),
+        state=SelectionState(rules=replace(rules or Reselection(), exploration=0.0)),
     )
     trainer.planner.policy = policy
     report = trainer.fit(task.batches, epochs or task.epochs)

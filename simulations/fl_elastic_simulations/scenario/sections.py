@@ -236,8 +236,8 @@ class MethodSection:
         Weight of the fleet's importance.
     plan_source : str
         ``local``, ``server`` or ``shared_rng``.
-    deep_every, exploration, returns : int, float, float
-        As in `fl_elastic.training.TrainerOptions`.
+    deep_every : int
+        `full_update_every` of `fl_elastic.training.TrainerOptions`.
     inference_prefix : bool
         Whether the frozen prefix runs as inference.
     round_zero : str
@@ -278,8 +278,6 @@ class MethodSection:
         Text, known_among("plan_source", lambda: ("local", "server", "shared_rng"))
     ] = "local"
     deep_every: Annotated[Whole, Ge(0)] = 4
-    exploration: Annotated[Number, Ge(0)] = 0.3
-    returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
     read: Text = "last"
