@@ -13,16 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.methods.sparse_update.conventions import (
     LayerUpdate,
-    legacy_costs,
     tiny_training_bits,
-    tinytrain_bytes,
-    tinytrain_full_macs,
-    tinytrain_macs,
 )
 from fl_elastic.methods.sparse_update.published_schemes import (
     PUBLISHED_MODELS,
@@ -93,53 +88,6 @@ def test_forward_multiply_adds(name: str, millions: float) -> None:
     assert sum(la.macs for la in MODELS[name].layers) / 1e6 == pytest.approx(millions, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("layers", "mebibytes", "millions"),
-    [
-        (mixed("mbv2-w0.35"), 1.64, 0.80),
-        (MODELS["mcunet-5fps"].layers, 2.03, 1.47),
-        (mixed("proxyless-w0.3"), 1.06, 0.59),
-    ],
-    ids=list(MODELS),
-)
-def test_training_the_last_layer(
-    layers: tuple[LayerShape, ...], mebibytes: float, millions: float
-) -> None:
-    updates = last_alone(layers)
-    assert round(tinytrain_bytes(layers, updates) / MIB, 2) == mebibytes
-    assert round(tinytrain_macs(layers, updates) / 1e6, 2) == millions
-
-
-@pytest.mark.parametrize(
-    ("layers", "millions"),
-    [
-        (MODELS["mcunet-5fps"].layers, 44.9),
-        (mixed("mbv2-w0.35"), 34.9),
-        (mixed("proxyless-w0.3"), 38.4),
-    ],
-    ids=["mcunet", "mbv2", "proxyless"],
-)
-def test_training_everything(layers: tuple[LayerShape, ...], millions: float) -> None:
-    assert round(tinytrain_full_macs(layers) / 1e6, 1) == millions
-
-
-def test_sparse_update_of_mcunet_in_tinytrains_table() -> None:
-    model = MODELS["mcunet-5fps"]
-    updates = model.schemes[2].updates(len(model.layers))
-    weights = sum(u.weights(la) for la, u in zip(model.layers, updates, strict=True))
-    assert model.schemes[2].kilobytes == 99 and weights == 52_480
-    assert round(tinytrain_bytes(model.layers, updates) / MIB, 2) == 1.43
-    assert round(tinytrain_macs(model.layers, updates) / 1e6, 2) == 11.88
-
-
-def test_nothing_trained_costs_the_forward_peak_and_the_classifiers_input() -> None:
-    model = MODELS["proxyless-w0.3"]
-    nothing = [LayerUpdate()] * len(model.layers)
-    assert tinytrain_macs(model.layers, nothing) == 0
-    assert tinytrain_bytes(model.layers, nothing) == 0.5 * MIB
-    assert tiny_training_bits(model.layers, nothing, 96) == 8 * 96
-
-
 def test_output_channels_save_weights_but_no_input() -> None:
     dense = LayerShape("dense", 12, 20, (3, 3), 1, (8, 8), (4, 4))
     depthwise = LayerShape("depthwise", 12, 12, (5, 5), 12, (8, 8), (8, 8))
@@ -170,26 +118,6 @@ def test_shapes_of_a_traced_model_are_its_own() -> None:
         LayerShape("6", 18, 5, (1, 1), 1, (12, 1), (12, 1)),
         LayerShape("8", 60, 4),
     ]
-
-
-def test_costs_of_a_plan_count_norms_as_biases_and_the_classifier_by_its_input() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
-    )  # fmt: skip
-    graph = traced(model, (2, 3, 6, 6))
-    assert [group.name for group in graph.groups] == ["7", "3", "1", "0"]
-    modes = [Mode.FULL, Mode.channels(1 / 2), Mode.FULL, Mode.FROZEN]
-    costs = legacy_costs(graph, modes, (2, 3, 6, 6))
-    bits = 8 * 8 + (8 * 36 + 32 * 8) + 8 * (2 * 36 + 16) + (4 * 36 + 32 * 4)
-    assert costs.tiny_training_bytes == bits / 8
-    # The largest working set is that of the second convolution: 4 + 8 channels of 6 x 6.
-    assert costs.tinytrain_bytes == 4 * 12 * 36 + 16 * (16 + 24)
-    assert costs.tinytrain_macs == 24 + (16 * 36 + 24)
-    only_head = legacy_costs(graph, [Mode.FULL] + [Mode.FROZEN] * 3, (2, 3, 6, 6))
-    assert only_head.tiny_training_bytes == 8 and only_head.tinytrain_macs == 24
-    bias = legacy_costs(graph, [Mode.FULL, Mode.BIAS, Mode.FROZEN, Mode.FROZEN], (2, 3, 6, 6))
-    assert bias.tinytrain_macs == 24 and bias.tiny_training_bytes == 8 + (8 * 36 + 32 * 8) / 8
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -158,7 +158,7 @@ def test_a_memory_travels_as_text_and_is_bounded() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: NeqPolicy(eps=-1.0), lambda: NeqPolicy(mu=0.6), lambda: NeqPolicy(velocity="other"),
+        lambda: NeqPolicy(eps=-1.0), lambda: NeqPolicy(mu=0.6),
         lambda: NeqPolicy(examples=0), lambda: VelocityPolicy(share=0.0), lambda: VelocityPolicy(share=1.1),
         lambda: ScottiPolicy(eps_momentum=1.0), lambda: ScottiPolicy(eps=-0.1),
     ],

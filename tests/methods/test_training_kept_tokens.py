@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,11 @@ from vision_transformers import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.methods.tokens.attention_masks import thinning
 from fl_elastic.methods.tokens.blocks import token_blocks
 from fl_elastic.methods.tokens.bsr import BsrPolicy
 from fl_elastic.methods.tokens.costs import fewer_tokens_profile
 from fl_elastic.methods.tokens.e_vit import EVitPolicy
-from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, kept_count, on_kept_tokens
+from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, on_kept_tokens
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import profile_model
 from fl_elastic.training import (
@@ -407,32 +405,3 @@ def test_a_plan_of_fewer_blocks_begins_with_features_of_its_own() -> None:
         cuts.append((forward.report().cut, forward.report().computed, forward.report().found))
     forward.close()
     assert cuts == [("blocks.0", 4, 0), ("blocks.2", 8, 0), ("blocks.2", 8, 4)]
-
-
-def test_e_vit_masks_attention_where_it_is_told_to() -> None:
-    model, slow = (vision_transformer("timm") for _ in range(2))
-    data = small_images(2)
-    trainer = trainer_of(model, EVitPolicy(0.5, attention=0.3))
-    kept = trainer.fit(data).plan.transform(KeptTokens)
-    assert kept is not None and kept.attention == 0.3
-    assert kept.blocks == ("blocks.1", "blocks.2", "blocks.3")
-    optimizer, blocks = sgd(slow.parameters()), [f"blocks.{place}" for place in (1, 2, 3)]
-    drops = {block: partial(kept_count, share=0.5) for block in blocks[:2]}
-    for images, targets in data:
-        optimizer.zero_grad()
-        with thinning(slow, blocks, drops, 1, partial(kept_count, share=0.3)):
-            class_loss(slow(images), targets).backward()
-        optimizer.step()
-    for (name, fast), slowly in zip(model.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(fast, slowly, rtol=1e-3, atol=1e-5, msg=name)
-
-
-def test_e_vit_refuses_attention_that_cannot_be_masked_before_the_first_step() -> None:
-    model = vision_transformer("eager")
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    with pytest.raises(PlanError, match="weights of attention are left out where"):
-        trainer_of(model, EVitPolicy(0.5, attention=0.5)).fit(small_images(2))
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    trainer_of(model, EVitPolicy(0.5)).fit(small_images(2))
-    with pytest.raises(PlanError, match=r"attention 0\.0 must be above 0"):
-        EVitPolicy(0.5, attention=0.0)

@@ -248,12 +248,6 @@ def test_the_first_fits_train_everything_and_later_ones_what_moves() -> None:
         assert at == len(speeds)
 
 
-def test_the_codes_velocity_acts_one_fit_earlier() -> None:
-    plans = rounds(NeqPolicy(eps=0.003, velocity="code"), 2)
-    assert {m.kind for m in plans[0][0].modes} == {"full"}
-    assert "channels" in {m.kind for m in plans[1][0].modes}
-
-
 @pytest.mark.parametrize("share", [0.05, 0.4])
 def test_velocity_keeps_a_budget_of_parameters_in_every_fit(share: float) -> None:
     model, batches = net(), images(1)

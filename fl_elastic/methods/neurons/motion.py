@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Motion", "Variant", "within"]
+__all__ = ["Motion", "within"]
 
 Values = NDArray[np.float64]
-Variant = Literal["paper", "code"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,25 +49,19 @@ class Motion:
         """Return the motion before anything was observed."""
         return cls(0, *(np.zeros(neurons) for _ in range(3)))
 
-    def after(self, change: Values, mu: float = 0.5, variant: Variant = "paper") -> Motion:
+    def after(self, change: Values, mu: float = 0.5) -> Motion:
         r"""Return the motion after one more change was observed.
 
-        The paper has :math:`v_t = g_t - \mu v_{t-1}` with :math:`v_0 = 0`; its code has
-        :math:`v_t = g_t - g_{t-1} + \mu v_{t-1}` with :math:`d_{-1} = 0`, so :math:`v_0 = -d_0`. Thresholds of one
-        mean nothing for the other.
+        By the paper, :math:`v_t = g_t - \mu v_{t-1}` with :math:`v_0 = 0`; its code has another formula.
         """
         gain = self.change - change
-        if variant == "code":
-            velocity = gain - self.gain + mu * self.velocity
-        elif self.count:
-            velocity = gain - mu * self.velocity
-        else:
-            velocity = np.zeros_like(gain)
+        velocity = gain - mu * self.velocity if self.count else np.zeros_like(gain)
         return Motion(self.count + 1, change, gain, velocity)
 
-    def known(self, variant: Variant = "paper") -> bool:
+    @property
+    def known(self) -> bool:
         """Whether the velocity says anything as yet."""
-        return self.count >= (1 if variant == "code" else 2)
+        return self.count >= 2
 
 
 def within(score: Values, sizes: Values, budget: float) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.layers import NeuronLayers
-from fl_elastic.methods.neurons.motion import Motion, Values, Variant
+from fl_elastic.methods.neurons.motion import Motion, Values
 from fl_elastic.methods.neurons.outputs import (
     change_of,
     has_neurons,
@@ -45,8 +45,6 @@ class NeuronPolicy(Policy):
     ----------
     mu : float
         Weight of the velocity before, in [0, 0.5].
-    velocity : {"paper", "code"}
-        Which formula, see `fl_elastic.methods.neurons.motion.Motion.after`.
     examples : int
         Inputs to compare on; the papers say that a few, even one, do about as well as hundreds.
     memory_bytes : int
@@ -65,19 +63,16 @@ class NeuronPolicy(Policy):
     def __init__(
         self,
         mu: float = 0.5,
-        velocity: Variant = "paper",
         examples: int = 16,
         memory_bytes: int = 8 << 20,
     ) -> None:
         if not 0 <= mu <= 0.5:
             raise PlanError(f"mu {mu} must be in [0, 0.5]: velocities would grow without end")
-        if velocity not in ("paper", "code"):
-            raise PlanError(f"velocity {velocity!r} is unknown, use 'paper' or 'code'")
         if examples < 1 or memory_bytes < 1:
             raise PlanError(
                 f"examples {examples} and memory_bytes {memory_bytes} must be at least 1"
             )
-        self.mu, self.velocity = mu, velocity
+        self.mu = mu
         self.examples, self.memory_bytes = examples, memory_bytes
 
     def refuse_misfit(self, profile: CostProfile) -> None:
@@ -130,7 +125,7 @@ class NeuronPolicy(Policy):
             change = change_of(before, now)
             if not change.any():
                 return memory
-            motion = _motion(memory).after(change, self.mu, self.velocity)
+            motion = _motion(memory).after(change, self.mu)
         arrays = {f"{_INPUT}{place}": array for place, array in kept.items()}
         arrays |= {f"{_OUTPUT}{name}": array for name, array in now.items()}
         arrays |= {n: getattr(motion, n) for n in ("change", "gain", "velocity")}
@@ -178,7 +173,7 @@ class NeuronPolicy(Policy):
         """
         memory = request.memory.of(self.name)
         motion = _motion(memory)
-        if not motion.known(self.velocity):
+        if not motion.known:
             return None
         sizes = _sizes(memory)
         ends = np.cumsum(list(sizes.values()))[:-1]
@@ -196,7 +191,7 @@ class NeqPolicy(NeuronPolicy):
 
     A neuron whose velocity is below ``eps`` is frozen for the next fit, and may leave equilibrium again (Bragagnolo
     et al., NeurIPS 2022). There is no budget in the method: a step that takes longer than is allowed is answered by
-    fewer steps. The first two fits train everything, as there is no velocity yet; by the code's formula the first.
+    fewer steps. The first two fits train everything, as there is no velocity yet.
     Unlike the published code, which computes every gradient and erases some, gradients of frozen neurons are not
     computed, nothing runs backward below the deepest neuron that trains, and a norm of which all is frozen keeps
     its running statistics.

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups.examples import take_examples
-from fl_elastic.groups.forward import compute_loss, split_batch
-from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.tokens.blocks import TokenBlock, token_blocks
-from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, kept_count
+from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share
 from fl_elastic.methods.tokens.policy import TokenPolicy, classes_of, with_tokens
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
@@ -32,7 +27,7 @@ class EVitPolicy(TokenPolicy):
     After Tri-Level E-ViT (Kong et al., AAAI 2023): of the tokens that are left, those stay that the class token
     attends to most, by the mean over the heads. They are left out behind a block, not before its perceptron. Its
     examples are `fl_elastic.methods.tokens.active_examples.ActiveExamples`. Its third level, masks on attention,
-    costs time as published, and is off unless asked for. A time budget is met with fewer steps.
+    is left out, as it costs time. A time budget is met with fewer steps.
 
     Parameters
     ----------
@@ -41,9 +36,6 @@ class EVitPolicy(TokenPolicy):
     fits : int, optional
         Over how many fits, such as rounds or epochs, it is trained: the share begins at 1 and falls from a
         thirtieth of them on, see `cosine_share`. It holds for a fit. Left out, it is ``keep`` from the first on.
-    attention : float
-        Share of the other patches that each patch goes on to attend to (`attention_masks.thinning`); with ``fits``
-        it falls to it as the share of patches does.
 
     Raises
     ------
@@ -56,11 +48,11 @@ class EVitPolicy(TokenPolicy):
     basis = "kept tokens"
     name: ClassVar[str] = "e_vit"
 
-    def __init__(self, keep: float = 0.9, fits: int | None = None, attention: float = 1.0) -> None:
-        KeptTokens((("", keep),), attention=attention)
+    def __init__(self, keep: float = 0.9, fits: int | None = None) -> None:
+        KeptTokens((("", keep),))
         if fits is not None and fits < 1:
             raise PlanError(f"fits {fits} must be at least 1")
-        self.keep, self.fits, self.attention = keep, fits, attention
+        self.keep, self.fits = keep, fits
 
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
         """Return the block behind a quarter of them."""
@@ -69,39 +61,17 @@ class EVitPolicy(TokenPolicy):
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
         """Look at the model, and count the fits."""
         found = super().observe(probe, profile, memory)
-        if self.attention < 1:
-            self._try_masks(probe, profile, int(found.facts["classes"]))
         return PolicyMemory(self.name, {**found.facts, "fits": int(found.facts.get("fits", 0)) + 1})
-
-    def _try_masks(self, probe: Probe, profile: CostProfile, classes: int) -> None:
-        """Raise PlanError if the attention of the model cannot be masked; it is left as it was."""
-        # One policy alone masks attention, where it is told to.
-        from fl_elastic.methods.tokens.attention_masks import thinning
-
-        blocks = token_blocks(profile.graph)
-        places, model = _places(blocks), probe.model
-        inputs, targets = take_examples(split_batch(probe.batches[0]), slice(2))
-        drops = {block.module: partial(kept_count, share=self.keep) for block in places}
-        above = [block.module for block in blocks[blocks.index(places[0]) :]]
-        attend = partial(kept_count, share=self.attention)
-        with (
-            untouched(model), repeated_rng(model), torch.no_grad(),
-            thinning(model, above, drops, classes, attend),
-        ):  # fmt: skip
-            model.eval()
-            compute_loss(model, probe.loss_fn, (inputs, targets))
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan that trains everything on the tokens that are kept now."""
         blocks, share = token_blocks(request.profile.graph), self._share(request, self.keep)
-        attention = self._share(request, self.attention)
         everything = np.ones(len(request.profile), dtype=bool)
-        if len(blocks) < 2 or share == attention == 1:
+        if len(blocks) < 2 or share == 1:
             return request.plan_of_mask(self.name, everything)
         places = _places(blocks)
         drops = tuple((block.module, share) for block in places)
-        above = tuple(block.module for block in blocks[blocks.index(places[0]) :])
-        kept = KeptTokens(drops, classes_of(request, self.name), attention, above)
+        kept = KeptTokens(drops, classes_of(request, self.name))
         fewer = request.with_transform(kept)
         return with_tokens(fewer.plan_of_mask(self.name, everything), request, kept)
 

@@ -31,11 +31,6 @@ class KeptTokens(StepTransform):
         Blocks, in the order of the forward pass, each with the share of its tokens that goes on, in (0, 1].
     classes : int
         How many tokens, the first ones, the model answers from: they always stay, and do not count for the share.
-    attention : float
-        Share of the others that each token goes on to attend to behind the first of these blocks, in (0, 1]; 1 for
-        all, which costs less than any other.
-    blocks : tuple of str
-        Where attention is less than 1, the first of these blocks and all above it.
 
     Raises
     ------
@@ -45,13 +40,9 @@ class KeptTokens(StepTransform):
 
     drops: tuple[tuple[str, float], ...]
     classes: int = 1
-    attention: float = 1.0
-    blocks: tuple[str, ...] = ()
     runs_part: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.attention <= 1:
-            raise PlanError(f"attention {self.attention} must be above 0 and at most 1")
         for module, share in self.drops:
             if not 0 < share <= 1:
                 raise PlanError(
@@ -106,17 +97,10 @@ class KeptTokens(StepTransform):
         """Let the model go on with the kept tokens inside the block, in whatever mode."""
         from fl_elastic.methods.tokens.dropping import dropping
 
-        drops = {module: partial(kept_count, share=share) for module, share in self.drops}
         with ExitStack() as stack:
-            if self.attention < 1:
-                # One policy alone masks attention, where it is told to.
-                from fl_elastic.methods.tokens.attention_masks import thinning
-
-                attend = partial(kept_count, share=self.attention)
-                stack.enter_context(thinning(model, self.blocks, drops, self.classes, attend))
-            else:
-                for module, choose in drops.items():
-                    stack.enter_context(dropping(model, module, self.classes, choose))
+            for module, share in self.drops:
+                choose = partial(kept_count, share=share)
+                stack.enter_context(dropping(model, module, self.classes, choose))
             yield
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
