@@ -10,8 +10,8 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, Block
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest
 from fl_elastic.planning.recompute import least_memory
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.macs import backward_macs, node_macs
 from fl_elastic.profiling.memory import step_memory
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
 
-__all__ = ["ElasticPolicy", "dearer_steps"]
+__all__ = ["ElasticPolicy", "costlier_steps"]
 
 _RECOSTINGS = 4
 _SLACK = 0.01
@@ -78,20 +79,20 @@ class ElasticPolicy(Policy):
         return request.plan_of_mask("elastic", best)
 
     def _with_fewer_steps(self, request: PlanRequest, search: _Search, best: Mask) -> Mask:
-        """Return the best mask whose dearer steps are paid for by taking fewer of them."""
+        """Return the best mask whose costlier steps are paid for by taking fewer of them."""
         value = request.expected_decrease(best)
         shorter = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
         found: list[tuple[float, int, PlanRequest, Mask]] = []
-        for dearer in dearer_steps(request):
+        for costlier in costlier_steps(request):
             # A mask of shorter steps was found before; these leave no more of them than this.
             gain = request.gain(request.allowed_step_seconds / shorter)
-            shorter = dearer.allowed_step_seconds
+            shorter = costlier.allowed_step_seconds
             at_least = _NEAR * value / max(gain, 1e-12)
-            mask = search.within(dearer, at_least, _COARSE)
+            mask = search.within(costlier, at_least, _COARSE)
             if mask is not None:
-                found.append((request.expected_decrease(mask), len(found), dearer, mask))
-        for _, _, dearer, mask in sorted(found, reverse=True)[:_FILLED]:
-            filled = _exchanged(dearer, _fill(dearer, mask))
+                found.append((request.expected_decrease(mask), len(found), costlier, mask))
+        for _, _, costlier, mask in sorted(found, reverse=True)[:_FILLED]:
+            filled = _exchanged(costlier, _fill(costlier, mask))
             if (worth := request.expected_decrease(filled)) > value:
                 best, value = filled, worth
         return best
@@ -226,7 +227,7 @@ def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
     return found
 
 
-def dearer_steps(request: PlanRequest) -> list[PlanRequest]:
+def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
     """Return requests that allow longer steps, up to a full one, of which a whole number fits the time."""
     lowest = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
     total = request.allowed_step_seconds * request.steps

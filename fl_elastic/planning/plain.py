@@ -9,7 +9,8 @@ import numpy as np
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
 
 __all__ = ["BiasPolicy", "FullPolicy", "GivenPolicy", "HeadPolicy", "LastKPolicy", "RandomPolicy"]
 

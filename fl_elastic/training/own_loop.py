@@ -54,7 +54,7 @@ def plan_for(
     Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given, and
     importance is measured on all of them (a probe of two batches is two steps or so).
 
-    Where not even the cheapest step fits, or dearer steps are worth more under a deadline, the budget is kept by
+    Where not even the cheapest step fits, or costlier steps are worth more under a deadline, the budget is kept by
     fewer steps: take no more than ``plan.step_fraction`` of those that were meant to be taken. A warning says so.
 
     Parameters

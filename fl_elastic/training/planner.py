@@ -42,7 +42,7 @@ _MOST_FOR_LATER_PROBES = 0.01
 _STEPS_THAT_TELL = 2
 _MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
 _SEND_ALL = ("full", "filtered")
-_DEEP = 0xDEE9
+_FULL_UPDATES = 0xDEE9
 CHANNEL_SCORE = "fisher"
 """By which the channels of a group are chosen that is trained in part, where the policy does not say."""
 STEP_GAIN_EXPONENT = 0.5
@@ -99,7 +99,7 @@ class Planner:
         drawn = options.seed if options.fleet.seed is None else options.fleet.seed
         self._generator = np.random.default_rng(drawn)
         # Apart from the policy's own: how much a policy draws must not decide who goes deep, and when.
-        self._full_generator = np.random.default_rng([abs(options.seed), _DEEP])
+        self._full_generator = np.random.default_rng([abs(options.seed), _FULL_UPDATES])
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
         self._reachable: int | None = None
@@ -342,7 +342,7 @@ class Planner:
         self._fitting = None
         return seconds
 
-    def deep_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
+    def full_update_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
         """Return the plan that trains everything in fewer steps, if this fit is to.
 
         It is where it is its turn; where nothing is known of what the groups are worth and a probe is too dear, for
@@ -401,7 +401,7 @@ class Planner:
         self.based_on = "the head, as choosing took all of the time"
         return request.plan_of_mask("head", request.head_mask())
 
-    def rest_plan(self, plan: Plan, seconds: float) -> Plan | None:
+    def remainder_plan(self, plan: Plan, seconds: float) -> Plan | None:
         """Return the deepest part of a plan, from the loss on, of which one more step takes at most so long.
 
         Only parts of what the fit trains anyway: sending it is paid for. None if not even one group's does.
@@ -435,7 +435,7 @@ class Planner:
         return replace(part, sending_seconds=plan.sending_seconds)
 
     def leaves_worth(self, plan: Plan) -> bool:
-        """Whether a plan leaves out what dearer steps might train.
+        """Whether a plan leaves out what costlier steps might train.
 
         Not where a policy is defined by what it trains, or where what the first plan sends is all that may be sent.
         """
@@ -452,10 +452,10 @@ class Planner:
             within.any() if not policy.needs.importance else worth[: len(within)][within].any()
         )
 
-    def dearer_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
+    def costlier_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
         """Return what to train in the steps that are left, where they may take longer than those of a plan.
 
-        None where nothing dearer fits.
+        None where nothing costlier fits.
 
         Parameters
         ----------

@@ -48,17 +48,19 @@ class TrainingStep:
         Towards the weights that the fit started from.
     clock : callable
         Gives seconds.
+    forward : ElasticForward, optional
+        Runs what lies below the cut, where the forward pass is elastic.
+    worth : StepImportance, optional
+        Reads importance from gradients, where steps tell it.
+    watch : callable, optional
+        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
+    judge : callable, optional
+        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
+    accumulate : int
+        Batches whose mean gradient a step takes.
 
     Attributes
     ----------
-    forward : ElasticForward or None
-        Runs what lies below the cut, where the forward pass is elastic.
-    worth : StepImportance or None
-        Reads importance from gradients, where steps tell it.
-    watch : callable or None
-        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
-    judge : callable or None
-        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
     optimizer_seconds : list of float
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
     opener : StepOpener or None
@@ -66,8 +68,6 @@ class TrainingStep:
     moved : set of int
         Ids of the parameters that the last step trained in part, whose gradients are their stand-ins', or that it
         may have moved without a gradient.
-    accumulate : int
-        Batches whose mean gradient a step takes.
     stepped : bool
         Whether the last batch ended a step.
     """
@@ -79,22 +79,26 @@ class TrainingStep:
         optimizing: KeptOptimizer,
         pull: ProximalPull,
         clock: Clock,
+        *,
+        forward: ElasticForward | None = None,
+        worth: StepImportance | None = None,
+        watch: Watch | None = None,
+        judge: Judge | None = None,
+        accumulate: int = 1,
     ) -> None:
         self.clock = clock
         self.optimizer_seconds: list[float] = []
         self.model = model
         self.loss_fn = loss_fn
         self.optimizing = optimizing
-        self.forward: ElasticForward | None = None
-        self.worth: StepImportance | None = None
-        self.watch: Watch | None = None
-        self.judge: Judge | None = None
+        self.forward, self.worth, self.accumulate = forward, worth, accumulate
+        self._watch, self._judge = watch, judge
         self._right: Tensor | None = None
         self._pull = pull
         self.opener: StepOpener | None = None
         self._opener: StepOpener | None = None
         self.moved: set[int] = set()
-        self.accumulate, self.stepped, self._waiting = 1, False, 0
+        self.stepped, self._waiting = False, 0
         self._guards: list[StepGuard] = []
         self._still: StillThroughSteps | None = None
         self._moved_anyway: set[int] = set()
@@ -105,7 +109,7 @@ class TrainingStep:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
         self.finalize()
-        if self.watch is not None:
+        if self._watch is not None:
             known = dict(self.model.named_parameters(remove_duplicate=False))
             self._trained = {name: known[name] for name in plan.trained_parameters}
         optimizer = self.optimizing()
@@ -167,8 +171,8 @@ class TrainingStep:
                 f"the loss is {value}: check the batch for NaN and the learning rate; "
                 "the model was put back to where the fit started"
             )
-        if self.judge is not None:
-            self._tell(self.judge)
+        if self._judge is not None:
+            self._tell(self._judge)
         if loss.requires_grad:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
@@ -191,8 +195,8 @@ class TrainingStep:
         optimizer = self.optimizing()
         if self.worth is not None:
             self.worth.observe(self._whole)
-        if self.watch is not None:
-            self.watch(self._trained, optimizer)
+        if self._watch is not None:
+            self._watch(self._trained, optimizer)
         self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
@@ -220,7 +224,7 @@ class TrainingStep:
 
     def _judged_loss(self, batch: Batch) -> Tensor:
         outputs, loss = outputs_and_loss(self.model, self.loss_fn, batch)
-        if self.judge is not None:
+        if self._judge is not None:
             self._right = right_examples(outputs, batch[1])
         return loss
 

@@ -53,7 +53,7 @@ from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
+from fl_elastic.training.step import Judge, KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
@@ -141,7 +141,7 @@ class ElasticTrainer:
         )  # fmt: skip
         self._base: dict[str, NDArray[Any]] | None = None
         self._start: FitStart
-        self._step: TrainingStep
+        self._forward: ElasticForward | None = None
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
         self._held: Mapping[str, Sequence[NDArray[np.bool_]]] = {}
@@ -220,16 +220,11 @@ class ElasticTrainer:
         log = StepLog(batch_shape(batches[0]), clock, began if self._charges_loading else clock())
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
-        self._step = TrainingStep(
-            self.model, self.loss_fn, self._optimizing,
-            ProximalPull.towards_present(self.model, self.options.proximal), clock,
-        )  # fmt: skip
-        self._step.judge = judge
         self._tensor_steps.clear()
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, passes, epochs, size, batches, log)
+                return self._fit(loader, passes, epochs, size, batches, log, judge)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -238,10 +233,10 @@ class ElasticTrainer:
             passes.close()
             for parameter in self.model.parameters():
                 parameter.grad = None
-            if self._step.forward is not None:
-                self._step.forward.close()
+            if self._forward is not None:
+                self._forward.close()
                 # With it go the features that it kept in memory.
-                self._step.forward = None
+                self._forward = None
 
     @property
     def _charges_loading(self) -> bool:
@@ -270,9 +265,11 @@ class ElasticTrainer:
         size: LoaderSize,
         batches: list[Batch],
         log: StepLog,
+        judge: Judge | None,
     ) -> FitReport:
         requested = size.batches * epochs
-        closed_loop, step, clock = self.options.timing.closed_loop, self._step, log.clock
+        closed_loop, clock = self.options.timing.closed_loop, log.clock
+        pull = ProximalPull.towards_present(self.model, self.options.proximal)
         reading = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
@@ -284,13 +281,17 @@ class ElasticTrainer:
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
         cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
-        step.forward = self._elastic_forward(epochs, clock, above)
-        step.accumulate = self.options.accumulate
-        costs = planned_with(profile, step.forward, above, self.options.part.kept_head)
+        forward = self._forward = self._elastic_forward(epochs, clock, above)
+        costs = planned_with(profile, forward, above, self.options.part.kept_head)
         self.planner.begin(costs, requested, batches, budget, profile)
+        worth = None
         if self.planner.learns_from_steps:
-            step.worth = StepImportance(self.model, self._start.before, costs.graph.groups)
-        step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
+            worth = StepImportance(self.model, self._start.before, costs.graph.groups)
+        step = TrainingStep(
+            self.model, self.loss_fn, self._optimizing, pull, clock,
+            forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
+            watch=self.planner.after_backward if self.planner.policy.reads_steps else None,
+        )  # fmt: skip
         fit = Fit(
             self.planner, step, self._start, profile,
             self._control(profile, budget, requested, size.ends), log,
@@ -312,7 +313,7 @@ class ElasticTrainer:
         if (
             profile.estimated
             and closed_loop
-            and step.forward is None
+            and forward is None
             and not self.options.part.leaves_out
         ):
             found = _refined(accumulated(whole, self.options.accumulate), fit)
@@ -332,8 +333,8 @@ class ElasticTrainer:
             )  # fmt: skip
         self._held = {} if step.opener is None else step.opener.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
-        if step.forward is not None:
-            step.forward.forget_others(loader)
+        if forward is not None:
+            forward.forget_others(loader)
         report = self._report(fit, epochs)
         self.state.memory = self.planner.memory
         step.finalize()

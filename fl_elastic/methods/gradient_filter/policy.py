@@ -7,7 +7,8 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["GradientFilterPolicy"]

@@ -11,13 +11,14 @@ import numpy as np
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
-from fl_elastic.planning.elastic import ElasticPolicy, dearer_steps
+from fl_elastic.planning.elastic import ElasticPolicy, costlier_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
 from fl_elastic.planning.joint.choices import Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.recompute import candidate_blocks
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.memory import recompute_seconds, step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES
@@ -54,7 +55,7 @@ class JointPolicy(Policy):
         requests = [request]
         full = request.profile.full_step_seconds
         if request.may_trade_steps and request.allowed_step_seconds < full:
-            requests += dearer_steps(request)
+            requests += costlier_steps(request)
         found: list[_Found] = []
         for blocks in _recomputations(request):
             options = group_options(request, self.needs.modes, blocks)

@@ -24,8 +24,9 @@ from fl_elastic.methods.neurons.outputs import (
 from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["NeqPolicy", "NeuronPolicy"]

@@ -11,8 +11,9 @@ from fl_elastic.errors import PlanError
 from fl_elastic.methods.neurons.policy import NeuronPolicy
 from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer
 from fl_elastic.methods.neurons.threshold import fitting
-from fl_elastic.planning.policy import POLICIES, PlanRequest
+from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import numpy as np
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.motion import Values
 from fl_elastic.methods.neurons.rows import Chosen
-from fl_elastic.planning.policy import PlanRequest
+from fl_elastic.planning.request import PlanRequest
 
 __all__ = ["above", "fitting"]
 

@@ -16,7 +16,8 @@ from fl_elastic.methods.neurons.policy import NeuronPolicy
 from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
 from fl_elastic.methods.neurons.threshold import fitting
 from fl_elastic.planning.channel_modes import refuse_without_layers
-from fl_elastic.planning.policy import POLICIES, PlanRequest
+from fl_elastic.planning.policy import POLICIES
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["VelocityPolicy"]

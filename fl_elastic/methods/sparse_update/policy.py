@@ -28,7 +28,8 @@ from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic.planning.joint.choices import Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape
 from fl_elastic.profiling.profile import ModeCosts

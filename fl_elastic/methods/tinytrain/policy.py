@@ -24,7 +24,8 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.joint.choices import Choices, Limits
 from fl_elastic.planning.joint.knapsack import joint_knapsack
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, Needs, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
 from fl_elastic.profiling.memory import step_memory

@@ -13,7 +13,8 @@ from fl_elastic.methods.tokens.blocks import TokenBlock, token_blocks
 from fl_elastic.methods.tokens.kept import KeptTokens
 from fl_elastic.methods.tokens.policy import TokenPolicy, classes_of, with_tokens
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest
+from fl_elastic.planning.policy import POLICIES
+from fl_elastic.planning.request import PlanRequest
 
 __all__ = ["BsrPolicy"]
 

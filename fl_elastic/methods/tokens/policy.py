@@ -21,8 +21,9 @@ from fl_elastic.methods.tokens.dropping import dropping, handing_on
 from fl_elastic.methods.tokens.kept import KeptTokens
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest, Policy
+from fl_elastic.planning.policy import Policy
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["TokenPolicy", "classes_of", "with_tokens"]

@@ -12,8 +12,9 @@ from fl_elastic.groups.graph import Width
 from fl_elastic.methods.windows.windows import Every, Place, Windows
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy
+from fl_elastic.planning.policy import POLICIES, Policy
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.planning.transforms.base import StepCase
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory

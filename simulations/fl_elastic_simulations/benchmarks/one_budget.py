@@ -17,7 +17,7 @@ from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.methods.tokens.kept import on_kept_tokens
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
-from fl_elastic.planning.policy import sent_bytes
+from fl_elastic.planning.request import sent_bytes
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import with_modes

@@ -17,7 +17,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning.policy import sent_bytes
+from fl_elastic.planning.request import sent_bytes
 from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, evaluate
 from fl_elastic_simulations.benchmarks.cells import add_missing, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results

@@ -92,24 +92,24 @@ def test_looks_come_after_half_of_the_steps_and_half_of_what_is_left() -> None:
     plan, due = plan_of(1.0), []
     for _ in range(100):
         take(control, 1, 1.0, predicted=1.0)
-        if control.surplus_due(plan):
+        if control.looks_for_surplus and control.has_surplus(plan):
             due.append(control.steps)
-            control.looked_for_dearer()
+            control.postpone_surplus()
     assert due == [50, 75, 88, 94]
 
 
 def test_what_each_step_may_take_is_what_is_left_over_the_steps_that_are() -> None:
     control = control_of(150.0, 100, correct=False)
     take(control, 60, 1.0, predicted=1.0)
-    assert control.dearer_step_seconds(plan_of(1.0)) == pytest.approx(90.0 / 40)
-    assert control.dearer_step_seconds(plan_of(2.25)) == 0.0
+    assert control.costlier_step_seconds(plan_of(1.0)) == pytest.approx(90.0 / 40)
+    assert control.costlier_step_seconds(plan_of(2.25)) == 0.0
     # By the cost profile: on a device twice as slow as it says, half of the measured seconds.
     slow = control_of(300.0, 100, relative=True)
     take(slow, 60, 2.0, predicted=1.0)
-    assert slow.dearer_step_seconds(plan_of(1.0)) == pytest.approx(180.0 / 40 / 2)
+    assert slow.costlier_step_seconds(plan_of(1.0)) == pytest.approx(180.0 / 40 / 2)
     # A deadline is planned for what nine of ten steps do not exceed.
     uneven = control_of(300.0, 100)
     for _ in range(15):
         take(uneven, 3, 2.0, predicted=1.0)
         take(uneven, 1, 3.0, predicted=1.0)
-    assert uneven.dearer_step_seconds(plan_of(1.0)) == pytest.approx(165.0 / 40 / 3)
+    assert uneven.costlier_step_seconds(plan_of(1.0)) == pytest.approx(165.0 / 40 / 3)
