@@ -319,12 +319,12 @@ def test_with_little_memory_no_simple_choice_is_worth_more(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nor_is_one_where_steps_are_traded_for_dearer_ones(
+def test_nor_is_one_where_steps_are_traded_for_costlier_ones(
     small_images: CostProfile, seed: int
 ) -> None:
     request = with_little_memory(small_images, seed, deadline=10 * small_images.full_step_seconds)
     search, limited = elastic._Search(request), 0
-    for dearer in elastic.dearer_steps(request):
+    for dearer in elastic.costlier_steps(request):
         if dearer.fits_bytes(search._in_time(dearer, search.worth, elastic._FINE)):
             continue
         limited += 1
