@@ -108,8 +108,8 @@ def test_below_the_narrowest_windows_fewer_steps_are_taken() -> None:
 
 
 def test_a_given_rate_holds() -> None:
-    plan = plan_of(profile_of(), Budget(speedup=1.1), SliceOutPolicy(rate=0.25, place="wrap"))
-    assert (windows_of(plan).rate, windows_of(plan).place) == (0.25, "wrap")
+    plan = plan_of(profile_of(), Budget(speedup=1.1), SliceOutPolicy(rate=0.25))
+    assert windows_of(plan).rate == 0.25
 
 
 def test_widths_of_what_is_not_trained_stay_whole() -> None:
@@ -170,9 +170,7 @@ def test_a_memory_of_something_else_does_no_harm(facts: dict[str, Any]) -> None:
     assert len(windows_of(plan).widths) == 2
 
 
-@pytest.mark.parametrize(
-    "settings", [{"rate": 0}, {"place": "left"}, {"every": "day"}, {"offset": -2}]
-)
+@pytest.mark.parametrize("settings", [{"rate": 0}, {"every": "day"}])
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         SliceOutPolicy(**settings)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Width
-from fl_elastic.methods.windows.windows import Every, Place, Windows
+from fl_elastic.methods.windows.windows import Every, Windows
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Policy
@@ -42,14 +42,9 @@ class SliceOutPolicy(Policy):
     ----------
     rate : float, optional
         Share of the units of each width that a window keeps; left out, by the budget.
-    place : {"uniform", "grid", "wrap"}
-        Where windows may start, see `window_starts`. The paper's is uniform, which trains units at the edges less
-        often.
     every : {"step", "fit"}
         Whether each step draws windows, as published, or each fit, so that an update holds those windows alone and
         its bytes shrink with them.
-    offset : int, optional
-        Where every window starts instead of at random: 0 for the first channels, as in HeteroFL.
 
     Raises
     ------
@@ -64,12 +59,10 @@ class SliceOutPolicy(Policy):
     def __init__(
         self,
         rate: float | None = None,
-        place: Place = "grid",
         every: Every = "step",
-        offset: int | None = None,
     ) -> None:
-        Windows((), 1.0 if rate is None else rate, place, every, offset)
-        self.rate, self.place, self.every, self.offset = rate, place, every, offset
+        Windows((), 1.0 if rate is None else rate, every)
+        self.rate, self.every = rate, every
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without an inner width."""
@@ -138,7 +131,7 @@ class SliceOutPolicy(Policy):
 
     def _candidates(self, widths: tuple[Width, ...], seed: int) -> Iterator[Windows]:
         for rate in _RATES if self.rate is None else (self.rate,):
-            yield Windows(widths, rate, self.place, self.every, self.offset, seed)
+            yield Windows(widths, rate, self.every, seed)
 
     def _narrow(self, request: PlanRequest, windows: Windows) -> PlanRequest:
         """Return the request for steps of these windows, without the memory limit, which is looked at apart."""
@@ -156,16 +149,14 @@ class SliceOutFitPolicy(SliceOutPolicy):
 
     Parameters
     ----------
-    rate, place, offset :
+    rate : float, optional
         As there.
     """
 
     name = "slice_out_fit"
 
-    def __init__(
-        self, rate: float | None = None, place: Place = "grid", offset: int | None = None
-    ) -> None:
-        super().__init__(rate, place, "fit", offset)
+    def __init__(self, rate: float | None = None) -> None:
+        super().__init__(rate, "fit")
 
 
 def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
@@ -188,7 +179,7 @@ def _left_out(memory: PolicyMemory) -> set[str]:
 
 def _sends_windows(windows: Windows) -> bool:
     """Whether an update holds one window: else a fit trains many, which travel together."""
-    return windows.every == "fit" or windows.offset is not None
+    return windows.every == "fit"
 
 
 def _with_groups(narrow: PlanRequest, request: PlanRequest) -> PlanRequest:

@@ -26,6 +26,6 @@ class RandomWindows(HeteroFl):
         generator = task_generator(task)
         spaces = {each.outputs.space: each.outputs.size for each in layers}
         return {
-            space: int(generator.choice(window_starts(size, 1, "wrap")))
+            space: int(generator.choice(window_starts(size, 1)))
             for space, size in sorted(spaces.items())
         }
