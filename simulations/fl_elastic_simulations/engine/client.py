@@ -246,7 +246,7 @@ class _Role:
         per_batch = self.scenario.training.batch_size
         if not told.cut:
             return examples / per_batch * _inference_batch(self.profile)
-        options = self.place.options(cut=told.cut)
+        options = self.place.options(part=TrainablePart(told.cut))
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
         cut = self.profile.graph.cut_below(self.profile.graph.groups_above(told.cut) - 1)
@@ -263,7 +263,7 @@ class _Role:
         profile = self.profile
         # The first pass finds no features as yet.
         if self.place.server_round:
-            options = self.place.options(cut=told.cut)
+            options = self.place.options(part=TrainablePart(told.cut))
             profile = lasting_costs(profile, options, batches.dataset_size)
         each = float(profile.forward_seconds[0]) if told.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
