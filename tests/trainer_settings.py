@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from fl_elastic.training import (
-    Reselection,
-    SelectionState,
-    Timing,
-    TrainablePart,
-    TrainerOptions,
-)
+from fl_elastic.training import SelectionState, Timing, TrainablePart, TrainerOptions
+from fl_elastic.training.selection import Reselection
 
 __all__ = ["options_of", "settings_of"]
 

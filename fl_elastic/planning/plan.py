@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.planning.transforms.base import StepCase, StepTransform
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
+from fl_elastic.planning.step_transform import StepCase, StepTransform
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import StepMemory, step_memory
 from fl_elastic.profiling.profile import Mask
+
+if TYPE_CHECKING:
+    from fl_elastic.planning.lean_layers import LeanLayers
 
 __all__ = ["Plan"]
 
@@ -81,14 +83,24 @@ class Plan:
     @property
     def channels(self) -> Mapping[str, tuple[int, ...]]:
         """Trained channels of each group whose mode is a share of its channels."""
-        layers = self.transform(LeanLayers)
+        layers = self.lean_layers
         return {} if layers is None else layers.channels
 
     @property
     def lean(self) -> bool:
         """Whether all layers run by `fl_elastic.ops`, which keep only what their mode needs."""
-        layers = self.transform(LeanLayers)
+        layers = self.lean_layers
         return layers is not None and layers.everywhere
+
+    @property
+    def lean_layers(self) -> LeanLayers | None:
+        """The layers that run by `fl_elastic.ops`; None where all are torch's own."""
+        if not self.transforms:
+            return None
+        # Plans of plain steps do not load it.
+        from fl_elastic.planning.lean_layers import LeanLayers
+
+        return self.transform(LeanLayers)
 
     def case(self, profile: CostProfile) -> StepCase:
         """Return what the memory of a step is told by, from the costs of plain ones."""

@@ -1,4 +1,4 @@
-"""What a policy is asked: costs, budget and worth, and what follows from them."""
+"""What a policy is asked: costs, budget and worth, and what a step and sending its update take of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from fl_elastic.groups.graph import Block
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.sending import too_much_to_send
-from fl_elastic.planning.transforms.base import StepCase, StepTransform
-from fl_elastic.planning.transforms.lean_layers import LeanLayers, needs_operations
+from fl_elastic.planning.step_transform import StepCase, StepTransform
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.profiling.profile import Mask, Seconds
@@ -26,7 +24,17 @@ from fl_elastic.profiling.profile import Mask, Seconds
 if TYPE_CHECKING:
     from fl_elastic.planning.importance.fidelity import Fidelity
 
-__all__ = ["PlanRequest", "sent_bytes"]
+__all__ = [
+    "PlanRequest",
+    "sendable",
+    "sending_seconds_per_byte",
+    "sent_bytes",
+    "too_much_to_send",
+    "with_sending",
+]
+
+
+_MOST_OF_DEADLINE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +239,14 @@ class PlanRequest:
     ) -> tuple[StepTransform, ...]:
         """Return what runs these modes, within the memory."""
         found: list[StepTransform] = []
-        if self.lean or any(map(needs_operations, modes)):
+        if self.lean or any(mode.needs_operations for mode in modes):
+            # Plans that train layers whole, with memory to spare, do not load how others run.
+            from fl_elastic.planning.lean_layers import LeanLayers
+
             found.append(LeanLayers(everywhere=self.lean))
         if recomputed:
             # Only what exceeds the memory loads how to do with less.
-            from fl_elastic.planning.transforms.recomputation import Recomputation
+            from fl_elastic.planning.recompute import Recomputation
 
             found.append(Recomputation(tuple(block.module for block in recomputed)))
         return tuple(found)
@@ -302,3 +313,72 @@ def sent_bytes(group: TensorGroup, mode: Mode) -> float:
             size *= mode.channel_count(channels) / channels
         total += size
     return total
+
+
+def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
+    """Return what each byte of the update takes out of the time of each of ``steps`` local steps.
+
+    >>> sending_seconds_per_byte(Budget(deadline=10.0, bandwidth=1e6), steps=5)
+    2e-07
+    """
+    return budget.sending_seconds(1.0) / max(steps, 1)
+
+
+def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
+    """Return the costs with the sending of each group as part of what training it costs.
+
+    Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a second
+    of sending against a second of computing.
+    """
+    if seconds_per_byte == 0:
+        return profile
+    sending = seconds_per_byte * profile.parameter_bytes
+    return replace(profile, optimizer_seconds=profile.optimizer_seconds + sending)
+
+
+def sendable(budget: Budget) -> Budget:
+    """Return the budget with an uplink that takes at most half of the deadline.
+
+    An update that takes longer leaves too few steps for it to be worth sending.
+    """
+    most = most_to_send(budget)
+    if most is None:
+        return budget
+    return replace(budget, uplink=most if budget.uplink is None else min(budget.uplink, most))
+
+
+def most_to_send(budget: Budget) -> float | None:
+    """Return the bytes that may be sent in half of the deadline; None where that is no limit."""
+    if budget.deadline is None or budget.bandwidth is None:
+        return None
+    return _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth
+
+
+def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
+    """Return why an update of that size is too large for a budget from `sendable`, by the limit that was given.
+
+    >>> too_much_to_send(Budget(uplink=100.0), 250.0)
+    'it sends 250 bytes, the uplink budget is 100: raise it to 250'
+    """
+    most, sent = most_to_send(budget), math.ceil(sent_bytes)
+    assert budget.uplink is not None
+    if most is None or budget.uplink < most:
+        limit = f"{budget.uplink:.0f}"
+        return f"{who} sends {sent} bytes, the uplink budget is {limit}: raise it to {sent}"
+    seconds = budget.sending_seconds(sent_bytes)
+    late = (
+        f"sending its {sent} bytes takes {seconds:.3g} s, more than half of the deadline of "
+        f"{budget.deadline:.3g} s: allow at least {_rounded_up(seconds / _MOST_OF_DEADLINE):.3g} s or use a "
+        "smaller codec"
+    )
+    return late if who == "it" else f"{who}: {late}"
+
+
+def _rounded_up(seconds: float) -> float:
+    """Return the next number of three digits, so that what is said does: 120.04 s are 121 s.
+
+    >>> _rounded_up(120.04), _rounded_up(120.0)
+    (121.0, 120.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return math.ceil(seconds / unit * (1 - 1e-9)) * unit

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardNode, Block
 from fl_elastic.ops.lean_kind import LeanKind
-from fl_elastic.ops.mode_operation import OPERATIONS
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
@@ -388,6 +387,9 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
         # Of a depthwise layer each channel that is put out reads one of those that go in.
         channels = node.shape[1] if mode.axis != "in" else given[1]
         return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
+    # Few plans have such modes: others do not load who runs them.
+    from fl_elastic.ops.mode_operation import OPERATIONS
+
     return _FLOAT * OPERATIONS.make(mode.kind).kept_numbers(given, node.shape, mode)
 
 

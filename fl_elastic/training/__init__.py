@@ -13,7 +13,7 @@ from fl_elastic.training.options import (
     TrainerOptions,
 )
 from fl_elastic.training.report import FitReport
-from fl_elastic.training.selection import Reselection, SelectionState
+from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ __all__ = [
     "FitReport",
     "FleetTerms",
     "ForwardOptions",
-    "Reselection",
     "SelectionState",
     "Timing",
     "TrainablePart",

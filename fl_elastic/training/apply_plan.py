@@ -13,8 +13,7 @@ from torch import nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.torch_private import has_hooks, uncompiled
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.base import StepGuard
-from fl_elastic.planning.transforms.lean_layers import LeanLayers, needs_operations
+from fl_elastic.planning.step_transform import StepGuard
 from fl_elastic.training.frozen import StillThroughSteps, frozen_outside
 
 __all__ = ["apply_plan", "plan_applied", "plan_guards"]
@@ -122,8 +121,8 @@ def _check(model: nn.Module, plan: Plan) -> None:
             )
     for transform in plan.transforms:
         transform.check(model, plan)
-    unknown = [mode for mode in plan.modes if needs_operations(mode)]
-    if unknown and plan.transform(LeanLayers) is None:
+    unknown = [mode for mode in plan.modes if mode.needs_operations]
+    if unknown and plan.lean_layers is None:
         raise PlanError(f"nothing of the plan runs mode {unknown[0]}: make it with plan_for")
 
 

@@ -15,7 +15,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.base import Part
+from fl_elastic.planning.step_transform import Part
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 from fl_elastic.update.parts import Masks
@@ -88,6 +88,7 @@ def trained_parts(
     Examples
     --------
     >>> group = TensorGroup("0", ("0.weight", "0.bias"), ((2, 3), (2,)), "linear")
+    >>> from fl_elastic.planning.lean_layers import LeanLayers
     >>> layers = LeanLayers(channels={"0": (1,)})
     >>> plan = Plan("test", (group,), (Mode.channels(1 / 3),), 1, 1, 1, 1, 1, transforms=(layers,))
     >>> trained_parts([plan], nn.Sequential(nn.Linear(3, 2)))

@@ -26,7 +26,7 @@ from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.planning.transforms.base import StepTransform
+from fl_elastic.planning.step_transform import StepTransform
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.profiling.profile_key import model_device

@@ -21,8 +21,7 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
+from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.optimizers import shadow_of
@@ -609,7 +608,7 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
         return first
     part = request.plan(plan.policy, modes)
     trained = {g.name for g, mode in zip(part.groups, modes, strict=True) if not mode.is_frozen}
-    layers = plan.transform(LeanLayers)
+    layers = plan.lean_layers
     if layers is None:
         return part
     chosen = {name: channels for name, channels in plan.channels.items() if name in trained}
@@ -632,7 +631,10 @@ def with_channels(
 
 def _choosing(plan: Plan, channels: Mapping[str, tuple[int, ...]]) -> Plan:
     """Return a plan that trains these channels of its groups."""
-    layers = plan.transform(LeanLayers)
+    layers = plan.lean_layers
     if layers is None and not channels:
         return plan
+    # Few plans train channels: others do not load how.
+    from fl_elastic.planning.lean_layers import LeanLayers
+
     return plan.having(replace(layers or LeanLayers(), channels=channels))

@@ -15,7 +15,7 @@ from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.base import StandIn, StepGuard, StepOpener
+from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by, refusing_closures, undriven
 from fl_elastic.training.apply_plan import plan_guards

@@ -26,9 +26,8 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.graph import Width
-from fl_elastic.methods.windows.costs import narrow_profile
 from fl_elastic.methods.windows.policy import SliceOutPolicy
-from fl_elastic.methods.windows.windows import Windows
+from fl_elastic.methods.windows.windows import Windows, narrow_profile
 from fl_elastic.planning import Plan, PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory

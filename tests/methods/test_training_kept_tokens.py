@@ -27,9 +27,8 @@ from vision_transformers import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.methods.tokens.blocks import token_blocks
+from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
 from fl_elastic.methods.tokens.bsr import BsrPolicy
-from fl_elastic.methods.tokens.costs import fewer_tokens_profile
 from fl_elastic.methods.tokens.e_vit import EVitPolicy
 from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, on_kept_tokens
 from fl_elastic.planning import Plan

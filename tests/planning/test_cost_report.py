@@ -20,8 +20,8 @@ from fl_elastic.planning.cost_report import (
     cost_report,
     forward_working_bytes,
 )
-from fl_elastic.planning.transforms.base import StepCase
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.recompute import Recomputation
+from fl_elastic.planning.step_transform import StepCase
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.testing import made_up_profile

@@ -21,8 +21,8 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.lean_layers import LeanLayers
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions

@@ -12,14 +12,9 @@ from trainer_settings import options_of, settings_of
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
-from fl_elastic.training import (
-    ElasticTrainer,
-    FitReport,
-    Reselection,
-    SelectionState,
-    Timing,
-)
+from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, Timing
 from fl_elastic.training.planner import Planner
+from fl_elastic.training.selection import Reselection
 
 # A full step of the chain takes 15 s, one of its head 6.
 STEPS, FULL, HEAD = 10, 15.0, 6.0

@@ -11,7 +11,8 @@ from test_budget_control import control_of, plan_of, take
 from trainer_settings import options_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.training import ElasticTrainer, FitReport, Reselection, SelectionState
+from fl_elastic.training import ElasticTrainer, FitReport, SelectionState
+from fl_elastic.training.selection import Reselection
 
 NAMES = ("6", "4", "2", "0")
 FULL = 15.0

@@ -19,15 +19,9 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
-from fl_elastic.training import (
-    ElasticTrainer,
-    ForwardOptions,
-    Reselection,
-    Timing,
-    TrainerOptions,
-    Variants,
-)
+from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, Variants
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.selection import Reselection
 
 
 def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None) -> ElasticTrainer:

@@ -17,7 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
+from fl_elastic.planning.lean_layers import LeanLayers
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.training import FleetTerms, Reselection, SelectionState, TrainerOptions
+from fl_elastic.training import FleetTerms, SelectionState, TrainerOptions
+from fl_elastic.training.selection import Reselection
 
 NAMES = ("head", "middle", "stem")
 SIZES = np.array([1.0, 1.0, 2.0])

@@ -37,7 +37,7 @@ from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.planning.importance import CHANNEL_SCORES
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.importance.fidelity import visit_layers
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ForwardOptions

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.training import FleetTerms, Reselection, SelectionState
+from fl_elastic.training import FleetTerms, SelectionState
+from fl_elastic.training.selection import Reselection
 
 NAMES = ("head", "middle", "stem")
 RULES = Reselection(probe_every=10, below_cosine=0.8, smoothing=0.5, exploration=0.1)

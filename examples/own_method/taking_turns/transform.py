@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.base import StepTransform
+from fl_elastic.planning.step_transform import StepTransform
 
 __all__ = ["RestingDropout"]
 

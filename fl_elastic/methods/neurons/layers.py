@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.planning.transforms.channel_guard import ChannelGuard
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
+from fl_elastic.planning.channel_guard import ChannelGuard
+from fl_elastic.planning.lean_layers import LeanLayers
 
 if TYPE_CHECKING:
     from fl_elastic.planning.plan import Plan

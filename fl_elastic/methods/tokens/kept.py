@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.transforms.base import StepCase, StepTransform
+from fl_elastic.planning.step_transform import StepCase, StepTransform
 
 __all__ = ["KeptTokens", "cosine_share", "kept_count", "on_kept_tokens"]
 
@@ -70,8 +70,7 @@ class KeptTokens(StepTransform):
     def case(self, case: StepCase) -> StepCase:
         """Return the case of fewer tokens behind some of the profile's blocks."""
         # Only who prices a plan loads how.
-        from fl_elastic.methods.tokens.blocks import token_blocks
-        from fl_elastic.methods.tokens.costs import fewer_tokens_profile
+        from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
 
         places = {block.module: block for block in token_blocks(case.profile.graph)}
         drops = [places[module] for module, _ in self.drops]

@@ -15,8 +15,7 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.planning import Needs, Plan, Policy
-from fl_elastic.planning.recompute import least_memory
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks.peak import Job, Peak, peak_of
 from fl_elastic_simulations.benchmarks.results import Results

@@ -17,7 +17,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training.apply_plan import plan_applied, plan_guards
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
-from fl_elastic.training import Reselection, Timing, TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
+from fl_elastic.training.selection import Reselection
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import train_by, train_mask
 from fl_elastic_simulations.peers.published_selection import published_selection

@@ -13,7 +13,8 @@ from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, Reselection, SelectionState, TrainerOptions
+from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
+from fl_elastic.training.selection import Reselection
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.task_data import first_batch, requested_steps
 

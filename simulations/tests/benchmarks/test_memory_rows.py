@@ -14,8 +14,8 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode
 from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.planning import Plan
-from fl_elastic.planning.transforms.lean_layers import LeanLayers
-from fl_elastic.planning.transforms.recomputation import Recomputation
+from fl_elastic.planning.lean_layers import LeanLayers
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks import memory as memory_module
 from fl_elastic_simulations.benchmarks.memory import (

@@ -14,19 +14,14 @@ from torch import nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.planning.transforms.base import Part, StepCase, StepGuard, StepTransform
+from fl_elastic.planning.step_transform import Part, StepCase, StepGuard, StepTransform
 
 if TYPE_CHECKING:
     import torch
 
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["LeanLayers", "needs_operations"]
-
-
-def needs_operations(mode: Mode) -> bool:
-    """Whether a group trained in this mode needs another backward pass than torch's layers have."""
-    return mode.kind in ("channels", "filtered")
+__all__ = ["LeanLayers"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class LeanLayers(StepTransform):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> StepGuard | None:
         """Return what puts the channels back that are not trained."""
-        from fl_elastic.planning.transforms.channel_guard import ChannelGuard
+        from fl_elastic.planning.channel_guard import ChannelGuard
 
         del optimizer
         return ChannelGuard(plan, model, copies) if self.channels else None
@@ -110,7 +105,7 @@ class LeanLayers(StepTransform):
             if group.kind is GroupKind.NORM:
                 # Gradients of its entries come with the error gradient: a part of them costs what all do.
                 continue
-            once = len(layers) == 1 and needs_operations(mode)
+            once = len(layers) == 1 and mode.needs_operations
             # A bias alone needs no input, however often its layer runs.
             for layer in layers if once or (self.everywhere and mode.kind == "bias") else ():
                 if layer:
