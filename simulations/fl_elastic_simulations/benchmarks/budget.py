@@ -10,7 +10,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.measured import measure_plan
 from fl_elastic_simulations.benchmarks.results import Results
 
@@ -59,7 +59,7 @@ def _measure(name: str, speedup: float) -> dict[str, Any]:
         classification_loss,
         _sgd,
         budget=Budget(speedup=speedup),
-        options=TrainerOptions(clock="cpu"),
+        options=TrainerOptions(timing=Timing(clock="cpu")),
     )
     report = trainer.fit(batches)
     ends = [*(start for start, _ in report.plans[1:]), report.steps]

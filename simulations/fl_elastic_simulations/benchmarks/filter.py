@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
-from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import Plan
+from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic_simulations.benchmarks.filter_layers import (

@@ -17,7 +17,7 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions
+from fl_elastic.training import ElasticTrainer, FitReport, Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks.results import Results
 
 __all__ = ["bench_first_fits", "first_fits_markdown"]
@@ -191,7 +191,7 @@ def _fit(
 ) -> tuple[ElasticTrainer, float, FitReport]:
     trainer = ElasticTrainer(
         copy.deepcopy(base), classification_loss, _sgd, budget=budget,
-        options=TrainerOptions(clock="cpu", deep_every=0),
+        options=TrainerOptions(full_update_every=0, timing=Timing(clock="cpu")),
     )  # fmt: skip
     seconds, report = _timed(trainer, batches)
     return trainer, seconds, report

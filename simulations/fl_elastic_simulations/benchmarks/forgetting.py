@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.training.forget import dampen, squared_gradients
+from fl_elastic.methods.dampening.forget import dampen, squared_gradients
 from fl_elastic_simulations.benchmarks.federated_forgetting import FEDERATED_WAYS, federated
 from fl_elastic_simulations.benchmarks.forgetting_tasks import (
     ALPHA,

@@ -13,9 +13,9 @@ import torch
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
-from fl_elastic.planning import Plan, Policy
-from fl_elastic.planning.recompute import least_memory
-from fl_elastic.policies.joint import JointPolicy
+from fl_elastic.methods.joint.policy import JointPolicy
+from fl_elastic.planning import Needs, Plan, Policy
+from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks.peak import Job, Peak, peak_of
 from fl_elastic_simulations.benchmarks.results import Results
@@ -158,17 +158,18 @@ def plan_policy(name: str) -> str | Policy:
         return name
     policy = JointPolicy()
     # Whole gradients alone: no channels, no filters, and no bias without its weight.
-    policy.modes = ()  # type: ignore[misc]
+    policy.needs = Needs(importance=True)
     return policy
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Return what is trained, and what runs twice."""
+    again = plan.transform(Recomputation)
     return {
         "groups": int(plan.mask.sum()),
         "depth": plan.depth,
         "modes": mode_counts(plan.modes),
-        "recomputed": " ".join(plan.recomputed),
+        "recomputed": "" if again is None else " ".join(again.modules),
     }
 
 
@@ -204,9 +205,7 @@ def _least(of: Subject) -> float:
 
 
 def _predicted_saved(of: Subject, plan: Plan) -> float:
-    blocks = [block for block in of.graph.blocks if block.module in plan.recomputed]
-    kept = step_memory(of.profile, plan.modes, lean=plan.lean, recomputed=blocks)
-    return kept.activations
+    return plan.memory(of.profile).activations
 
 
 def _peak(of: Subject, plan: Plan) -> Peak:

@@ -22,8 +22,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.frozen import ChannelGuard
+from fl_elastic.training.apply_plan import plan_applied, plan_guards
 from fl_elastic_simulations.benchmarks.peak import Job, Peak
 from fl_elastic_simulations.benchmarks.steps import sgd
 
@@ -65,13 +64,14 @@ def main() -> None:
 
 def _steps(model: nn.Module, job: Job, batch: Batch, count: int) -> None:
     optimizer = sgd([p for p in model.parameters() if p.requires_grad])
-    with realised(job.plan, model):
-        guard = ChannelGuard(job.plan, model)
+    with plan_applied(job.plan, model):
+        guards = plan_guards(job.plan, model)
         for _ in range(count):
             optimizer.zero_grad(set_to_none=True)
             compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            guard.put_back()
+            for guard in guards:
+                guard.put_back()
 
 
 def _batch(shape: tuple[int, ...], classes: int) -> Batch:

@@ -20,16 +20,16 @@ from fl_elastic.groups import Batch, tensor_groups
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES
+from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.macs import backward_macs
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
+from fl_elastic.training import ElasticTrainer, Timing, TrainablePart, TrainerOptions, evaluate
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.federation_summary import interval
@@ -92,7 +92,8 @@ def selector_row(dataset: str, number: int, root: str) -> dict[str, Any]:
         trainer = ElasticTrainer(
             own, classification_loss, _adam, budget=Budget(), policy=policy, profile=costs,
             options=TrainerOptions(
-                closed_loop=False, clock="cpu", deep_every=0, seed=number, keep_statistics=True
+                full_update_every=0, seed=number, part=TrainablePart(keep_statistics=True),
+                timing=Timing(closed_loop=False, clock="cpu"),
             ),
         )  # fmt: skip
         plan = trainer.fit(Shuffled(inputs, classes, _BATCH, seed=number), epochs=_EPOCHS).plan
@@ -161,7 +162,7 @@ def _costs(root: str) -> CostProfile:
     profile = profile_model(
         model.train(), classification_loss, batch, optimizer_fn=_adam, clock="cpu"
     )
-    modes = [mode for policy in COMPARED for mode in POLICIES.make(policy).modes]
+    modes = [mode for policy in COMPARED for mode in POLICIES.make(policy).needs.modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)
 
 

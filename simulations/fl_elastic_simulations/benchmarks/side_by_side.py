@@ -16,7 +16,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import load_profile
-from fl_elastic.training import TrainerOptions, evaluate
+from fl_elastic.training import Timing, TrainerOptions, evaluate
 from fl_elastic_simulations.benchmarks.cells import Row, add_missing, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval
 from fl_elastic_simulations.benchmarks.few_shots import (
@@ -161,7 +161,7 @@ def _transferred(
         rate = min(rate, _SOLVED_RATE)
     done = train(
         method, model, classification_loss, cosine_adamw(rate, passes * len(loader)), loader,
-        passes=passes, options=TrainerOptions(deep_every=0, clock="cpu", seed=seed),
+        passes=passes, options=TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu")),
         profile=load_profile(costs),
     )  # fmt: skip
     with done.on_its_tokens(model):

@@ -28,7 +28,7 @@ from fl_elastic.streaming import (
 )
 from fl_elastic.streaming.joining import Interpolate, JoiningRule, Measured, Personal, Replace
 from fl_elastic.streaming.learner_state import StateFolder
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.benchmarks.cells import add_missing
 from fl_elastic_simulations.benchmarks.results import Results
@@ -232,7 +232,7 @@ class _Fleet:
 
 def _options() -> TrainerOptions:
     # Plans go by the same measured costs in all cells; the clock of this machine is no part of what is compared.
-    return TrainerOptions(closed_loop=False, clock="cpu")
+    return TrainerOptions(timing=Timing(closed_loop=False, clock="cpu"))
 
 
 def _costs(model: nn.Module) -> CostProfile:

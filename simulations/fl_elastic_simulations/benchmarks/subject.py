@@ -18,7 +18,7 @@ from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import measure_modes
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.steps import sgd
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
@@ -66,8 +66,8 @@ class Subject:
         """Return what asks the policy, with importance, costs of modes and their fidelity measured."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         asked = POLICIES.make(policy)
-        importance = asked.importance_name or "elastic"
-        options = TrainerOptions(clock="cpu", importance=importance)
+        importance = asked.needs.own_importance or "elastic"
+        options = TrainerOptions(importance=importance, timing=Timing(clock="cpu"))
         state = self.states.setdefault(importance, SelectionState())
         planner = Planner(
             self.model, classification_loss, policy=asked, budget=budget,
@@ -75,7 +75,7 @@ class Subject:
         )  # fmt: skip
         self._measure_modes(asked)
         planner.begin(self.profile, 1, self.batches)
-        if asked.uses_importance and state.probe_due():
+        if asked.needs.importance and state.probe_due():
             planner.measure_importance(self.batches)
         else:
             planner.measure_fidelity(self.batches[-1])
@@ -87,9 +87,9 @@ class Subject:
 
     def _measure_modes(self, policy: Policy) -> None:
         known = () if self.profile.modes is None else self.profile.modes.modes
-        if not set(policy.modes) <= set(known):
+        if not set(policy.needs.modes) <= set(known):
             clock = clock_for("cpu", "cpu")
-            modes = list(dict.fromkeys([*known, *policy.modes]))
+            modes = list(dict.fromkeys([*known, *policy.needs.modes]))
             self.profile = measure_modes(self.profile, self.model, clock, modes)
 
 

@@ -17,8 +17,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning.policy import sent_bytes
-from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
+from fl_elastic.planning.request import sent_bytes
+from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, evaluate
 from fl_elastic_simulations.benchmarks.cells import add_missing, finished_cells
 from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
@@ -265,9 +265,9 @@ def _fit(
         options=TrainerOptions(
             importance=method.importance,
             forward=forwards[method.forward],
-            deep_every=0,
-            clock="cpu",
+            full_update_every=0,
             seed=seed,
+            timing=Timing(clock="cpu"),
         ),
     )
     report = trainer.fit(loader, epochs=epochs)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
+from fl_elastic.methods.sparse_update.conventions import LayerUpdate, tiny_training_bits
+from fl_elastic.methods.sparse_update.policy import scheme_modes
+from fl_elastic.methods.sparse_update.published_schemes import Scheme
 from fl_elastic.planning.channel_modes import RATIOS, known_layers, trainable_layers
-from fl_elastic.policies.sparse_update.policy import scheme_modes
-from fl_elastic.policies.sparse_update.published_schemes import Scheme
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.conventions import LayerUpdate, tiny_training_bits
 from fl_elastic.profiling.layer_shapes import LayerShape
 
 __all__ = [

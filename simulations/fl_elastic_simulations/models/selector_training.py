@@ -15,12 +15,12 @@ from torch.nn.functional import huber_loss, interpolate
 from fl_elastic.groups import Batch, LossFn, tensor_groups
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import Probe
-from fl_elastic.importance.channel_scores import FisherChannels
-from fl_elastic.importance.channels import ChannelScores
-from fl_elastic.importance.learned import SelectorNetwork
-from fl_elastic.importance.set_summary import FEATURES, LayerSummary, summarise
 from fl_elastic.losses import classification_loss, prototype_loss
+from fl_elastic.methods.learned_selector.importance import SelectorNetwork
+from fl_elastic.methods.learned_selector.set_summary import FEATURES, LayerSummary, summarise
+from fl_elastic.planning.importance import Probe
+from fl_elastic.planning.importance.channel_scores import FisherChannels
+from fl_elastic.planning.importance.channels import ChannelScores
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic_simulations.data.datasets import Dataset
 from fl_elastic_simulations.data.episodes import augmented

@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.registry import Factories
@@ -193,7 +193,7 @@ class Peer(ABC):
             )
         task = replace(task, allowed_seconds=task.allowed_seconds - choosing)
         task.model.train()
-        with chances_kept():
+        with preserved_rng():
             torch.manual_seed(int(task_generator(task).integers(2**63)))
             result = self.local_training(task)
         return replace(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.training import TrainerOptions
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
+from fl_elastic.training import Timing, TrainerOptions
+from fl_elastic.training.selection import Reselection
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.masked import train_by, train_mask
 from fl_elastic_simulations.peers.published_selection import published_selection
@@ -23,9 +24,8 @@ class PublishedSelectionPolicy(Policy):
     trained; if nothing does, the head in fewer steps.
     """
 
-    uses_importance = True
-    covers = False
-    importance_name = "elastic_same_batch"
+    needs = Needs(importance="elastic_same_batch")
+    needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return what the dynamic programme selects."""
@@ -64,14 +64,11 @@ class PublishedElasticTrainer(Peer):
         if requested * task.profile.full_step_seconds <= task.allowed_seconds * (1 + 1e-9):
             return train_mask(task, self.name, np.ones(len(task.profile), dtype=bool))
         options = TrainerOptions(
-            importance="elastic_same_batch",
-            reselect_every=requested // task.epochs,
-            # Above one the selection is never kept, whatever the new scores are like.
-            drift=2.0,
-            smoothing=0.0,
-            charge_probes=False,
+            importance="elastic_same_batch", timing=Timing(charge_probes=False)
         )
-        return train_by(task, PublishedSelectionPolicy(), options)
+        # Above one the selection is never kept, whatever the new scores are like.
+        rules = Reselection(requested // task.epochs, below_cosine=2.0, smoothing=0.0)
+        return train_by(task, PublishedSelectionPolicy(), options, rules=rules)
 
     def rehearse(self, task: LocalTask) -> None:
         """Solve with all groups worth the same."""

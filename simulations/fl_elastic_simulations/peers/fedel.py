@@ -11,8 +11,8 @@ from torch import nn
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import to_device
-from fl_elastic.importance import IMPORTANCES, Probe
-from fl_elastic.importance.base import Scores
+from fl_elastic.planning.importance import IMPORTANCES, Probe
+from fl_elastic.planning.importance.base import Scores
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic_simulations.peers.base import (
     LocalResult,

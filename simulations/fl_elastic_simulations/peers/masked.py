@@ -13,7 +13,8 @@ from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
+from fl_elastic.training.selection import Reselection
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
 from fl_elastic_simulations.peers.task_data import first_batch, requested_steps
 
@@ -31,8 +32,8 @@ class FixedMask(Policy):
         In backward order.
     """
 
-    selects = False
-    covers = False
+    reduces_uplink = False
+    needs_coverage = False
 
     def __init__(self, name: str, mask: Mask) -> None:
         self._name, self._mask = name, mask
@@ -65,7 +66,12 @@ def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = N
 
 
 def train_by(
-    task: LocalTask, policy: Policy, options: TrainerOptions, *, epochs: int | None = None
+    task: LocalTask,
+    policy: Policy,
+    options: TrainerOptions,
+    *,
+    epochs: int | None = None,
+    rules: Reselection | None = None,
 ) -> LocalResult:
     """Train with the groups that ``policy`` chooses.
 
@@ -80,13 +86,16 @@ def train_by(
         budget=Budget(deadline=deadline),
         policy="full",
         profile=costs_of(task),
-        options=replace(options, closed_loop=False, exploration=0.0, deep_every=0),
+        options=replace(
+            options, timing=replace(options.timing, closed_loop=False), full_update_every=0
+        ),
+        state=SelectionState(rules=replace(rules or Reselection(), exploration=0.0)),
     )
     trainer.planner.policy = policy
     report = trainer.fit(task.batches, epochs or task.epochs)
     # The trainer predicts one full step per batch of a probe; a probe of one batch also passes over it twice.
     passes_left_out = len(report.plans) if trainer.planner.batches_needed == 1 else 0
-    probing = passes_left_out * report.full_step_seconds if policy.uses_importance else 0.0
+    probing = passes_left_out * report.full_step_seconds if policy.needs.importance else 0.0
     return LocalResult(
         update=trainer.update(task.base_version),
         host_seconds=report.predicted_seconds + probing,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fl_elastic.planning.windows import window_starts
+from fl_elastic.methods.windows.windows import window_starts
 from fl_elastic_simulations.peers.base import LocalTask, register_peer, task_generator
 from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.widths import LayerChannels, Starts
@@ -26,6 +26,6 @@ class RandomWindows(HeteroFl):
         generator = task_generator(task)
         spaces = {each.outputs.space: each.outputs.size for each in layers}
         return {
-            space: int(generator.choice(window_starts(size, 1, "wrap")))
+            space: int(generator.choice(window_starts(size, 1)))
             for space, size in sorted(spaces.items())
         }

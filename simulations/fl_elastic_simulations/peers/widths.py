@@ -16,7 +16,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.planning.windows import kept_units
+from fl_elastic.methods.windows.windows import kept_units
 from fl_elastic_simulations.peers.operations import (
     CONVOLUTIONS,
     JOINS,

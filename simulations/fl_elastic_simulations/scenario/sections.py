@@ -223,8 +223,8 @@ class MethodSection:
         Weight of FedProx's pull.
     plan : str
         Who chooses what is trained: each client (``local``), the ``server`` for all, or nobody (``none``).
-    deep_every, exploration, returns : int, float, float
-        As in `fl_elastic.training.TrainerOptions`.
+    deep_every : int
+        `full_update_every` of `fl_elastic.training.TrainerOptions`.
     inference_prefix : bool
         Whether the frozen prefix runs as inference.
     round_zero : str
@@ -259,8 +259,6 @@ class MethodSection:
     proximal: Annotated[Number, Ge(0)] = 0.0
     plan: Annotated[Text, known_among("plan", lambda: ("local", "server", "none"))] = "local"
     deep_every: Annotated[Whole, Ge(0)] = 4
-    exploration: Annotated[Number, Ge(0)] = 0.3
-    returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
     read: Text = "last"

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
-from fl_elastic.importance.fidelity import Fidelity
+from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic_simulations.benchmarks import filter as filter_module
 from fl_elastic_simulations.benchmarks.filter import (
     bench_filter,

@@ -12,8 +12,10 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode
+from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.planning import Plan
-from fl_elastic.policies.joint import JointPolicy
+from fl_elastic.planning.lean_layers import LeanLayers
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks import memory as memory_module
 from fl_elastic_simulations.benchmarks.memory import (
@@ -55,12 +57,14 @@ def test_the_vanilla_way_trains_the_same_groups_whole(small: Subject) -> None:
     modes = [Mode.FROZEN] * len(small.graph.groups)
     modes[:4] = [Mode.FULL, Mode.channels(0.5), Mode.filtered(2), Mode.BIAS]
     plan = plan_of(
-        small, modes=tuple(modes), lean=True, recomputed=("2",), channels={"2.2": (0, 1)}
+        small,
+        modes=tuple(modes),
+        transforms=(LeanLayers(everywhere=True, channels={"2.2": (0, 1)}), Recomputation(("2",))),
     )
     plain = vanilla(plan)
     assert plain.modes[:4] == (Mode.FULL, Mode.FULL, Mode.FULL, Mode.BIAS)
     assert plain.mask.tolist() == plan.mask.tolist()
-    assert (plain.lean, plain.recomputed, plain.channels) == (False, (), {})
+    assert plain.transforms == ()
 
 
 def test_saved_bytes_of_one_convolution_and_the_head_by_hand(small: Subject) -> None:
@@ -91,8 +95,9 @@ def test_counting_leaves_the_model_as_it_was(small: Subject) -> None:
 
 def test_a_recomputed_block_is_counted_while_it_runs_again(small: Subject) -> None:
     block = next(b for b in small.graph.blocks if b.module == "2")
-    plain = plan_of(small, lean=True)
-    again = plan_of(small, lean=True, recomputed=("2",))
+    lean = LeanLayers(everywhere=True)
+    plain = plan_of(small, transforms=(lean,))
+    again = plan_of(small, transforms=(lean, Recomputation(("2",))))
     stored, recomputed = (
         saved_bytes(small.model, plan, small.graph, small.batches[0]) for plan in (plain, again)
     )
@@ -113,7 +118,7 @@ def test_totals_and_reductions() -> None:
 
 def test_exact_gradients_are_whole_ones(small: Subject) -> None:
     policy = plan_policy("joint, exact gradients")
-    assert isinstance(policy, JointPolicy) and policy.modes == () and JointPolicy.modes
+    assert isinstance(policy, JointPolicy) and policy.needs.modes == () and JointPolicy.needs.modes
     plan = small.plan(policy, Budget(memory=30_000.0))
     assert {mode.kind for mode in plan.modes} <= {"full", "frozen"}
     assert plan_policy("elastic") == "elastic"

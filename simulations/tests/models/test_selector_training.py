@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.importance.set_summary import FEATURES
+from fl_elastic.methods.learned_selector.set_summary import FEATURES
 from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.models.selector_training import (
     PseudoTask,

@@ -13,7 +13,7 @@ from peer_tasks import assert_close, by_hand, known_costs, merged, task_of, weig
 from small_models import Residual, chain, conv_net, images, vectors
 from torch import nn
 
-from fl_elastic.importance import IMPORTANCES, Probe
+from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.peers import PEERS, elastictrainer, published_selection
 from fl_elastic_simulations.peers.fedpart import layer_in_turn, layers_of
